@@ -54,7 +54,13 @@ def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
         decoder.generate(ids, **workload.request)  # programs and kernels stay
         if not on_gpu:  # what the compiler took is no request's
             before = emptied(models)
-        forget_peak()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            try:
+                CLEAR.write_text("5")  # the peak counts from here on
+            except OSError as error:
+                raise UserError(f"Without a GPU this needs Linux: {CLEAR} resets the peak.") from error
         answers = decoder.generate(ids, **workload.request)
     check_engine(decoder)
     grown = peak() - before
@@ -83,17 +89,6 @@ def per_token(model: PreTrainedModel) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * width * next(model.parameters()).element_size())
-
-
-def forget_peak() -> None:
-    """Count the peak from here on."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        return
-    try:
-        CLEAR.write_text("5")
-    except OSError as error:
-        raise UserError(f"Without a GPU this needs Linux: {CLEAR} resets the peak.") from error
 
 
 def peak() -> int:

@@ -51,9 +51,6 @@ needs vLLM's second model runner, which wants a GPU."""
 MOST = 1_000_000  # a number of running requests that no server reaches
 
 
-# ---- Requests sent to an OpenAI-compatible server as users would send them, and the seconds that they wait.
-
-
 @dataclass(frozen=True)
 class Level:
     """How much is asked at once: `users` of a closed loop, or requests per second (`rate`) of an open loop."""
@@ -173,9 +170,6 @@ def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> d
     return found
 
 
-# ---- vLLM servers on this machine, each with its own configuration, for benchmarks and for tests.
-
-
 @dataclass(frozen=True)
 class Configuration:
     """How one server is started."""
@@ -205,13 +199,19 @@ class Configuration:
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:
     """The address of a server, as long as it is needed."""
-    port = free_port()
+    with socket.socket() as free:  # a port that nobody uses at this moment
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
     with log.open("w") as out:
         process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
-            until_ready(process, address, log)
+            until = monotonic() + START
+            while not answers(address):
+                if process.poll() is not None or monotonic() > until:
+                    raise UserError(f"The server did not start. Its log is {log} and ends: {log.read_text()[-2000:]}")
+                sleep(1)
             yield address
         finally:
             process.terminate()
@@ -222,23 +222,6 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
                 process.wait()
 
 
-def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Wait until a server answers."""
-    until = monotonic() + START
-    while not answers(address):
-        if process.poll() is not None or monotonic() > until:
-            raise UserError(f"The server did not start. Its log is {log} and ends with: {log.read_text()[-2000:]}")
-        sleep(1)
-
-
-def free_port() -> int:
-    """A port that nobody uses at this moment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
 def answers(address: str) -> bool:
     """Whether the server is ready."""
     try:
@@ -246,9 +229,6 @@ def answers(address: str) -> bool:
             return True
     except (URLError, OSError):
         return False
-
-
-# ---- The measurement.
 
 
 def main(

@@ -60,9 +60,6 @@ LEAST = 4  # fewest batches of a size: intervals are over batches
 SINGLY = "row by row: "
 
 
-# ---- What the benchmarks share: the run that they measure, their options with commas, their results.
-
-
 @dataclass(frozen=True)
 class Workload:
     """Pair, test prompts and certified methods of the finished run in this folder."""
@@ -92,7 +89,7 @@ class Workload:
     @cached_property
     def points(self) -> dict[str, Operating]:
         """Methods that run loosely with a certificate for the headline budget, by name."""
-        names = [name for name in self.params.methods if calibration_file(self.params, name).exists()]
+        names = [name for name in self.params.methods if calibration_file(name).exists()]
         found = {name: operating_point(self.params, name) for name in names}
         return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
 
@@ -113,7 +110,7 @@ class Workload:
 
     def proof(self, name: str) -> dict[str, Any]:
         """A certified method at its setting, with the prompts, losses, gains and bound behind it."""
-        point, budgets = self.points[name], read_json(calibration_file(self.params, name))["budgets"]
+        point, budgets = self.points[name], read_json(calibration_file(name))["budgets"]
         verdict = next(one for budget, one in budgets.items() if float(budget) == point.budget)
         return {**point.as_dict(), **{key: verdict[key] for key in PROOF}}
 
@@ -141,9 +138,6 @@ def save(name: str, payload: Mapping[str, Any], results: Path) -> Path:
     write_json(path, {**payload, "machine": machine(), "version": __version__})
     print(f"Written: {path}")
     return path
-
-
-# ---- The measurement.
 
 
 def main(

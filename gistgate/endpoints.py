@@ -124,24 +124,15 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     record(look)
     bound, refusal = verdicts.bound(options.budget), verdicts.refusal(options.budget)
     certificate = ServedCertificate(
-        strict=strict.described(),
-        loose=loose.described(),
+        strict=strict.described(), loose=loose.described(),
         scope=task_scope(task, [task.question(doc) for doc in docs]),
-        budget=options.budget,
-        confidence=bound.confidence,
-        n=bound.n,
-        losses=bound.losses,
-        gains=bound.gains,
+        budget=options.budget, confidence=bound.confidence, n=bound.n, losses=bound.losses, gains=bound.gains,
         differing=sum(one.text != other.text for one, other in zip(*compared.answers, strict=True)),
-        loss=bound.mean,
-        bound=bound.value,
-        bound_kind=bound.kind,
-        certified=refusal is None,
+        loss=bound.mean, bound=bound.value, bound_kind=bound.kind, certified=refusal is None,
         strict_answers=described(compared.answers[0], compared.scores[0]),
         loose_answers=described(compared.answers[1], compared.scores[1]),
-        refusal=refusal,
-        made=datetime.now(UTC).date().isoformat(),
-    )
+        refusal=refusal, made=datetime.now(UTC).date().isoformat(),
+    )  # fmt: skip
     return certificate, certificate.save(options.out or Path())
 
 

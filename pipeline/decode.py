@@ -20,7 +20,7 @@ from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import HEADS, REPORTS, SEGMENTS, prompts_of
+from pipeline.paths import REPORTS, SEGMENTS, prompts_of
 from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from pipeline.run import bar
 
@@ -72,11 +72,6 @@ def load_gate(method: MethodParams, pair: Pair) -> Gate | None:
     return Gate.load(method.gate, pair.target, pair.draft, pair.tokenizer) if method.gate else None
 
 
-def gate_folder(head: str) -> Path:
-    """The gate folder of a head."""
-    return HEADS / head
-
-
 @dataclass(frozen=True)
 class Operating:
     """One method at one setting."""
@@ -101,14 +96,14 @@ class Operating:
         return asdict(self)
 
 
-def calibration_file(_params: Params, name: str, reports: Path = REPORTS) -> Path:
+def calibration_file(name: str) -> Path:
     """Where the calibration of a method is written."""
-    return reports / "calibration" / f"{name}.json"
+    return REPORTS / "calibration" / f"{name}.json"
 
 
-def evaluation_folder(_params: Params, name: str, reports: Path = REPORTS) -> Path:
+def evaluation_folder(name: str) -> Path:
     """Where lm-eval's verdict on a method lies."""
-    return reports / "evaluation" / name
+    return REPORTS / "evaluation" / name
 
 
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
@@ -120,11 +115,11 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     if method.knob is None:
         return Operating(name, method.rule, method.drafter, block, method.settings({}, None), **common)
     budget = params.headline_budget if budget is None else budget
-    report = read_json(calibration_file(params, name))
+    report = read_json(calibration_file(name))
     found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
     if found is None:
         raise UserError(
-            f"{calibration_file(params, name)} says nothing about the budget {budget:g}. "
+            f"{calibration_file(name)} says nothing about the budget {budget:g}. "
             "Add it to calibrate.budgets in params.yaml and run the stage `calibrate` again."
         )
     if not found["certified"]:

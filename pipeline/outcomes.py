@@ -20,7 +20,7 @@ from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.judged import Look, hash_of, level
 from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, untimed
 from gistgate.core.batches import PromptCache
-from gistgate.core.files import fingerprint, read_json_lines, read_text, write_text
+from gistgate.core.files import fingerprint, read_json_lines, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -169,14 +169,6 @@ def write_records(path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt
             capped = int(counted.tokens >= prompt["max_new_tokens"])
             table.writerow([place, prompt["id"], f"{score:.12g}", f"{score - difference:.12g}", counted.tokens, capped])
     write_text(path, text.getvalue())
-
-
-def read_differences(path: Path) -> Array:
-    """d = strict - loose score of every tested setting and prompt [S, N], from strict to loose."""
-    rows = list(csv.DictReader(io.StringIO(read_text(path))))
-    places = sorted({int(row["setting"]) for row in rows})
-    found = [[row for row in rows if int(row["setting"]) == place] for place in places]
-    return np.array([[float(row["strict"]) - float(row["loose"]) for row in one] for one in found])
 
 
 APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data")

@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gistgate.core.utils import UserError, nearest
-from pipeline.methods import MODEL, MethodParams, check_method, kind_of_rule
+from pipeline.methods import (
+    MODEL,
+    Count,
+    MethodParams,
+    Natural,
+    Number,
+    Positive,
+    Share,
+    between,
+    block,
+    build,
+    check_method,
+    kind_of_rule,
+)
 from pipeline.paths import PAIRS, PARAMS, REPORTS, read_yaml
-from pipeline.reading import Count, Natural, Number, Positive, Share, between, block, build
 
 
 @block

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gistgate import __version__
-from gistgate.core.files import fingerprint, load_tensors, save_tensors, write_atomic, write_json
+from gistgate.core.files import fingerprint, save_tensors, write_atomic, write_json
 from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
@@ -210,14 +210,8 @@ class Shards:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def num_shards(folder: Path) -> int:
-    """Shards of a published folder."""
-    count = len(list(folder.glob("rows-*.safetensors")))
-    if not count:
+def shard_files(folder: Path) -> list[Path]:
+    """The shards of a published folder, in order."""
+    if not (files := sorted(folder.glob("rows-*.safetensors"))):
         raise UserError(f"{folder} holds no shards. Run the stage that writes it (`dvc repro`).")
-    return count
-
-
-def read_shards(folder: Path) -> list[dict[str, Tensor]]:
-    """All shards of a published folder, in order."""
-    return [load_tensors(path) for path in sorted(folder.glob("rows-*.safetensors"))]
+    return files

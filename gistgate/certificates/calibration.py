@@ -42,15 +42,9 @@ class Method:
     def __post_init__(self) -> None:
         for given in ({**self.fixed, **variant} for variant in self.variants):
             if given.get("table") == "online":
-                raise UserError(
-                    f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later "
-                    "ones. Set table to 'frozen', with counts that are made before."
-                )
+                raise UserError(f"{self.rule}: an online table changes with every answer. Set table to 'frozen'.")
             if given.get("kappa", 0):
-                raise UserError(
-                    f"{self.rule}: kappa loosens the rule by the costs of requests, and calibration decodes without "
-                    "costs. Leave kappa at 0."
-                )
+                raise UserError(f"{self.rule}: calibration decodes without the costs of requests. Leave kappa at 0.")
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""
@@ -106,13 +100,15 @@ class Finding:
         )
 
     def certificate(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Certificate:
-        """The certificate for all budgets of the request.
-
-        `score` is the id of the score, `source` says to people where the prompts come from, and `made` is a date in
-        UTC; it is empty where equal inputs have to give equal bytes.
-        """
-        method, budgets = self.method, sorted(self.request.budgets)
-        headline = self.request.headline_budget
+        """The certificate for all budgets of the request; the arguments are entries of it."""
+        method, budgets, headline = self.method, sorted(self.request.budgets), self.request.headline_budget
+        at = self.verdicts.budgets.index(budgets[-1])
+        rows: list[dict[str, Any]] = [{"settings": method.settings(one)} for one in self.selection.settings]
+        for row, one in zip(rows, self.verdicts.tested, strict=False):  # what follows a failure was never tested
+            bound = one.bounds[at]
+            row |= {"n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean}
+            row |= {"bound": bound.value, "bound_kind": bound.kind, "within": one.within[at]}
+            row |= {"wagered": one.answers[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
         return Certificate(
             rule=method.rule,
             drafter=method.drafter,
@@ -123,21 +119,10 @@ class Finding:
             headline_budget=headline if headline in budgets else budgets[-1],
             scope=scope,
             points=tuple(self.point(budget) for budget in budgets),
-            sequence=tuple(self.described(budgets[-1])),
+            sequence=tuple(rows),
             source=source,
             made=made,
         )
-
-    def described(self, budget: float) -> list[dict[str, Any]]:
-        """The sequence of settings, with what was found about a budget for those that were tested."""
-        at = self.verdicts.budgets.index(budget)
-        rows: list[dict[str, Any]] = [{"settings": self.method.settings(one)} for one in self.selection.settings]
-        for row, one in zip(rows, self.verdicts.tested, strict=False):
-            bound = one.bounds[at]
-            row |= {"n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean}
-            row |= {"bound": bound.value, "bound_kind": bound.kind, "within": one.within[at]}
-            row |= {"wagered": one.answers[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
-        return rows
 
 
 def calibrate(
@@ -170,8 +155,7 @@ def calibrate(
             reserve=request.reserve,
         )
         selection = choose_settings(method.grid, method.variants, evaluate, aims)
-    settings = [method.settings(one) for one in selection.settings]
-    ternary = outcomes.scorer.ternary
+    settings, ternary = [method.settings(one) for one in selection.settings], outcomes.scorer.ternary
     if look is not None:
         record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
     chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
@@ -192,9 +176,6 @@ def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bo
     return digest([digest(sequence)[:16], decoding])[:16]
 
 
-# ---- The scope of a certificate: everything that decides what is decoded, as plain JSON without dates.
-
-
 def decoding_scope(
     method: Method,
     target: PreTrainedModel,
@@ -205,7 +186,7 @@ def decoding_scope(
     data: Sequence[Path] = (),
     drafting: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What decodes: models, tokenizer, gate, method, and how.
+    """The part of a certificate's scope that says what decodes; plain JSON, without dates.
 
     `draft` is None where the drafter does not ask it, `rows` the number of prompts that are decoded together, `data`
     what the drafter reads, and `drafting` its `binding`.
@@ -232,7 +213,7 @@ def decoding_scope(
 
 
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
-    """What is asked and how answers are judged.
+    """The part that says what is asked and how answers are judged.
 
     `prompts` tells the calibration prompts from others (token ids, or their file as Path); `tokenizer` is None where a
     server has the chat template.

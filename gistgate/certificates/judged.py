@@ -1,10 +1,9 @@
 """Calibration prompts that were judged: another look at one of them for the same claim is refused, or paid for.
 
-A certificate at 95 % confidence is wrong with probability 5 % over the draw of its calibration prompts, provided that
-they are judged once. Whoever changes a choice after a look at the results and judges the same prompts again tests a
-second hypothesis on them. Repeating a look spends nothing: the same settings are tested, or the same parameters led to
-them. Any other look at prompts of which even one was judged for the same claim has to pay from what the earlier looks
-have left of the error; several looks have to be planned before the first, so that they divide the error between them.
+A certificate's confidence holds over the draw of its calibration prompts, provided that they are judged once. Repeating
+a look spends nothing: the same settings are tested, or the same parameters led to them. Any other look at prompts of
+which even one was judged for the same claim tests a second hypothesis and pays from what the earlier looks have left of
+the error; several looks have to be planned before the first, so that they divide the error between them.
 """
 
 from __future__ import annotations

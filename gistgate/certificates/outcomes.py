@@ -52,7 +52,6 @@ class TaskScore:
         return d
 
     def score(self, prompt: Prompt, ids: Ids) -> float:
-        """The metric's value for one answer."""
         return self.task.score(prompt["doc"], self.task.text(self.tokenizer, ids))
 
 
@@ -96,10 +95,7 @@ class LogProbability:
 
 @dataclass(frozen=True)
 class Capped:
-    """Whether an answer ends by itself: 0 where it is as long as it may be, else 1.
-
-    A budget of 0.01 then means that capped answers rise by at most one point.
-    """
+    """Whether an answer ends by itself: a budget of 0.01 means that capped answers rise by at most one point."""
 
     id: ClassVar[str] = "capped"
     ternary: ClassVar[bool] = True
@@ -147,9 +143,6 @@ Scorer = TaskScore | LogProbability | Capped | PairwiseJudge
 bound may be used."""
 
 
-# ---- Outcomes: one method decoded on prompts at its settings, each setting once, and scored against strict decoding.
-
-
 CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 
@@ -187,10 +180,7 @@ class Decoded:
 
     @property
     def lengths(self) -> dict[str, float]:
-        """Mean lengths in tokens, and shares of capped answers (as long as they may be), strict beside loose.
-
-        Published lossy verifiers lost their accuracy by answers that never end. Empty where no lengths are known.
-        """
+        """Mean lengths in tokens, and shares of answers as long as they may be; empty where no lengths are known."""
         if not len(self.tokens):
             return {}
         strict, loose, limit = self.tokens.T

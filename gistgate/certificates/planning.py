@@ -2,8 +2,7 @@
 
     python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
 
-A plan assumes that calibration will show the expected rates. Calibration shows worse rates about every other time, so a
-plan is the least to decode (docs/coverage.md).
+A plan is the least to decode: calibration shows worse rates than expected about every other time (docs/coverage.md).
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
     """Losses and gains among n pairs at these rates, rounded against the loose rule."""
     discordance = max(discordance, abs(loss))
     losses = min(n, math.ceil(n * (discordance + loss) / 2 - 1e-9))
-    gains = max(0, math.floor(n * (discordance - loss) / 2 + 1e-9))
-    return losses, min(gains, n - losses)
+    return losses, min(max(0, math.floor(n * (discordance - loss) / 2 + 1e-9)), n - losses)
 
 
 def spread_out(losses: int, gains: int, n: int) -> Array:
@@ -57,8 +55,8 @@ def plug_in_certifies(d: Array, budget: float, confidence: float) -> bool:
 
 def betting_certifies(losses: int, gains: int, n: int, budget: float, confidence: float) -> bool:
     """Whether a bet on less than `budget` is won after n right-or-wrong pairs, whatever their order."""
-    counts = np.array([losses, gains, n - losses - gains])
-    return float(wealth(counts @ growth([1.0, -1.0, 0.0], budget))) >= -math.log(1 - confidence)
+    log_wealth = np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], budget)
+    return float(wealth(log_wealth)) >= -math.log(1 - confidence)
 
 
 def needed_n(budget: float, confidence: float, discordance: float, loss: float = 0.0, more_than: int = 0) -> int | None:
@@ -66,22 +64,18 @@ def needed_n(budget: float, confidence: float, discordance: float, loss: float =
 
     Counts are whole, so a few prompts fewer may pass by luck of rounding. None where the loss uses up the budget.
     """
-
-    def enough(n: int) -> bool:
-        return would_certify(n, budget, confidence, discordance, loss, True)
-
     if loss >= budget:
         return None
-    z = float(norm.isf(1 - confidence))
-    guess = math.ceil(z**2 * max(discordance - loss**2, 0.0) / (budget - loss) ** 2)
+    guess = math.ceil(float(norm.isf(1 - confidence)) ** 2 * max(discordance - loss**2, 0.0) / (budget - loss) ** 2)
     if guess > ENUMERABLE:
         return guess
     low, high = more_than, max(more_than + 1, guess, 2)
-    while not enough(high):
+    while not would_certify(high, budget, confidence, discordance, loss, True):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        enough = would_certify(middle, budget, confidence, discordance, loss, True)
+        low, high = (low, middle) if enough else (middle, high)
     return high
 
 
@@ -114,7 +108,7 @@ def needed_for(
     def betting(n: int) -> bool:
         return betting_certifies(*expected_table(loss, rate, n), n, budget, sure)
 
-    found = [fewest(deciding) for deciding in (plug_in, *([betting] if stop == "clear" else []))]
+    found = [fewest(deciding) for deciding in ((plug_in, betting) if stop == "clear" else (plug_in,))]
     return min((n for n in found if n is not None), default=None)
 
 
@@ -149,10 +143,7 @@ def main() -> None:
         budget, discordance, loss = [*map(float, sys.argv[1:]), *([0.0] if len(sys.argv) == 3 else [])]
         assert 0 < budget < 1 and abs(loss) <= discordance <= 1
     except (AssertionError, ValueError):
-        raise SystemExit(
-            "A plan needs a budget in (0, 1) and a discordance between the loss and 1, and may have a loss. Write "
-            "shares, such as `0.02 0.05`."
-        ) from None
+        raise SystemExit("Name a budget in (0, 1), the share that differs, and a loss: `0.02 0.05 [0.005]`.") from None
     for score, ternary in (("right or wrong", True), ("between 0 and 1", False)):
         n = needed_for(budget, 0.95, discordance, ternary, loss=loss)
         print(f"{n if n is not None else 'none':>9}  scores that are {score}")

@@ -1,9 +1,8 @@
 """Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
 
-A setting is a value of the knob and a variant of the other settings. For every budget the search seeks the loosest
-value whose predicted bound on the calibration prompts still keeps the budget. A spare slot in the sequence tests a
-value between the headline's and the next looser one, so that a careful prediction does not cost a step. The test stops
-at its first failure, so the sequence starts with the strictest value, which is the most likely to pass.
+For every budget the search seeks the loosest value of the knob whose predicted bound on the calibration prompts still
+keeps the budget. A spare slot in the sequence tests a value between the headline's and the next looser one, so that a
+careful prediction does not cost a step. The test stops at its first failure, so the sequence starts with the strictest.
 
 Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may still
 turn out fastest at the headline budget, by halving its open range of values; the remaining measurements refine the
@@ -13,8 +12,9 @@ other budgets of the best variant.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,6 @@ from sklearn.isotonic import IsotonicRegression
 
 from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.planning import would_certify
-
-# ---- What is known about one variant of a rule along its grid: loss and tau where measured, a smooth loss in between.
 
 
 @dataclass(frozen=True)
@@ -162,58 +160,40 @@ def choose_settings(
     not have been measured. Where nothing is predicted to keep any budget, it is the sequence: certification then says
     how far off it is.
     """
-    search = Search(grid, variants, evaluate, aims.evaluations + len(variants) - 1)
+    curves, most = [Curve(len(grid)) for _ in variants], aims.evaluations + len(variants) - 1
     headline = aims.target(aims.headline)
     by_weight = [aims.headline, *sorted(set(aims.budgets) - {aims.headline})]  # then the small before the large
-    search.find_variant(headline)
-    best = max(range(len(variants)), key=lambda variant: search.curves[variant].kept_tau(headline))  # first of equals
-    search.refine(best, [aims.target(budget) for budget in by_weight])
+
+    def hopeful() -> Iterator[tuple[int, int]]:
+        """Where the largest tau may still hide, until none can beat the best one known."""
+        while True:
+            variant = max(range(len(curves)), key=lambda at: curves[at].hope(headline))
+            if (index := curves[variant].next(headline)) is None:
+                return
+            yield variant, index
+
+    def refining(variant: int) -> Iterator[tuple[int, int]]:
+        """The open ranges of one variant, the widest first."""
+        curve, targets = curves[variant], [aims.target(budget) for budget in by_weight]
+        while found := [one for one in targets if curve.next(one) is not None]:
+            index = curve.next(max(found, key=lambda one: np.diff(curve.open_range(one))[0]))
+            assert index is not None
+            yield variant, index
+
+    def measure(places: Iterator[tuple[int, int]]) -> None:
+        for variant, index in islice(places, most - sum(len(curve.loss) for curve in curves)):
+            differences, tau = evaluate(Setting(grid[index], variants[variant]))
+            curves[variant].add(index, np.asarray(differences, float), tau)
+
+    measure(hopeful())
+    best = max(range(len(variants)), key=lambda at: curves[at].kept_tau(headline))  # the first of equals
+    measure(refining(best))
     chosen: list[int] = []
     for budget in by_weight:
-        index = search.curves[best].loosest(aims.target(budget))
+        index = curves[best].loosest(aims.target(budget))
         if index is not None and index not in chosen and len(chosen) < aims.settings:
             chosen.append(index)
     if len(chosen) < aims.settings:
-        chosen += search.curves[best].between(headline, chosen)
-    measured = [search.setting(at, index) for at, curve in enumerate(search.curves) for index in sorted(curve.loss)]
-    return Selection([search.setting(best, index) for index in sorted({0, *chosen})], measured)
-
-
-class Search:
-    """One curve per variant, filled by measurements as long as there are any left."""
-
-    def __init__(
-        self, grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, evaluations: int
-    ) -> None:
-        self.grid, self.variants, self.evaluate, self.left = grid, variants, evaluate, evaluations
-        self.curves = [Curve(len(grid)) for _ in variants]
-
-    def setting(self, variant: int, index: int) -> Setting:
-        """The setting at a place of the grid."""
-        return Setting(self.grid[index], self.variants[variant])
-
-    def measure(self, variant: int, index: int) -> None:
-        """Decode one setting."""
-        differences, tau = self.evaluate(self.setting(variant, index))
-        self.curves[variant].add(index, np.asarray(differences, float), tau)
-        self.left -= 1
-
-    def find_variant(self, target: Target) -> None:
-        """Measure where the largest tau may still hide, until none can beat the best one known."""
-        while self.left > 0:
-            variant = max(range(len(self.curves)), key=lambda variant: self.curves[variant].hope(target))
-            index = self.curves[variant].next(target)
-            if index is None:  # the most hopeful variant has nothing open, so its tau is the best
-                return
-            self.measure(variant, index)
-
-    def refine(self, variant: int, targets: Sequence[Target]) -> None:
-        """Close the open ranges of one variant, the widest first."""
-        curve = self.curves[variant]
-        while self.left > 0:
-            open_targets = [target for target in targets if curve.next(target) is not None]
-            if not open_targets:
-                return
-            index = curve.next(max(open_targets, key=lambda target: np.diff(curve.open_range(target))[0]))
-            assert index is not None
-            self.measure(variant, index)
+        chosen += curves[best].between(headline, chosen)
+    measured = [Setting(grid[i], variants[at]) for at, curve in enumerate(curves) for i in sorted(curve.loss)]
+    return Selection([Setting(grid[index], variants[best]) for index in sorted({0, *chosen})], measured)

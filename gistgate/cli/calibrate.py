@@ -42,8 +42,7 @@ def served(help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """The options. Those of the decoder mean nothing where two servers are compared (but for the gate), and the
-    reverse."""
+    """Those of the decoder, but for the gate, mean nothing where two servers are compared, and the reverse."""
 
     task: Annotated[str, typer.Option(help="Task that judges: a file in data/tasks or any lm-eval task.")]
     budget: Annotated[float, typer.Option(help="Largest loss to certify, as a share: 0.01 is one point.")] = 0.02

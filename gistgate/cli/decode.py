@@ -39,23 +39,15 @@ if TYPE_CHECKING:
 
 @with_options
 def generate(
-    target: TargetName,
-    prompt: Prompt,
-    *,
-    options: DecodeOptions,
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 256,
-    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False,
-    system: System = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0,
-    seed: Seed = 0,
+    target: TargetName, prompt: Prompt, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
+    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False, system: System = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0, seed: Seed = 0,
     in_shadow: Annotated[
         bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
     ] = False,
     as_json: AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.cli import show
     from gistgate.core.block import Sampling
@@ -91,22 +83,14 @@ def generate(
 
 @with_options
 def trace(
-    target: TargetName,
-    prompt: Prompt,
-    *,
-    options: DecodeOptions,
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 256,
-    stop: Stops = [],  # noqa: B006
-    chat: Chat = False,
-    system: System = None,
-    as_json: AsJson = False,
+    target: TargetName, prompt: Prompt, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
+    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006
+    chat: Chat = False, system: System = None, as_json: AsJson = False,
     html: Annotated[
         Path | None,
         typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours."),
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Continue one prompt and show why every token is there."""
     from gistgate.cli import show
     from gistgate.measure.trace import trace as traced
@@ -131,17 +115,9 @@ def trace(
 
 @with_options
 def bench(
-    target: TargetName,
-    prompts: Prompts,
-    *,
-    options: DecodeOptions,
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 128,
-    chat: Chat = False,
-    system: System = None,
-    as_json: AsJson = False,
-) -> None:
+    target: TargetName, prompts: Prompts, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
+    max_new_tokens: Length = 128, chat: Chat = False, system: System = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate.cli import show
     from gistgate.measure.speed import side_by_side
@@ -164,8 +140,7 @@ class Loaded:
     target: Target
     decoder: Decoder
     options: DecodeOptions  # what the user says
-    uncovered: str | None = None
-    """Why the certificate beside the gate does not cover the requests; None where it does and where there is none."""
+    uncovered: str | None = None  # why the certificate beside the gate does not cover the requests, where it does not
 
     def request(self, max_new_tokens: int, stops: list[str]) -> dict[str, Any]:
         """Arguments of `Decoder.generate` that all prompts share."""
@@ -177,7 +152,8 @@ def load(
 ) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
-    `measures` says that the command finds out itself up to how many rows speculation pays."""
+    `measures` says that the command finds out itself up to how many rows speculation pays.
+    """
     from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate

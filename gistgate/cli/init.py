@@ -65,19 +65,20 @@ def init(
         raise UserError(f"{folder} is not empty. Name a new folder for the project.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
     pair = EMBEDDED if embedded else re.sub(r"[^\w.-]+", "-", folder.resolve().name)
+    models: dict[str, Any] = {}
     if embedded:
-        models: dict[str, Any] = {}
-        pair_text, is_gguf = shared("embedded.yaml"), False
+        pair_text = shared("embedded.yaml")
     else:
-        models = {"target": model_of(str(target), target_revision, target_gguf, dtype, device_map)}
+        models["target"] = model_of(str(target), target_revision, target_gguf, dtype, device_map)
         models |= {"drafter": drafter} if drafter else {}
         models |= {"draft": model_of(str(draft), draft_revision, draft_gguf, dtype, device_map)} if draft else {}
         pair_text = "# The pair. A draft model has to share the target's tokenizer.\n" + as_yaml(models)
-        is_gguf = any("gguf_file" in model for model in models.values() if isinstance(model, dict))
+    is_gguf = any("gguf_file" in model for model in models.values() if isinstance(model, dict))
     name, contents = task_files(task)
+    in_git = any((above / ".git").exists() for above in folder.resolve().parents)  # DVC wants to know
     contents |= {
         f"models/pairs/{pair}.yaml": pair_text,
-        ".dvc/config": "[core]\n    analytics = false\n" + ("" if in_git(folder) else "    no_scm = true\n"),
+        ".dvc/config": "[core]\n    analytics = false\n" + ("" if in_git else "    no_scm = true\n"),
         ".gitignore": template("gitignore"),
         "README.md": template("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
@@ -99,11 +100,6 @@ def init(
     typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
 
 
-def in_git(folder: Path) -> bool:
-    """Whether a repository lies around the new folder; DVC wants to know."""
-    return any((above / ".git").exists() for above in folder.resolve().parents)
-
-
 def shared(name: str) -> str:
     """The text of one of the repository's own files, which come with the package."""
     return (SHARED / name).read_text(encoding="utf-8")
@@ -120,8 +116,7 @@ def without_code(graph: str) -> str:
     code = r"(?:gistgate|pipeline)(?:/[\w./]+)?"
     graph = re.sub(rf",\s*{code}(?=\s*[,\]])", "", graph)
     graph = re.sub(rf"\[{code}(?:,\s*|(?=\]))", "[", graph)
-    graph = re.sub(rf"\n +- {code}(?=\n)", "", graph)
-    return graph.replace("deps: [", "deps: [requirements.txt, ").replace(", ]", "]")
+    return re.sub(rf"\n +- {code}(?=\n)", "", graph).replace("deps: [", "deps: [requirements.txt, ").replace(", ]", "]")
 
 
 def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
@@ -166,13 +161,12 @@ def model_of(
 
 def as_yaml(models: dict[str, Any]) -> str:
     """Models as YAML; a JSON text is a YAML text too, whatever characters a path has."""
-    lines = []
+    text = ""
     for name, value in models.items():
-        inner = (
-            "".join(f"\n  {key}: {json.dumps(item)}" for key, item in value.items()) if isinstance(value, dict) else ""
-        )
-        lines.append(f"{name}:{inner or ' ' + json.dumps(value)}\n")
-    return "".join(lines)
+        entries = value.items() if isinstance(value, dict) else ()
+        inner = "".join(f"\n  {key}: {json.dumps(item)}" for key, item in entries)
+        text += f"{name}:{inner or ' ' + json.dumps(value)}\n"
+    return text
 
 
 def task_files(task: str) -> tuple[str, dict[str, str]]:

@@ -85,8 +85,7 @@ WISHES: dict[str, Any] = {  # the fields of `DecodeOptions` as options
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the fields of `DecodeOptions` to the options of a command, which receives them as its argument `options`."""
-    # An option that can be repeated begins as an empty list.
-    defaults = {**vars(DecodeOptions()), "settings": [], "guards": []}
+    defaults = {**vars(DecodeOptions()), "settings": [], "guards": []}  # what can be repeated begins as an empty list
     own = [item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "options"]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=defaults[name])
@@ -95,7 +94,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_options(**given: Any) -> None:
-
         named = {name: given.pop(name) for name in WISHES}
         named["settings"] = parse_settings(named["settings"])
         command(**given, options=DecodeOptions(**named))
@@ -127,7 +125,17 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
     from gistgate.core.files import read_json_lines, read_text
 
     if place.endswith(".jsonl"):
-        found = [asked_in(row, place) for row in read_json_lines(Path(place))]
+        found = []
+        for row in read_json_lines(Path(place)):
+            text, ids = (row.get("context"), row.get("ids")) if isinstance(row, dict) else (None, None)
+            if not isinstance(text, str):
+                raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
+            is_list = isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids)
+            if ids is not None and not is_list:
+                raise UserError(
+                    f"{place} has lines whose `ids` are no token ids. Write whole numbers, or leave that key out."
+                )
+            found.append(EncodedPrompt(text, None if ids is None else tuple(ids)))
     else:
         text = read_prompt(place) if place == "-" else read_text(place)
         lines = text.removeprefix("\ufeff").split("\n")  # a mark that some editors write in front
@@ -135,16 +143,6 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")
     return kept
-
-
-def asked_in(row: Any, place: str) -> EncodedPrompt:
-    """The prompt in a row of a .jsonl file, with its ids where the row holds them."""
-    text, ids = (row.get("context"), row.get("ids")) if isinstance(row, dict) else (None, None)
-    if not isinstance(text, str):
-        raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
-    if ids is not None and not (isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids)):
-        raise UserError(f"{place} has lines whose `ids` are no token ids. Write whole numbers, or leave that key out.")
-    return EncodedPrompt(text, None if ids is None else tuple(ids))
 
 
 def module_of(name: str, extra: str) -> Any:

@@ -64,8 +64,7 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
     shown.append("\n\n")
     for token in tokens:
         shown.append(inert(token.text), COLOURS[token.reason])
-    loose = [token for token in tokens if token.reason == "loose"]
-    if loose:
+    if loose := [token for token in tokens if token.reason == "loose"]:
         shown.append("\n\nloose tokens:")
     for token in loose:
         gate = "" if token.kept is None else f", gate {token.kept:.3f}"
@@ -97,17 +96,15 @@ def compared(certificate: ServedCertificate) -> str:
 
 def described(config: GateConfig, certificate: Certificate | None) -> str:
     """A gate in words: partners, features, and what is certified of it."""
-    draft = config.draft.name if config.draft else "any drafter"
-    lines = [
+    told = [
         f"head        {config.head['type']}, probabilities by {config.map['type']}",
         f"target      {config.target.name} ({config.target.architecture}, width {config.target.hidden_size})",
-        f"draft       {draft}",
+        f"draft       {config.draft.name if config.draft else 'any drafter'}",
         f"tokenizer   {config.tokenizer.name}, {config.tokenizer.num_tokens} tokens",
         "features    " + ", ".join(f"{name} ({size})" for name, size in config.features.items()),
     ]
-    if certificate is None:
-        return "\n".join([*lines, "settings    none was calibrated; give one yourself, such as --set risk=0.05"])
-    return "\n".join([*lines, proved(certificate)])
+    uncalibrated = "settings    none was calibrated; give one yourself, such as --set risk=0.05"
+    return "\n".join([*told, uncalibrated if certificate is None else proved(certificate)])
 
 
 def proved(certificate: Certificate) -> str:
@@ -144,8 +141,8 @@ def timed(clocks: Sequence[Timing]) -> Group:
         figures = (clock.seconds, ratio, done.mean_accepted_length)
         table.add_row(clock.name, *(f"{x:.2f}" for x in figures), f"{done.loose_per_100:.1f}", str(done.tokens))
     loops = clocks[0].loops
-    note = f"{loops} prompts were answered with a loop; they are left out unless every prompt was." if loops else ""
-    return Group(table, note) if note else Group(table)
+    note = f"{loops} prompts were answered with a loop; they are left out unless every prompt was."
+    return Group(table, note) if loops else Group(table)
 
 
 def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group:

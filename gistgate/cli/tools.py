@@ -43,18 +43,10 @@ CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "gu
 
 @with_options
 def doctor(
-    target: TargetName,
-    prompts: Prompts,
-    *,
-    options: DecodeOptions,
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 64,
-    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False,
-    system: System = None,
-    as_json: AsJson = False,
-) -> None:
+    target: TargetName, prompts: Prompts, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
+    max_new_tokens: Length = 64, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False, system: System = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay.
 
     It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
@@ -78,32 +70,22 @@ def doctor(
     counted, lengths = total([answer.statistics for answer in answers]), prospects.lengths_of(answers, max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
     effort = prospects.labelling(counted, mismatches.number, len(ids))
+    limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
-        told = {
-            "lengths": {**asdict(lengths), "advice": prospects.limit_advice(lengths)},
-            "advice": prospects.advice(outlooks),
-        }
-        typer.echo(json.dumps({**found, **told, "prompts": len(ids)}))
+        told = {"lengths": {**asdict(lengths), "advice": limit}, "advice": advice, "prompts": len(ids)}
+        typer.echo(json.dumps({**found, **told}))
         return
     show.say(show.promised(costs, outlooks, effort))
-    typer.echo(f"{prospects.limit_advice(lengths)}\n")
-    typer.echo(prospects.advice(outlooks))
+    typer.echo(f"{limit}\n\n{advice}")
 
 
 @with_options
 def fit_draft(
-    target: TargetName,
-    prompts: Prompts,
-    *,
-    options: DecodeOptions,
+    target: TargetName, prompts: Prompts, *, options: DecodeOptions,
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 128,
-    chat: Chat = False,
-    system: System = None,
-) -> None:
+    dtype: Dtype = "auto", gguf: Gguf = None, max_new_tokens: Length = 128, chat: Chat = False, system: System = None,
+) -> None:  # fmt: skip
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
     from gistgate.cli.decode import load
     from gistgate.measure.fit_draft import fit_stopping
@@ -129,14 +111,11 @@ def draft_vocabulary(
     texts: Annotated[
         str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
     ],
-    *,
-    draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
+    *, draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    draft_gguf: DraftGguf = None,
-) -> None:
+    dtype: Dtype = "auto", gguf: Gguf = None, draft_gguf: DraftGguf = None,
+) -> None:  # fmt: skip
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.models.lighter import Subset
     from gistgate.models.loading import load_draft, load_target
@@ -200,18 +179,12 @@ def evaluate(context: typer.Context) -> None:
 
 @with_options
 def demo(
-    target: TargetName,
-    *,
-    options: DecodeOptions,
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 256,
-    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False,
-    system: System = None,
+    target: TargetName, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
+    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False, system: System = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-) -> None:
+) -> None:  # fmt: skip
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
     from gistgate.cli.decode import load
     from gistgate.demo.page import claim
@@ -221,16 +194,11 @@ def demo(
         loaded = load(target, dtype, options, PromptFile(chat=chat, system=system), gguf)
         rule = slider_rule(loaded.decoder)
         return Playground(
-            loaded.decoder,
-            loaded.target,
-            rule,
+            loaded.decoder, loaded.target, rule,
             {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
-            name=heading(gguf or target, options),
-            max_new_tokens=max_new_tokens,
-            request=loaded.request(max_new_tokens, stop),
-            chat=chat,
-            system=system,
-        )
+            name=heading(gguf or target, options), max_new_tokens=max_new_tokens,
+            request=loaded.request(max_new_tokens, stop), chat=chat, system=system,
+        )  # fmt: skip
 
     launch(playground, port, browser=browser, say=typer.echo)
 
@@ -252,21 +220,13 @@ def slider_rule(decoder: Any) -> Any:
 
 @with_options
 def tune(
-    target: TargetName,
-    prompts: Prompts,
-    *,
-    options: DecodeOptions,
+    target: TargetName, prompts: Prompts, *, options: DecodeOptions,
     also: Annotated[
         list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
     ] = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    dtype: Dtype = "auto",
-    gguf: Gguf = None,
-    max_new_tokens: Length = 128,
-    stop: Stops = [],  # noqa: B006
-    chat: Chat = False,
-    system: System = None,
-    as_json: AsJson = False,
-) -> None:
+    dtype: Dtype = "auto", gguf: Gguf = None, max_new_tokens: Length = 128, stop: Stops = [],  # noqa: B006
+    chat: Chat = False, system: System = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Time what is certified against plain and strict decoding here, and keep the winner in the gate's folder.
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.

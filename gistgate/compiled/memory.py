@@ -63,14 +63,9 @@ class SlotLayer(CacheLayerMixin):
 
 
 def attend_to_slots(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """`gistgate.core.attention.attend`; what it does not know has no program."""
     for name in SPECIAL:
         if kwargs.get(name) is not None:
@@ -88,17 +83,11 @@ def attending_to_slots(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 @torch.no_grad()
 def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
-    """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D].
-
-    Shapes and dtypes are those that the model itself caches for one token.
-    """
+    """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D], as the model itself caches."""
     probe = model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True).past_key_values
     shapes = [half for layer in probe.layers for half in (layer.keys, layer.values)]
     with torch.inference_mode(False):  # such tensors may be written anywhere
-        return [
-            torch.zeros(batch, half.shape[1], slots, half.shape[-1], dtype=half.dtype, device=half.device)
-            for half in shapes
-        ]
+        return [half.new_zeros(batch, half.shape[1], slots, half.shape[-1]) for half in shapes]
 
 
 def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
@@ -118,8 +107,6 @@ def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, posit
     cache = Cache(layers=layers)
     return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)
 
-
-# ---- Programs and memory of a model, kept from request to request: building them takes seconds, using them none.
 
 Key = tuple[object, ...]
 MOST_PROGRAMS, MOST_MEMORIES = 64, 6  # kept at a time; the one that was not used for longest goes first
@@ -148,14 +135,9 @@ class Store:
 
 
 def program_of(
-    model: PreTrainedModel,
-    key: Key,
-    function: Program,
-    memory: Sequence[Tensor],
-    example: Sequence[Tensor],
-    builds: bool = True,
-    replays: bool = True,
-) -> Program:
+    model: PreTrainedModel, key: Key, function: Program, memory: Sequence[Tensor], example: Sequence[Tensor],
+    builds: bool = True, replays: bool = True,
+) -> Program:  # fmt: skip
     """The program of `function` for this memory of `model` and inputs like `example`, which `key` tells apart.
 
     Without `builds` the function is made of programs already, and without `replays` no graph of its own replays it on

@@ -23,11 +23,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from gistgate.core.utils import first_line
 
 Program = Callable[..., tuple[Tensor, ...]]  # tensors of the shapes that it was built for -> tensors
-HEAVY = 1 << 28
-"""Bytes of weights whose reading takes a processor so long that the calls of kernels cost nothing beside it."""
+HEAVY = 1 << 28  # bytes of weights whose reading takes a processor so long that calling kernels costs nothing
 FEWEST_LAYERS = 3  # fewer are compiled together with the rest
+# Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it belongs to.
 LIKE, PART = "like", "part"
-"""Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it belongs to."""
 
 
 class UnsupportedError(Exception):
@@ -35,17 +34,12 @@ class UnsupportedError(Exception):
 
 
 def build(
-    function: Program,
-    example: Sequence[Tensor],
-    *,
-    layers: Sequence[nn.Module],
-    compiles: bool,
+    function: Program, example: Sequence[Tensor], *, layers: Sequence[nn.Module], compiles: bool,
     known: MutableMapping[str, Program],
-) -> Program:
+) -> Program:  # fmt: skip
     """Trace `function` for tensors like `example`, and compile it; `known` holds the parts that other programs share.
 
-    Raises:
-        UnsupportedError: its operations depend on values, or the compiler refuses.
+    `UnsupportedError`: its operations depend on values, or the compiler refuses.
     """
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example, layers)
@@ -96,18 +90,16 @@ def constant(graph: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
-    """The graph as machine code; small ones are called from C++ on a processor.
+    """The graph as machine code; small ones are called from C++ on a processor, which spares the interpreter.
 
-    That spares the interpreter between small kernels. Where kernels read many weights it saves nothing, and compiling
-    the calls would take most of the time.
+    Where kernels read many weights that saves nothing, and compiling the calls would take most of the time.
     """
     import torch._inductor as inductor
 
     on_cpu = all(tensor.device.type == "cpu" for tensor in example)
+    options = {"cpp_wrapper": True} if on_cpu and small else {}
     try:
-        program: Program = inductor.compile(
-            graph, list(example), options={"cpp_wrapper": True} if on_cpu and small else {}
-        )
+        program: Program = inductor.compile(graph, list(example), options=options)
     except Exception as error:
         raise UnsupportedError(f"it cannot be compiled ({first_line(error)})") from error
     return program
@@ -118,8 +110,8 @@ class Chain:
 
     def __init__(self, inputs: Sequence[fx.Node], constants: dict[fx.Node, Tensor], outputs: Sequence[fx.Node]) -> None:
         self.inputs, self.constants, self.outputs = inputs, constants, outputs
+        # (program, nodes that it reads, nodes that it gives, nodes that nobody needs behind it)
         self.calls: list[tuple[Program, list[fx.Node], list[fx.Node], list[fx.Node]]] = []
-        """(program, nodes that it reads, nodes that it gives, nodes that nobody needs behind it)."""
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         values = {**self.constants, **dict(zip(self.inputs, tensors, strict=True))}
@@ -180,13 +172,11 @@ def module_of(part: Sequence[fx.Node], reads: Sequence[fx.Node], gives: Sequence
 
 
 def empty_like(node: fx.Node) -> Tensor:
-    """An empty tensor such as the node gives."""
     size, strides, dtype, device = node.meta[LIKE]
     return torch.empty_strided(size, strides, dtype=dtype, device=device)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all of them."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -215,11 +205,7 @@ class Captured:
     warm_ups = 3  # runs before the capture, so that libraries have allocated and tuned what they need
 
     def __init__(self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> None:
-        """Run the program a few times, then record it; what lies in `fixed` afterwards is of no interest.
-
-        Raises:
-            UnsupportedError: it does something that cannot be recorded.
-        """
+        """Run the program a few times, then record it; what lies in `fixed` afterwards is of no interest."""
         self.program = program  # the graph reads its constants where they lie, so that they have to live on
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]

@@ -75,10 +75,7 @@ class DraftSteps:
 
 
 def anew(columns: Tensor) -> Tensor:
-    """The same values with the strides of a new tensor, which programs are built for.
-
-    `Tensor.contiguous` keeps the stride of the only row.
-    """
+    """The same values with the strides of a new tensor; `Tensor.contiguous` keeps the stride of the only row."""
     return columns.clone(memory_format=torch.contiguous_format)
 
 
@@ -123,19 +120,13 @@ class VerifyRound:
         return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
 
 
-# ---- Programs of a draft model: all steps of a block as one, or step by step where one would take too long to build.
-
+# Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block spends
+# so long in every step that calling a program for each costs nothing. On a GPU one graph replays all steps either way.
 MOST_LAYERS = 64
-"""Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block
-spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph replays all
-steps either way."""
 
 
 def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: int) -> Program:
-    """What drafts `num` tokens: memory M, feed [B, 5], uniforms [B, width] -> x [B, K], q [B, K, V].
-
-    `width` is `num`, or 0 where nothing is drawn at random.
-    """
+    """What drafts `num` tokens: memory M, feed [B, 5], uniforms [B, num or 0 where greedy] -> x [B, K], q [B, K, V]."""
     model, batch, device = token.model, memory[0].shape[0], memory[0].device
     about = (token.vocabulary, token.sampling, token.gives_q, bool(width))
 
@@ -154,13 +145,11 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
     return program_of(model, ("draft", num, *about), steps, memory, [numbers(FEED), uniforms(width)], builds=is_whole)
 
 
-# ---- Reading prompts into memory of a fixed shape: by programs of one stretch, or by the model as it is.
-
 STRETCH = {"cpu": 64}  # prompt tokens per program, by device type; elsewhere `LONG_STRETCH`
 LONG_STRETCH = 256
 WIDE_STRETCH, FEWEST = 512, 16  # most and fewest prompt tokens of a row that a heavy model reads at once
+# Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks.
 MOST_SCORES = 1 << 26
-"""Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +178,6 @@ class PromptReader:
     """
 
     def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
-        """Build the program where there is one; `UnsupportedError` where the model cannot become one."""
         self.model, self.memory, self.width = model, memory, stretch_of(model)
         self.whole = model.device.type != "cpu" or num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
         self.call: Program = Prefill(model)
@@ -198,10 +186,7 @@ class PromptReader:
             self.call = program_of(model, ("prefill", self.width), self.call, memory, [ids, ids[:, :1].clone()])
 
     def read(self, texts: Sequence[list[int]]) -> None:
-        """Read one text per row from its beginning.
-
-        What is read beyond the end of a row is overwritten before anything looks at it.
-        """
+        """Read one text per row; what is read beyond its end is overwritten before anything looks at it."""
         longest, batch = max(map(len, texts)), self.memory[0].shape[0] if self.whole else len(texts)
         ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
         for row, text in enumerate(texts):

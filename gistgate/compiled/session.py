@@ -26,13 +26,9 @@ MOST_ROWS = 32  # largest batch that gets programs of its own; larger ones keep 
 
 
 def session_or_reason(
-    parts: DecoderParts,
-    rows: list[Row],
-    stop: Stop,
-    sampling: Sampling,
-    slots: Slots,
+    parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots,
     failed: dict[tuple[object, ...], str],
-) -> CompiledSession | str:
+) -> CompiledSession | str:  # fmt: skip
     """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program.
 
     The first session of a new shape builds them, which takes seconds or minutes.

@@ -124,10 +124,7 @@ def read_certificate(place: str | Path) -> Certificate | None:
         return None
     value, sealed = read_sealed(path)
     if (version := value.get("format_version")) != FORMAT_VERSION:
-        raise UserError(
-            f"{path} is no certificate that this gistgate reads: its format version is {version}, not "
-            f"{FORMAT_VERSION}. Calibrate again."
-        )
+        raise UserError(f"{path} has format version {version}, this gistgate reads {FORMAT_VERSION}. Calibrate again.")
     try:
         certificate = certificate_from(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,9 +138,8 @@ def certificate_from(value: Mapping[str, Any]) -> Certificate:
     points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
     if not points:
         raise ValueError("it has no operating point")
-    certificate: Certificate = dataclass_from(
-        Certificate, {**value, "points": points, "sequence": tuple(value["sequence"])}
-    )
+    whole = {**value, "points": points, "sequence": tuple(value["sequence"])}
+    certificate: Certificate = dataclass_from(Certificate, whole)
     return certificate
 
 
@@ -229,10 +225,7 @@ def files_behind(settings: dict[str, Any]) -> str:
     found = named_files(settings)
     if not found:
         names = ", ".join(f"{name}={value}" for name, value in settings.items() if isinstance(value, str)) or "none"
-        raise UserError(
-            f"The certificate was made with a file that its rule reads, and no such file is here ({names}). Start in "
-            "the folder that this path is relative to."
-        )
+        raise UserError(f"The file that the certified rule reads is not here ({names}). Start where its path begins.")
     return fingerprint(*found)
 
 

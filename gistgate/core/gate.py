@@ -64,9 +64,8 @@ class GateConfig:
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
             raise UserError(
-                f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. "
-                "Install the version that wrote it, or train and calibrate the gate again: what is certified stands in "
-                "certificate.json."
+                f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. Install the version that "
+                "wrote it, or train and calibrate the gate again."
             )
         try:
             parts = {
@@ -77,9 +76,8 @@ class GateConfig:
             }
             config: GateConfig = dataclass_from(cls, {**value, **parts})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{where} is no gate configuration: {cause_of(error)}. Restore it or train again."
-            ) from error
+            cause = cause_of(error)
+            raise UserError(f"{where} is no gate configuration: {cause}. Restore it or train again.") from error
         return config
 
 
@@ -218,22 +216,17 @@ class Gate(nn.Module):
         rule: str | None = None,
         confidence: float | None = None,
     ) -> OperatingPoint:
-        """The loosest certified setting that keeps `budget` (0.03 is 3 points of accuracy).
+        """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the headline budget).
 
-        Args:
-            budget: largest loss, as a share; default: the headline budget of the certificate.
-            drafter, rule: ids that the certificate has to be about; default: those that were calibrated.
-            confidence: the least that is enough; default: that of the certificate.
+        The certificate has to be about `drafter` and `rule`, if given, and at least as sure as `confidence`.
         """
         certificate, problem = self.certificate, "The gate has no setting certified"
         if certificate is None:
             raise UserError(f"{problem}, because no certificate.json lies beside it. Calibrate the gate.")
         for name, wanted in {"score": TASK, "drafter": drafter, "rule": rule}.items():
-            certified = getattr(certificate, name)
-            if wanted not in (None, certified):
+            if wanted not in (None, about := getattr(certificate, name)):
                 raise UserError(
-                    f"{problem} for the {name} '{wanted}': its certificate is about '{certified}'. Calibrate the gate "
-                    f"for '{wanted}'."
+                    f"{problem} for the {name} '{wanted}': its certificate is about '{about}'. Calibrate it for that."
                 )
         if confidence is not None and certificate.confidence < confidence:
             raise UserError(
@@ -261,9 +254,9 @@ class Gate(nn.Module):
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
-        A certificate beside the gate that was made for other weights or models is not taken over; a warning says why.
-        With `other_weights` the models may have other weights of the same architecture. Unless the certificate is
-        about these weights, `strict_reason` then says so, and the caller has to decode strictly.
+        A certificate for other weights or models is not taken over; a warning says why. With `other_weights` the models
+        may have other weights of the same architecture. Unless the certificate is about these, `strict_reason` then
+        says so, and the caller has to decode strictly.
         """
         folder = Path(folder)
         described, sealed = read_sealed(folder / CONFIG_FILE)
@@ -290,12 +283,9 @@ class Gate(nn.Module):
             {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in part.items()} for part in (own, tensors)
         )
         if wanted != found:
-            raise UserError(
-                f"{weights} does not fit its config.json (expected {wanted}, found {found}). Restore both files."
-            )
-        for name, tensor in tensors.items():
-            if not tensor.isfinite().all():
-                raise UserError(f"{weights}: the tensor '{name}' is not finite. Restore the file or train again.")
+            raise UserError(f"{weights} does not fit its config.json ({wanted}, found {found}). Restore both files.")
+        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+            raise UserError(f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again.")
         self.load_state_dict(tensors)
 
     def check(
@@ -304,27 +294,23 @@ class Gate(nn.Module):
         """Refuse partners that the gate was not trained for; warn when the target runs in another dtype."""
         if target is not None:
             check_identity("target", self.config.target, identify_model(target))
-            dtype = str(target.dtype).removeprefix("torch.")
-            if dtype != self.config.target.dtype:
-                warnings.warn(
-                    f"The gate was trained on states in {self.config.target.dtype}, the target runs in {dtype}: "
-                    "its certificates do not cover that.",
-                    stacklevel=2,
-                )
+            dtype, trained = str(target.dtype).removeprefix("torch."), self.config.target.dtype
+            if dtype != trained:
+                said = f"The gate was trained on states in {trained}, the target runs in {dtype}: no certificate holds."
+                warnings.warn(said, stacklevel=2)
         if draft is not None and self.config.draft is not None:
             check_identity("draft", self.config.draft, identify_model(draft))
         if tokenizer is not None:
             check_tokenizer(self.config.tokenizer, tokenizer)
 
 
-STANDS_FOR = {
+STANDS_FOR = {  # words in the place of what only the user knows
     "TASK": "the task that judges",
     "TARGET": "a folder or file with the target",
     "DRAFT": "a folder or file with the draft",
     "VOCABULARY": "the file of the draft's vocabulary",
     "POLICY": "the file of fit-draft that ended the drafts",
 }
-"""Words in the place of what only the user knows."""
 
 
 def strange_roles(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> list[str]:
@@ -347,14 +333,9 @@ def until_certified(
     draft: PreTrainedModel | None,
     roles: Sequence[str],
 ) -> str:
-    """The clause that says which weights differ and which command certifies the gate on them.
+    """The clause that says the weights of which `roles` differ and which command certifies the gate on them.
 
-    Args:
-        folder: the gate's.
-        config: the gate's.
-        certificate: what lies beside the gate and is about other weights; it still names rule, drafter and K.
-        target, draft: the models that are served.
-        roles: those of them whose weights differ.
+    The `certificate` beside the gate is about other weights, and still names rule, drafter and K.
     """
     task = str(config.labels.get("task", "TASK"))
     options = {

@@ -28,10 +28,7 @@ Verdict = float | str | None  # in this round: None as the rule says, a number t
 
 
 class Guard(Protocol):
-    """Frozen dataclasses shared by all sessions, which never add looseness.
-
-    What they know about a request lies in its row, under their id, and what they count in `statistics.extra`.
-    """
+    """Frozen dataclasses shared by all sessions, which never add looseness; a request's state lies in its row."""
 
     id: ClassVar[str]
 
@@ -113,9 +110,8 @@ class LoopGuard:
     """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat itself.
 
     Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counted in `statistics.extra`:
-    `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed), `loop_target` (windows at whose end the
-    strict text looped still, or loops without any loose token before: the target's own) and `loop_open` (1 where the
-    answer ends in a loop).
+    `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed), `loop_target` (loops of the target's own:
+    without a loose token before, or still there behind a window) and `loop_open` (1 where the answer ends in a loop).
     """
 
     period: int = 64  # longest period that is looked for, in tokens
@@ -135,33 +131,26 @@ class LoopGuard:
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in {id(row): row for row in rows}.values():
-            row.memory["loop_closed"] = self._is_closed(row)
+            row.memory["loop_closed"] = len(row.answer) < row.memory.get(self.id, 0)
             count(row, "loop_rounds", row.memory["loop_closed"])
-        return [CLOSED if self._is_closed(row) else None for row in rows]
-
-    def _is_closed(self, row: Row) -> bool:
-        return bool(len(row.answer) < row.memory.get(self.id, 0))
+        return [CLOSED if row.memory["loop_closed"] else None for row in rows]
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._look(row)
-
-    def _look(self, row: Row) -> None:
-        answer, memory, seen = row.answer, row.memory, row.memory.get("loop_seen", 0)
-        if memory.pop("loop_closed", False):  # the strict accepts of the last round, counted before, are the guard's
-            row.reasons[seen:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[seen:]]
-        # The target's own token ends every round and may differ each time, so all new ends are looked at.
-        longest = max(self.span, self.period * self.repeats)
-        loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in range(seen + 1, len(answer) + 1)]
-        memory["loop_seen"] = len(answer)
-        row.statistics.extra["loop_open"] = float(bool(loops) and loops[-1])
-        if not any(loops) or len(answer) < memory.get(self.id, 0):
-            return
-        # A loop without a loose token since the last alarm, or at all, is the target's.
-        own = Reason.LOOSE not in row.reasons[memory.get("loop_at", 0) :]
-        count(row, "loop_target" if own else "loop_alarms", 1)
-        memory["loop_at"] = len(answer)
-        memory[self.id] = len(answer) + self.window if self.window is not None else math.inf
+            answer, memory, seen = row.answer, row.memory, row.memory.get("loop_seen", 0)
+            if memory.pop("loop_closed", False):  # strict accepts of the last round, counted before, are the guard's
+                row.reasons[seen:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[seen:]]
+            # The target's own token ends every round and may differ each time, so all new ends are looked at.
+            longest = max(self.span, self.period * self.repeats)
+            loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in range(seen + 1, len(answer) + 1)]
+            memory["loop_seen"] = len(answer)
+            row.statistics.extra["loop_open"] = float(bool(loops) and loops[-1])
+            if any(loops) and len(answer) >= memory.get(self.id, 0):
+                # A loop without a loose token since the last alarm, or at all, is the target's.
+                own = Reason.LOOSE not in row.reasons[memory.get("loop_at", 0) :]
+                count(row, "loop_target" if own else "loop_alarms", 1)
+                memory["loop_at"] = len(answer)
+                memory[self.id] = len(answer) + self.window if self.window is not None else math.inf
 
     def is_loop(self, ids: Sequence[int]) -> bool:
         """Whether the text ends in a period that stands `repeats` times, or is poor in grams over its last `span`."""
@@ -185,12 +174,11 @@ SUSPECTED = 2.0  # how many times the calibration's rate of loose tokens the bet
 class DomainGuard:
     """Two questions to every request, each answered against calibration prompts.
 
-    Is the text strange? The mean Mahalanobis distance of the target's states so far, with a covariance of R directions
-    and one variance for all others. Are too many tokens loose? A bet (CUSUM of a likelihood ratio) that their rate has
-    doubled. One alarm moves the rest of the request to the setting `stricter`, or closes it where there is none or the
-    rule is not the calibrated one; two close it. Counted in `statistics.extra`: `domain_far`, `domain_loose` (requests
-    with that alarm), `domain_rounds` (rounds made stricter), `domain_distance` and `domain_bet` (the largest values of
-    the two).
+    Is the text strange? The mean Mahalanobis distance of the target's states so far. Are too many tokens loose? A bet
+    (CUSUM of a likelihood ratio) that their rate has doubled. One alarm moves the rest of the request to the setting
+    `stricter`, or closes it where there is none or the rule is not the calibrated one; two close it. Counted in
+    `statistics.extra`: `domain_far`, `domain_loose` (requests with that alarm), `domain_rounds` (rounds made stricter),
+    `domain_distance` and `domain_bet` (the largest values of the two).
     """
 
     mean: Tensor  # mean state [D]
@@ -324,8 +312,8 @@ def on_the_text(block: Block) -> Tensor:
 def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [D], orthonormal directions [R, D] of most variance and the variances [R + 1] of states.
 
-    Fewer states than dimensions leave many directions unseen; one common variance for those behind the first R keeps
-    them from counting for nothing or for everything (probabilistic PCA).
+    One common variance for the directions behind the first R, many of them unseen, keeps them from counting for nothing
+    or for everything (probabilistic PCA).
     """
     x = states_ND.double()
     mean = x.mean(0)
@@ -348,9 +336,7 @@ def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
         elif name != DomainGuard.id:
             raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
         elif folder is None:
-            raise UserError(
-                "The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder."
-            )
+            raise UserError("The guard 'domain' compares with a gate's calibration prompts. Name the gate's folder.")
         else:
             guards.append(DomainGuard.load(folder))
     return guards

@@ -1,7 +1,4 @@
-"""The models and the tokenizer that a gate was trained for.
-
-A hidden state means nothing to another model, even to one of the same shape.
-"""
+"""The models and the tokenizer that a gate was trained for: its states mean nothing to others, even of one shape."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ from gistgate.core.utils import UserError
 
 SAMPLES = 16  # values read from each parameter for the fingerprint
 LIGHTER = ("quantisation", "draft_vocabulary")  # what only drafts have that were made lighter
+# Properties of a model that have to agree. Name and revision are for people: folders move.
 BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", *LIGHTER, "fingerprint")
-"""Properties of a model that have to agree. Name and revision are for people: folders move."""
+# A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules.
 PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
-"""A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,9 @@ def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIden
 
 
 def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str | None]:
-    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the others in `known`.
-
-    `encoding` is how it divides a text, with the tokens that it adds in front; `template` is its chat template.
-    """
+    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the others in `known`."""
     found: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
-    if "encoding" in known:
+    if "encoding" in known:  # how it divides a text, with the tokens that it adds in front
         found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
     if "template" in known:
         found["template"] = fingerprint(tokenizer.chat_template)
@@ -97,9 +91,8 @@ def model_scope(identity: ModelIdentity) -> dict[str, Any]:
 
 def gate_hash(gate: Any) -> str:
     """Hash of what a gate computes: its weights, features, head and map, but neither its card nor its certificate."""
-    digest = hashlib.sha256()
     described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
-    digest.update(fingerprint(described).encode())
+    digest = hashlib.sha256(fingerprint(described).encode())
     for key, tensor in sorted(gate.state_dict().items()):
         digest.update(key.encode() + str(tensor.dtype).encode() + str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -136,8 +129,8 @@ def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> 
     """Refuse a model that the gate was not trained for."""
     check_shape(role, expected, found)
     if has_other_weights(expected, found):
-        want, have = str(expected.fingerprint), str(found.fingerprint)
-        raise UserError(misfit(role, "weights", want[:12], have[:12], expected.name))
+        want, have = (str(model.fingerprint)[:12] for model in (expected, found))
+        raise UserError(misfit(role, "weights", want, have, expected.name))
 
 
 def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True) -> None:
@@ -158,8 +151,7 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
     """Refuse a tokenizer with other tokens or ids."""
     found = identify_tokenizer(tokenizer)
     if found.vocabulary != expected.vocabulary:
-        want = f"{expected.num_tokens} tokens, hash {expected.vocabulary[:12]}"
-        have = f"{found.num_tokens} tokens, hash {found.vocabulary[:12]}"
+        want, have = (f"{one.num_tokens} tokens, hash {one.vocabulary[:12]}" for one in (expected, found))
         raise UserError(misfit("tokenizer", "vocabulary", want, have, expected.name))
 
 

@@ -153,23 +153,13 @@ def provenance_table(decoder: Decoder) -> dict[str, Any]:
 
 
 def render(
-    template: str | Path,
-    *,
-    scripts: tuple[Path, ...],
-    styles: tuple[Path, ...],
-    connects: str = "'none'",
-    beside: tuple[Path, ...] = (),
-    **values: Any,
-) -> str:
+    template: str | Path, *, scripts: tuple[Path, ...], styles: tuple[Path, ...], connects: str = "'none'",
+    beside: tuple[Path, ...] = (), **values: Any,
+) -> str:  # fmt: skip
     """Fill a template of this folder, or one that is given by its whole path; all `values` are escaped.
 
-    Args:
-        template: name of the template, or its path.
-        scripts: JavaScript files that stand inside the page; its content security policy allows no others.
-        styles: CSS files that stand inside the page, of which the same holds.
-        connects: where the page's script may send requests, as a source of that policy.
-        beside: further folders of templates that this one extends or imports.
-        values: what the template shows.
+    The page's content security policy allows the files in `scripts` and `styles`, which stand inside the page, and
+    requests to `connects`. `beside` are further folders of templates that this one extends or imports.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -216,25 +206,14 @@ def visible(text: str) -> str:
 
 
 def trace_page(
-    prompt: str,
-    run: Run,
-    strict: Run | None = None,
-    *,
-    claim: str | None = None,
-    certificate: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    prompt: str, run: Run, strict: Run | None = None, *, claim: str | None = None,
+    certificate: Mapping[str, Any] | None = None, provenance: Mapping[str, Any] | None = None,
     title: str = "GistGate trace",
-) -> str:
-    """A whole HTML document, which loads nothing.
+) -> str:  # fmt: skip
+    """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it where it is given.
 
-    Args:
-        prompt: the text that was continued.
-        run: the answer that is explained.
-        strict: strict decoding of the same prompt, which is aligned with it; None leaves it out.
-        claim: one sentence about what is certified for the setting of `run`.
-        certificate: the certificate, by name.
-        provenance: where models and gate come from, by name.
-        title: heading of the page.
+    `claim` is one sentence about what is certified for the setting of `run`; the certificate and the provenance of
+    models and gate are tables by name.
     """
     runs, tables = [run] if strict is None else [run, strict], {"Certificate": certificate, "Provenance": provenance}
     return render(

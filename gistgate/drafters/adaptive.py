@@ -86,24 +86,17 @@ class AdaptiveDrafter(RowDrafter):
 
     def __init__(
         self,
-        options: Sequence[Option],
-        verify: float = 1.0,
+        options: Sequence[Option],  # drafters of chains, of which at most one has a model
+        verify: float = 1.0,  # v, reading a draft in plain forwards of the target
         *,
-        block: int = 8,
-        prior: float = 0.8,
-        weight: float = 16.0,
-        memory: float = 0.9,
+        block: int = 8,  # K, tokens that promises are compared at
+        prior: float = 0.8,  # acceptance that a drafter begins every request with
+        weight: float = 16.0,  # tested tokens that the prior counts for: few give up after one unlucky round
+        memory: float = 0.9,  # what a round counts for after the next one
     ) -> None:
         """Choose among `options`; of equal promises the earlier one.
 
-        Args:
-            options: drafters of chains, of which at most one has a model.
-            verify: v, reading a draft in plain forwards of the target.
-            block: K, tokens that promises are compared at. Not those of the round, which end with the longest row's
-                room: no row's choice depends on its neighbours.
-            prior: acceptance that a drafter begins every request with.
-            weight: tested tokens that the prior counts for: few give up after one unlucky round.
-            memory: what a round counts for after the next one.
+        `block` is not the K of the round, which ends with the longest row's room: no row's choice depends on others.
         """
         drafters = [option.drafter for option in options]
         with_model = [place for place, one in enumerate(drafters) if one.model is not None]
@@ -251,21 +244,19 @@ class Costs:
         return float(np.interp(block, known, [self.verify[k] for k in known]))
 
 
-UNPROVEN = 0.5
-"""Acceptance that a text begins every request with: too low to replace a draft model that pays."""
-WEIGHT = 8.0
-"""Tested tokens that this counts for."""
+UNPROVEN, WEIGHT = 0.5, 8.0
+"""Acceptance that a text begins every request with, too low to replace a draft model that pays; tested tokens that this
+counts for."""
 
 
 class ModelOrTextDrafter(AdaptiveDrafter):
-    """A choice between the request's own text and a draft model, by the tokens that each has found."""
+    """A choice between the request's own text and a draft model, by the tokens that each has found.
+
+    A short copy is read at the price of its own length; at K = `block` the draft model's promise is made until it has
+    drafted.
+    """
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
-        """Choose between repetitions in the text and `drafter`, which drafts to the end that its policy finds.
-
-        `costs` are c and v of this pair, measured; a short copy is read at the price of its own length. `block` is K,
-        at which the draft model's promise is made until it has drafted.
-        """
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
         super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
         self.stopping, self.stops_early = drafter.stopping, drafter.stops_early

@@ -27,8 +27,7 @@ from torch import Tensor
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, dataclass_from
 
-IDENTITY = ((0.0, 0.0), (1.0, 1.0))
-"""The draft's probability taken for the probability that a token is accepted."""
+IDENTITY = ((0.0, 0.0), (1.0, 1.0))  # the draft's probability taken for the probability that a token is accepted
 
 
 @dataclass(frozen=True)

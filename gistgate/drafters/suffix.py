@@ -27,19 +27,16 @@ Pick = Callable[[dict[int, int], int], int]
 """Chooses the next token from {token: times it follows} and the times that anything or nothing follows."""
 
 
+@dataclass(slots=True, eq=False)
 class Text:
     """One text in a tree."""
 
-    __slots__ = ("ids", "open")
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.open: list[tuple[int, Node]] = []
-        """Its last suffixes as far as others begin alike: (length, node), to go on from when it grows."""
+    ids: list[int] = field(default_factory=list)
+    open: list[tuple[int, Node]] = field(default_factory=list)
+    """Its last suffixes as far as others begin alike: (length, node), to go on from when it grows."""
 
 
-NOTHING: dict[int, Node] = {}
-"""The children of every leaf; nobody adds to them."""
+NOTHING: dict[int, Node] = {}  # the children of every leaf; nobody adds to them
 
 
 class Node:
@@ -79,21 +76,15 @@ class SuffixTree:
                 node.children[token] = Node(text, len(text.ids))
                 continue
             child.count += 1
-            self._share(child, length + 1)
-            if length + 1 < self.depth:
-                text.open.append((length + 1, child))
-
-    def _share(self, leaf: Node, length: int) -> None:
-        """A second suffix arrives at what may be a leaf: the first one is stored a token further."""
-        text = leaf.text
-        if text is not None:
-            leaf.text, leaf.children = None, {}
-            if length >= self.depth:
-                return
-            if leaf.place < len(text.ids):
-                leaf.children[text.ids[leaf.place]] = Node(text, leaf.place + 1)
-            else:
-                text.open.append((length, leaf))
+            length += 1
+            if (first := child.text) is not None:  # a leaf: the suffix that was alone here is stored a token further
+                child.text, child.children = None, {}
+                if length < self.depth and child.place < len(first.ids):
+                    child.children[first.ids[child.place]] = Node(first, child.place + 1)
+                elif length < self.depth:
+                    first.open.append((length, child))
+            if length < self.depth:
+                text.open.append((length, child))
 
     def remove(self, text: Text) -> None:
         """Take a text out; it is empty afterwards and may grow again."""
@@ -140,10 +131,10 @@ class SuffixTree:
     def walk(
         self, place: Place, num: int, min_probability: float, vocabulary: int, pick: Pick | None = None
     ) -> tuple[list[int], float]:
-        """Up to `num` tokens behind a place, and the sum of their path probabilities.
+        """Up to `num` tokens behind a place, and the sum of their path probabilities (child count / node count).
 
-        The path probability is the product of child count / node count; tokens that take it below `min_probability`,
-        and those outside the vocabulary, are no choice. The most frequent one is taken, of equals the one seen first.
+        Tokens that take the path below `min_probability`, and those outside the vocabulary, are no choice. The most
+        frequent one is taken, of equals the one seen first.
         """
         ids: list[int] = []
         path, score = 1.0, 0.0
@@ -175,12 +166,11 @@ class SharedSuffixes:
         At most `capacity` tokens are held, about 1 kB each; texts leave whole, the oldest first. `depth` is the longest
         run of tokens that is counted, match and proposal together.
         """
-        if capacity < 1 or depth < 2:
+        if capacity < 1 or depth < 2 or tenant == "":
             raise UserError(
-                f"suffix: a shared capacity of {capacity} tokens is 1 or more, a depth of {depth} 2 or more"
+                f"suffix: a shared capacity of {capacity} tokens is 1 or more, a depth of {depth} 2 or more, and a "
+                f"tenant ({tenant!r}) has a name. Change the one that does not fit."
             )
-        if tenant == "":
-            raise UserError("suffix: the tenant has no name. Name one, or leave tenant away to serve everybody.")
         self.capacity, self.tenant = capacity, tenant
         self.tree = SuffixTree(depth)
         self.lock = Lock()

@@ -95,8 +95,7 @@ class PromptLookup(Drafter):
         return next((list(text[start : start + num_draft]) for _, start in found), [])
 
 
-UNKNOWN = -1
-"""In place of a successor that was never seen."""
+UNKNOWN = -1  # in place of a successor that was never seen
 
 
 @dataclass

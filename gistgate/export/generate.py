@@ -44,8 +44,8 @@ from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions
 
 MODES = ("greedy_search", "sample")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# What is prepared for the model's forward; the decoder makes its own except for the mask.
 INPUTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
-"""What is prepared for the model's forward; the decoder makes its own except for the mask."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,6 @@ def read_ends(criteria: Iterable[Any]) -> Ends:
     return Ends(min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None))
 
 
-# ---- The callable that transformers runs in place of its own decoding loop.
-
-
 @dataclass(frozen=True)
 class GatedDecoding:
     """For `model.generate(custom_generate=...)`: all parts are on the object, so none gets lost on the way."""
@@ -126,18 +123,12 @@ class GatedDecoding:
     strings: tuple[str, ...]  # texts that end an answer
     report: list[Generation] | None  # receives what was counted; None when nobody asks
     is_gated: bool  # whether a gate was given, whose certificate holds for greedy decoding only
-    certificate: Certificate | None = None
-    """The certificate that was named, or that `gistgate tune` preferred: what it does not cover is refused."""
+    certificate: Certificate | None = None  # named, or preferred by `gistgate tune`: what it does not cover is refused
 
     def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **prepared: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+        self, model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
+        generation_config: GenerationConfig, **prepared: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         """Continue the rows of `input_ids [B, T]`; returns [B, T + new], right-padded."""
         check_supported(model, generation_config, prepared)
         sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
@@ -177,14 +168,11 @@ class GatedDecoding:
         return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
 
 
-# ---- Draft, gate and segment probes as objects or names; what is named is loaded once for each target.
-
 T = TypeVar("T")
 
+# What was loaded for a target: `generate` is called once per batch, and loading takes longer than a batch.
 LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
-"""What was loaded for a target; `generate` is called once per batch, and loading takes longer than a batch."""
-MOST = 16
-"""Parts that are kept for a target; a server that makes partners anew for each request would keep all of them."""
+MOST = 16  # parts that are kept for a target; a server that makes partners anew for each request would keep them all
 TURN = RLock()  # two threads load nothing twice
 
 
@@ -227,10 +215,7 @@ def checked_gate(
 
 
 def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *partners: Any) -> T:
-    """What `load` returned when it was first called for this target and key.
-
-    `partners`, whose ids are in the key, are kept: another object could get the id of one that is gone.
-    """
+    """What `load` returned first for this target and key; `partners`, whose ids are in the key, keep them."""
     with TURN:
         known = LOADED.setdefault(target, OrderedDict())
         if key not in known:
@@ -272,14 +257,10 @@ REFUSED = {  # arguments of `generate` that make no sense here, and what to do i
 
 
 def generate(
-    model: PreTrainedModel,
-    draft_model: PreTrainedModel | str | Path | None = None,
-    gate: Any = None,
-    stop_strings: str | Sequence[str] | None = None,
-    tokenizer: Any = None,
-    report: list[Any] | None = None,
+    model: PreTrainedModel, draft_model: PreTrainedModel | str | Path | None = None, gate: Any = None,
+    stop_strings: str | Sequence[str] | None = None, tokenizer: Any = None, report: list[Any] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Continue `input_ids [B, T]`, left-padded or not; returns [B, T + new], as `generate` does.
 
     Args:

@@ -27,8 +27,8 @@ ENTRY = "gistgate.export.generate"  # the module that becomes generate.py
 GUARDS = "gistgate.core.guards"  # a part of every folder, though a decoder imports it only where a guard is asked for
 SEGMENTS = ("gistgate.segments.build",)  # the module that a folder of segment probes needs besides the loop
 FOLDER = "custom_generate"  # where transformers looks for generate.py and its function `generate`
+# What copied code may import; transformers refuses a folder with missing imports.
 LIBRARIES = {"numpy", "safetensors", "torch", "transformers"} | sys.stdlib_module_names
-"""What copied code may import; transformers refuses a folder with missing imports."""
 MISSING = (
     "This folder carries what its gate was certified with, but not {module}. Install GistGate (`pip install .` in "
     f"its clone) and call {ENTRY}.generate(model, ...) in place of custom_generate."
@@ -37,10 +37,7 @@ REFERENCE = re.compile(r'"(gistgate(?:\.\w+)+):(\w+)"')  # how a registry names 
 
 
 def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
-    """Write `custom_generate/` into a gate folder; one that is there already is replaced.
-
-    `extra` names the modules that are copied besides the loop; default: `certified_modules`.
-    """
+    """Write `custom_generate/` into a gate folder anew, with the modules `extra` (default: `certified_modules`)."""
     texts = flatten(certified_modules(folder) if extra is None else extra)
 
     def fill(place: Path) -> None:
@@ -89,11 +86,7 @@ def is_typing(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def copied(text: str, files: dict[str, str], named: Sequence[tuple[str, str]] = ()) -> str:
-    """A module whose imports name the files beside it; what is for type checkers alone is left out.
-
-    `named` are the (module, name) of registries that lie in these files: `imported` finds them without an import by
-    name.
-    """
+    """A module whose imports name the files beside it; `imported` finds the `named` (module, name) of registries."""
     lines, tree = text.splitlines(), ast.parse(text)
     hidden = {id(node) for block in ast.walk(tree) if is_typing(block) for node in ast.walk(block)}
     changes: list[tuple[ast.stmt, list[str]]] = [(node, []) for node in ast.walk(tree) if is_typing(node)]

@@ -17,11 +17,7 @@ def main() -> None:
     try:
         import lm_eval.__main__ as harness
     except ImportError:
-        print(
-            "lm-eval is not installed. Install it with `pip install '.[pipeline]'` in the clone of GistGate.",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from None
+        raise SystemExit("lm-eval is not installed. Run `pip install '.[pipeline]'` in GistGate's clone.") from None
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
     from gistgate.lm_eval.code_tasks import check_allowed, own_code_eval
 

@@ -85,10 +85,9 @@ def certify(options: Options) -> tuple[Certificate, Path]:
         raise UserError(refusal)
     if isinstance(scorer, TaskScore):
         warn_of_little_to_lose(options.budget, scorer, outcomes)
-    source = f"training documents of the task '{options.task}' and prompts like these"
-    certificate = finding.certificate(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
-    folder = options.out or Path(options.gate or ".")
-    path = certificate.save(folder)
+    source, today = f"training documents of the task '{options.task}' and prompts like these", datetime.now(UTC).date()
+    certificate = finding.certificate(scorer.id, scope, source, made=today.isoformat())
+    path = certificate.save(folder := options.out or Path(options.gate or "."))
     if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(folder)
     return certificate, path
@@ -121,9 +120,8 @@ def warn_of_little_to_lose(budget: float, scorer: TaskScore, outcomes: Outcomes)
     scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)]
     if (score := sum(scores) / max(1, len(scores))) <= budget:
         warnings.warn(
-            f"Strict decoding scores {100 * score:.1f} % on the development prompts, and the budget is "
-            f"{100 * budget:g} points, so that this certificate promises nothing. Take an easier task, or a smaller "
-            "budget.",
+            f"Strict decoding scores {100 * score:.1f} % on the development prompts, within the budget of "
+            f"{100 * budget:g} points, so this certificate promises nothing. Take an easier task or a smaller budget.",
             stacklevel=2,
         )
 
@@ -144,21 +142,17 @@ def load_models(options: Options) -> Models:
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
     trained = config.draft if config else None
     draft_name = options.draft or (trained.name if trained else None)
-    if draft_name is None and (options.quantise_draft not in (None, "none") or options.draft_vocabulary):
+    lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
+    if draft_name is None and (lighter or options.draft_gguf is not None):
         raise UserError(
-            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
-            "--draft, or leave them out."
+            "--quantise-draft, --draft-vocabulary and --draft-gguf say how a draft is loaded, and no draft is named. "
+            "Add --draft, or leave them out."
         )
-    if draft_name is None and options.draft_gguf is not None:
-        raise UserError("--draft-gguf names a file of a draft, and no draft is named. Add --draft, or leave it out.")
     with recorded("target", name if not options.target else None):
         target = load_target(options.target or name, dtype, gguf=options.gguf)
-    if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
-        raise UserError(
-            "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
-            "--draft-vocabulary."
-        )
-    bits = options.quantise_draft or (trained.quantisation if trained is not None else None)
+    if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
+        raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
+    bits = options.quantise_draft or (trained.quantisation if trained else None)
     named: dict[str, Any] = {"gguf": options.draft_gguf, "quantised": bits, "vocabulary": options.draft_vocabulary}
     with recorded("draft", draft_name if not options.draft else None):
         draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
@@ -178,10 +172,10 @@ def recorded(role: str, name: str | None) -> Iterator[None]:
     except UserError as error:
         if not name:
             raise
-        raise UserError(
-            f"{error} The gate records this name, and of a folder elsewhere the last part alone. Name the model with "
-            f"--{role}."
-        ) from error
+        hint = (
+            f"The gate records this name, and of a folder elsewhere the last part alone. Name the model with --{role}."
+        )
+        raise UserError(f"{error} {hint}") from error
 
 
 def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
@@ -209,14 +203,12 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     """The score by name."""
     if options.judge is not None and options.score != "judge":
         raise UserError("--judge names a model that only --score judge asks. Add that, or leave --judge out.")
+    if options.score not in SCORES:
+        raise UserError(f"There is no score '{options.score}'. {nearest(options.score, SCORES)}")
     if options.score == "task":
         return TaskScore(task, models.tokenizer)
-    if options.score == "capped":
-        return Capped()
-    if options.score == "logprob":
-        return LogProbability(models.target)
     if options.score != "judge":
-        raise UserError(f"There is no score '{options.score}'. {nearest(options.score, SCORES)}")
+        return Capped() if options.score == "capped" else LogProbability(models.target)
     if options.judge is None:
         raise UserError("The score 'judge' needs a model. Name one with --judge.")
     judge = load_target(options.judge)
@@ -224,16 +216,11 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
 
 
 def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
-    """Development and calibration prompts, without problems of a run in data/prompts or of the gate's training.
-
-    Prompts that a pipeline judged are left out as well: its earlier draws are training documents, too.
-    """
-    read_by = [models.target] if models.draft is None else [models.target, models.draft]
+    """Development and calibration prompts, without what a pipeline used or judged and the gate was trained on."""
+    read_by = [model for model in (models.target, models.draft) if model is not None]
     context = min(context_of(model.config.get_text_config()) or LONGEST for model in read_by)
-    maker, docs = PromptMaker(task, models.tokenizer, context), task.documents("train")
-    learned = learned_by(models.gate)
-    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
-    judged = judged_marks()
+    maker, docs, judged = PromptMaker(task, models.tokenizer, context), task.documents("train"), judged_marks()
+    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned_by(models.gate))
     found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
     available = len(found) - options.development
     if available < 1:
@@ -256,8 +243,8 @@ def learned_by(gate: Gate | None) -> str:
     """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
     if gate is not None and not gate.config.problems:
         warnings.warn(
-            "The gate does not say which problems it was trained on. If they are among the documents of this task, the "
-            "certificate promises too much. Train the gate again with this version.",
+            "The gate does not say which problems it was trained on. If this task has them, the certificate promises "
+            "too much. Train the gate again with this version.",
             stacklevel=2,
         )
     return "" if gate is None else gate.config.problems
@@ -280,7 +267,7 @@ def method_of(options: Options, models: Models) -> Method:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
     certificate = models.gate.certificate if models.gate is not None else None
-    usual = certificate.drafter if certificate is not None else "model"
+    usual = certificate.drafter if certificate else "model"
     if models.draft is None and asks_draft(usual):
         usual = "lookup"
     return Method(
@@ -307,18 +294,15 @@ def drafter_of(options: Options, models: Models, method: Method) -> Drafter | No
 
 def scope_with(draft: PreTrainedModel | None, options: Options, models: Models, method: Method) -> dict[str, Any]:
     """What decodes; `draft` is the draft model or None where the drafter does not ask it."""
-    drafter = drafter_of(options, models, method)
-    drafting = None if drafter is None else drafter.binding
-    parts = (models.target, draft, models.tokenizer, models.gate)
-    return decoding_scope(method, *parts, options.batch_size, drafting=drafting)
+    drafter, parts = drafter_of(options, models, method), (models.target, draft, models.tokenizer, models.gate)
+    return decoding_scope(method, *parts, options.batch_size, drafting=None if drafter is None else drafter.binding)
 
 
 def outcomes_of(
     options: Options, models: Models, method: Method, prompts: dict[str, list[Prompt]], scorer: Scorer
 ) -> Outcomes:
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
-    memory = PromptCache(MEMORY_MB)
-    shared = scope_with(models.draft, options, models, method)
+    memory, shared = PromptCache(MEMORY_MB), scope_with(models.draft, options, models, method)
     machine = (str(models.target.device), torch.__version__)  # an interrupted start goes on where rounding is the same
     depends = (shared, *machine, Path(gistgate.__file__).parent)
 

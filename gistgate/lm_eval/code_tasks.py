@@ -1,9 +1,8 @@
 """Tasks whose answers are programs: unit tests decide, and whoever loads such a task has to allow it first.
 
-lm-eval marks these tasks by `unsafe_code: true`. Its own metric `code_eval` comes from the hub and runs programs in
-forks of this process; here the same name runs them with limits in processes of their own. The limits stop accidents of
-a model and are no prison: a program can read the files of its user and open connections (SECURITY.md). Use a container
-for programs of people who mean harm.
+lm-eval marks these tasks by `unsafe_code: true`. Its metric `code_eval` comes from the hub and forks this process; here
+the same name runs programs with limits in processes of their own. The limits stop accidents of a model and are no
+prison: a program can read the files of its user and open connections (SECURITY.md). Use a container against harm.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from gistgate.core.utils import UserError
 
@@ -60,8 +58,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What a program may use. Further processes are refused as well, unless the user is root."""
 
     seconds: int = 5  # processor time
@@ -69,16 +66,12 @@ class Limits:
     file_mb: int = 10  # largest file
 
 
-USUAL = Limits()
-
-
 @lru_cache(maxsize=20_000)
-def runs(program: str, limits: Limits = USUAL) -> bool:
+def runs(program: str, limits: Limits = Limits()) -> bool:  # noqa: B008  (it never changes)
     """Whether the program runs to its end without an exception, in an empty folder; equal programs run once."""
     secret = secrets.token_hex(16).encode() + b"\n"
-    numbers = map(str, (limits.seconds, limits.memory_mb, limits.file_mb))
     # Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the path.
-    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *numbers]
+    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *map(str, limits)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
@@ -112,8 +105,7 @@ def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
 
 def process_results(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
     """The metric of tasks such as data/tasks/python-functions.yaml: 1 if the answer passes the document's tests."""
-    missing = [name for name in NEEDED if not isinstance(doc.get(name), str)]
-    if missing:
+    if missing := [name for name in NEEDED if not isinstance(doc.get(name), str)]:
         raise UserError(f"A document of this task has no text '{missing[0]}'. Every line needs {', '.join(NEEDED)}.")
     return {"tests_passed": float(runs(f"{program_of(doc, results[0])}\n{doc['tests']}\n"))}
 
@@ -142,10 +134,8 @@ class CodeEval:
         self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1, 10, 100), **_: Any
     ) -> tuple[dict[str, float], dict[Any, Any]]:
         """Means over the tasks of `pass_at` for every k that all of them have programs for, and no further details."""
-        passed = [
-            [runs(f"{program}\n{tests}\n") for program in programs]
-            for tests, programs in zip(references, predictions, strict=True)
-        ]
+        pairs = zip(references, predictions, strict=True)
+        passed = [[runs(f"{program}\n{tests}\n") for program in programs] for tests, programs in pairs]
 
         def pass_at(most: int, one: Sequence[bool]) -> float:
             """The chance that one of k programs passes that are drawn without replacement (arXiv 2107.03374)."""

@@ -44,7 +44,6 @@ class Served:
     answers: dict[tuple[int, ...], list[Generation]] = field(default_factory=dict)
 
     def add(self, prompt: Sequence[int], *answers: Generation) -> None:
-        """Keep answers to a prompt."""
         self.answers.setdefault(tuple(prompt), []).extend(answers)
 
     @property
@@ -55,10 +54,7 @@ class Served:
 
 @register_model("gistgate")
 class GatedLM(HFLM):
-    """HFLM with our decoder behind `_model_generate`.
-
-    Loglikelihood requests go to the target as ever: a gate cannot change them.
-    """
+    """HFLM with our decoder behind `_model_generate`; loglikelihoods are the target's as ever."""
 
     def __init__(
         self,
@@ -172,8 +168,7 @@ class GatedLM(HFLM):
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
-        asked = Counter[tuple[int, ...]]()
-        seeds = []
+        asked, seeds = Counter[tuple[int, ...]](), []
         for prompt in prompts:
             repeats = len(self.served.answers.get(tuple(prompt), [])) + asked[tuple(prompt)]
             seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
@@ -198,11 +193,10 @@ class GatedLM(HFLM):
 
 
 class Whole:
-    """Stands in for transformers' class of models while the harness loads one."""
+    """Stands in for transformers' class of models while the harness loads one: its weights are checked."""
 
     @staticmethod
     def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
-        """A model whose weights are checked."""
         return or_refuse("model", name, lambda: whole_model(name, **options))
 
 
@@ -211,9 +205,7 @@ def sampling(kwargs: dict[str, Any]) -> Sampling:
     neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
     for name, value in kwargs.items():
         if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:
-            raise UserError(
-                f"The task asks for {name}={value}, which this decoder does not do. Remove it from the task."
-            )
+            raise UserError(f"The task asks for {name}={value}, which this decoder cannot do. Remove it from the task.")
     if not kwargs.get("do_sample"):
         return Sampling()
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}

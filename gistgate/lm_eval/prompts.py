@@ -48,7 +48,7 @@ class PromptMaker:
                 f"Set prompts.test to at most {len(docs)}."
             )
         contexts = self.task.test_contexts(number, self.tokenizer)
-        made = [self.prompt("test", at, doc, text) for at, (doc, text) in enumerate(zip(docs, contexts, strict=False))]
+        made = (self.prompt("test", at, doc, text) for at, (doc, text) in enumerate(zip(docs, contexts, strict=False)))
         prompts = [prompt for prompt in made if prompt is not None]
         if not prompts:
             raise UserError(

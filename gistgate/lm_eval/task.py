@@ -41,9 +41,15 @@ def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_co
     """
     manager, entry = entry_of(name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
-    overrides = local_data(Path(data), entry.cfg or {}) if data else None
-    with own_code_eval() if allow_code else nullcontext():
-        task = build(manager, name, overrides)
+    overrides, index = local_data(Path(data), entry.cfg or {}) if data else None, manager.task_index
+    try:
+        with own_code_eval() if allow_code else nullcontext():
+            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
+    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
+        raise UserError(
+            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
+            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
+        ) from error
     check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
@@ -71,18 +77,6 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
             "Choose a task with `output_type: generate_until`."
         )
     return manager, entry
-
-
-def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:
-    """The task object; loading its documents is part of building it."""
-    index = manager.task_index
-    try:
-        return manager._factory.build(index[name], overrides=overrides, registry=index)
-    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
-        raise UserError(
-            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
-            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
-        ) from error
 
 
 def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -130,9 +124,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
 
     if not tokenizer.chat_template:
-        raise UserError(
-            "The tokenizer has no chat template. Switch the chat template off (`prompting.chat_template: false`)."
-        )
+        raise UserError("The tokenizer has no chat template. Switch it off (`prompting.chat_template: false`).")
     bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
 
     def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -149,17 +141,12 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
     filters = {ensemble.name: ensemble for ensemble in harness._filters}
     metrics = list(harness._metric_fn_list)
     metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
-    name = name or next(iter(filters))
+    name, option = name or next(iter(filters)), "`task_metric` (`gistgate calibrate`: --metric)"
     if metric not in metrics or name not in filters:
         known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
-        raise UserError(
-            f"The task has no metric '{wanted}'. Set `task_metric` (`gistgate calibrate`: --metric) to one of: {known}."
-        )
+        raise UserError(f"The task has no metric '{wanted}'. Set {option} to one of: {known}.")
     if not harness.higher_is_better().get(metric, True):
-        raise UserError(
-            f"Of the metric '{metric}' less is better. Set `task_metric` (`gistgate calibrate`: --metric) to one where "
-            "more is better."
-        )
+        raise UserError(f"Of the metric '{metric}' less is better. Set {option} to one where more is better.")
     return filters[name], metric
 
 
@@ -206,9 +193,8 @@ class Task:
         asked, own = self.prompting.num_fewshot, harness.config.num_fewshot or 0
         if asked is not None and asked < own:
             log.warning(
-                "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
-                "another form than its filter expects. Set prompting.num_fewshot to null (on the command line "
-                "--num-fewshot %d), or choose another task.",
+                "The task '%s' is made for %d solved examples and gets %d, so that answers may have another form than "
+                "its filter expects. Set prompting.num_fewshot to null (or --num-fewshot %d), or choose another task.",
                 *(self.name, own, asked, own),
             )
         harness.set_config("num_fewshot", own if asked is None else asked)
@@ -278,12 +264,8 @@ class Task:
         return str(context)
 
     def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`.
-
-        Its few-shot examples come from one random stream, so that a prompt depends on all before it: build them
-        together or not at all.
-        """
-        self.restart_examples()
+        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`."""
+        self.restart_examples()  # all examples come from one random stream, so that a prompt depends on all before it
         self.harness.build_all_requests(limit=limit, **self._prompting(tokenizer))
         return [str(request.args[0]) for request in self.harness.instances]
 
@@ -314,14 +296,15 @@ class Task:
         """Score and answer of every document that lm-eval judged, by its place in the test split."""
         samples = results["samples"][self.harness.task_name]
         mine = [sample for sample in samples if sample["filter"] == self._filter.name]
-        return {sample["doc_id"]: (self._in_range(self._value(sample)), sample["resps"][0][0]) for sample in mine}
+        return {sample["doc_id"]: (self._value(sample), sample["resps"][0][0]) for sample in mine}
 
     def score(self, doc: Document, text: str) -> float:
         """The task's own verdict on an answer, in [0, 1]."""
-        return self._in_range(self._value(self.harness.process_results(doc, [self.answer(doc, text)])))
+        return self._value(self.harness.process_results(doc, [self.answer(doc, text)]))
 
-    def _in_range(self, value: Any) -> float:
-        """The metric's value as a number, refused where it is none."""
+    def _value(self, results: dict[str, Any]) -> float:
+        """The metric's value among results of lm-eval, refused where it is no number from 0 to 1."""
+        value = results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise UserError(
                 f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
@@ -332,10 +315,10 @@ class Task:
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
         """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
 
-        The filtered answers are compared, not their correctness: two different wrong answers differ. The metric is
-        asked with the reference's answer in the place of the solution, so that what it ignores (case, commas) is
-        ignored here as well. A task with a scoring function of its own, or with unit tests, hides its answers in
-        there; then equal verdicts other than zero count as the same, and two failures with different texts as unknown.
+        The filtered answers are compared, so that two different wrong ones differ; the metric sees the reference's as
+        the solution, so that what it ignores (case, commas) is ignored here as well. A task with a scoring function of
+        its own, or with unit tests, hides its answers; then equal verdicts other than zero are the same, and two
+        failures with different texts unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):
@@ -352,10 +335,6 @@ class Task:
         run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
         self._filter.apply([run])
         return run.filtered_resps[self._filter.name]
-
-    def _value(self, results: dict[str, Any]) -> Any:
-        """The metric's value among results of lm-eval; None where it is missing."""
-        return results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
 
     def _against(self, reference: Any, answer: Any) -> Any:
         """The metric's value where `reference` is the solution."""

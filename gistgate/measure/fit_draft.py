@@ -14,8 +14,7 @@ from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping
 from gistgate.measure.outlook import measure
 
-LEAST = 200
-"""Tested draft tokens below which no map from probability to acceptance is fitted."""
+LEAST = 200  # tested draft tokens below which no map from probability to acceptance is fitted
 
 
 class Round(NamedTuple):

@@ -20,7 +20,6 @@ from gistgate.drafters.adaptive import Costs
 
 WORTH = 1.05  # speed against plain decoding below which speculation is not worth its memory
 ROOM = 1.1  # how many times as fast as strict speculation a gate has to be able to become, to be worth its labels
-
 TIMED = 4  # prompts on which costs are measured: they vary less from prompt to prompt than accepted tokens do
 REPEATS = 3  # runs of every answer, of which the least time counts: costs are differences of two times
 LONGER = 1.5  # proposed limit to the longest answer: one in n + 1 further answers exceeds the longest of n
@@ -132,10 +131,7 @@ def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence
 
 
 def later_rounds(decoder: Decoder, prompts: Sequence[Sequence[int]], request: dict[str, Any]) -> Statistics:
-    """What was counted in all rounds but those up to K + 1 tokens, which include reading the prompt.
-
-    Every prompt is decoded to its end and for its first K + 1 tokens alone, and the difference is taken.
-    """
+    """What was counted behind the first K + 1 tokens of each answer, whose rounds include reading the prompt."""
     decoder.generate([prompts[0]], **request)  # warms up
     first = {**request, "max_new_tokens": decoder.block + 1}
     whole, begun = (total([fastest(decoder, ids, asked) for ids in prompts]) for asked in (request, first))

@@ -127,8 +127,6 @@ class WouldBe:
 def would_be(counted: Statistics) -> WouldBe:
     """Read the counters of a shadow run."""
     extra = counted.extra
-    if not extra.get("shadow_judged"):
-        raise UserError("These statistics come from no shadow run. Decode with shadow mode on.")
     return WouldBe(
         counted.mean_accepted_length,
         extra["shadow_tokens"] / extra["shadow_judged"],

@@ -91,9 +91,6 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-# ---- Contenders.
-
-
 def contender(
     name: str, decoder: Decoder, request: dict[str, Any], *, any_engine: bool = False, **more: Any
 ) -> Contender:
@@ -121,9 +118,8 @@ def check_engine(decoder: Decoder) -> None:
 def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any) -> Decode:
     """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given.
 
-    `pair` has a `target`, a `draft` and a `tokenizer`; `generation` goes to `generate`, such as
-    `prompt_lookup_num_tokens`. What a model's own `generation_config` asks for, such as a repetition penalty, is left
-    out: our decoder does not read it, and other texts have another speed.
+    `generation` goes to `generate`. What a model's own `generation_config` asks for, such as a repetition penalty, is
+    left out: our decoder does not read it, and other texts have another speed.
     """
     ends = list(request.get("eos_ids", ()))
     pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
@@ -187,10 +183,7 @@ def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
     return Contender("transformers_static", run, 0, True)
 
 
-# ---- The race.
-
-Lap = dict[str, list[Timed]]
-"""Every run of one batch, by the name of the contender."""
+Lap = dict[str, list[Timed]]  # every run of one batch, by the name of the contender
 Times = dict[str, dict[str, Any]]
 """By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
 
@@ -274,9 +267,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-# ---- A decoder against plain and strict decoding, and up to how many rows its drafts pay.
-
-
 @dataclass(frozen=True)
 class Timing:
     """What one way of decoding took for some prompts."""
@@ -333,9 +323,6 @@ def rate(decoder: Decoder, batch: Prompts, request: dict[str, Any]) -> float:
     return max(run.tokens / run.seconds for run in (one.timed(batch), one.timed(batch)))
 
 
-# ---- transformers' own speculation at its best: the K, or its defaults, that is fastest on prompts that nobody times.
-
-
 def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
     """The draft, told to propose `block` tokens every time, or left to the defaults of transformers (`DEFAULTS`)."""
     # These three are read from the draft's own configuration; left alone they stop drafts early.
@@ -349,9 +336,7 @@ def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
 
 def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]]:
     """Assisted generation (with a draft model) and prompt lookup of transformers, each at every K."""
-    found = {
-        LOOKUP: [Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True) for k in KS],
-    }
+    found = {LOOKUP: [Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True) for k in KS]}
     if pair.draft is not None:
         found[ASSISTED] = [Contender(ASSISTED, theirs(pair, request, k), k, True) for k in (*KS, DEFAULTS)]
     return found
@@ -360,15 +345,12 @@ def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]
 def chosen(
     pair: Any, request: dict[str, Any], development: Sequence[Sequence[int]]
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """By name the K of transformers' speculation that is fastest on these development prompts, and what does not run.
-
-    Assisted generation refuses, for instance, a draft whose vocabulary is padded to another size than the target's.
-    """
+    """By name the K of transformers' speculation that is fastest on development prompts, and what does not run."""
     blocks, failed = {}, {}
     for name, variants in speculation(pair, request).items():
         try:
             blocks[name] = fastest(variants, development).block
-        except UserError as error:  # a result as well, and the others can still be timed
+        except UserError as error:  # a draft whose vocabulary is padded otherwise, for instance; others can be timed
             failed[name] = str(error)
     return blocks, failed
 

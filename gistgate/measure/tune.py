@@ -35,11 +35,6 @@ class Candidate:
     certificate: Certificate | None = None  # None for plain and strict decoding, which lose nothing
     point: OperatingPoint | None = None  # the certified setting
 
-    @property
-    def is_strict(self) -> bool:
-        """Whether this is strict decoding with a drafter."""
-        return self.point is None and self.name != PLAIN
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -75,7 +70,7 @@ def tune(candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **re
         return max(some, key=lambda one: screened[one.name], default=None)
 
     plain = next(one for one in candidates if one.name == PLAIN)
-    strict = fastest([one for one in candidates if one.is_strict]) or plain
+    strict = fastest([one for one in candidates if one.point is None and one is not plain]) or plain
     loose = fastest([one for one in candidates if one.point is not None])
     finalists = [strict, *([loose] if loose else [])]
     second = times_of(list({one.name: one for one in [plain, *finalists]}.values()), prompts[half:], request)

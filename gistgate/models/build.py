@@ -11,16 +11,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.core.certificate import (
-    CERTIFICATE_FILE,
-    Certificate,
-    check_parts,
-    load_certificate,
-    read_certificate,
-)
+from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, check_parts, load_certificate, read_certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
-from gistgate.core.files import fingerprint, named_files, read_json
+from gistgate.core.files import fingerprint, named_files, read_json, read_text
 from gistgate.core.gate import Gate
 from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError, nearest
@@ -33,15 +27,11 @@ from gistgate.models.loading import load_draft
 from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
-# ---- Drafters by id, made from the models, folders and files that they need.
-
 CORPUS, HYBRID = "corpus", "hybrid"
-STOPPING = ("model", "tree", HYBRID)
-"""Drafters whose drafts may end before K tokens."""
+STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 """Drafters that read a datastore; the lexical ones ask for no states."""
-KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)
-"""Every id, plain decoding included."""
+KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
 @dataclass(frozen=True)
@@ -62,11 +52,7 @@ class Sources:
 
 
 def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
-    """A drafter by id; "none" is plain decoding.
-
-    Raises:
-        UserError: there is no such drafter, or something that it is made of is missing.
-    """
+    """A drafter by id; "none" is plain decoding."""
     if drafter not in KNOWN:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     stopping = sources.stopping
@@ -82,7 +68,17 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
     if drafter in STORED:
         return stored(drafter, sources)
     if drafter == CORPUS:
-        return corpus_drafter(sources)
+        from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
+
+        if sources.corpus is None or sources.tokenizer is None:
+            raise UserError(
+                "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
+            )
+        texts = [line.removesuffix("\r") for line in read_text(sources.corpus).split("\n") if line.strip()]
+        if not texts:
+            raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
+        # Without the tokens that a tokenizer puts around a text.
+        return CorpusDrafter(SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids))
     if not asks_draft(drafter):
         made: Drafter = DRAFTERS[drafter]()
         return made
@@ -131,27 +127,8 @@ def stored(drafter: str, sources: Sources) -> Drafter:
     return kind(Datastore.load(sources.datastore, sources.target), semantic=not drafter.endswith("-lexical"))
 
 
-def corpus_drafter(sources: Sources) -> Drafter:
-    """A drafter that looks up training texts, without the tokens that a tokenizer puts around a text."""
-    from gistgate.core.files import read_text
-    from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
-
-    if sources.corpus is None or sources.tokenizer is None:
-        raise UserError(
-            "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
-        )
-    texts = [line.removesuffix("\r") for line in read_text(sources.corpus).split("\n") if line.strip()]
-    if not texts:
-        raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
-    return CorpusDrafter(SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids))
-
-
-# ---- What `gistgate tune` found fastest on a machine, kept in a gate's folder.
-
-TUNED = "tuned"
-"""Folder in the gate's folder."""
-MEASURED = "speed.json"
-"""Its file with what was measured."""
+TUNED, MEASURED = "tuned", "speed.json"
+"""The folder, in that of a gate, of what `gistgate tune` found fastest on a machine; its file with the measurement."""
 DECIDES = ("certificate", "rule", "settings", "block", "drafter", "budget", "confidence", "segments")
 """Options that say themselves what runs; with any of them the tuned choice is left aside."""
 
@@ -187,22 +164,13 @@ def chosen_among(gate: str | Path) -> str | None:
     return fingerprint(file) if file.is_file() else None
 
 
-# ---- The decoder itself.
-
-
 def build_decoder(
     target: PreTrainedModel, tokenizer: Any, options: DecodeOptions | None = None, policy: Policy = "warn"
 ) -> Decoder:
     """A decoder around a loaded target. docs/choosing.md says which rule and setting it runs with.
 
-    Args:
-        target: the loaded model that is served.
-        tokenizer: its tokenizer; None where nobody looks for stop strings.
-        options: what the user says.
-        policy: what happens to doubts about the certificate.
-
-    Raises:
-        UserError: names that do not exist, parts that do not fit together, or options that contradict a certificate.
+    `tokenizer` is the target's, None where nobody looks for stop strings; `policy` says what happens to doubts about
+    the certificate. Names that do not exist and parts or options that contradict each other are a UserError.
     """
     options = tuned_choice(options or DecodeOptions())
     draft = None if options.draft is None else load_draft(options.draft, target, tokenizer, **options.lighter)
@@ -260,7 +228,13 @@ def decoder_of(
     sources = Sources(target, tokenizer, draft, options.datastore, options.corpus, options.stop_drafting)
     check_used(options, choice.drafter, sources)
     drafter = make_drafter(choice.drafter, sources)
-    warn_of_other_rule(drafter, choice.rule)
+    fitted = drafter.stopping.measured.get("rule") if drafter is not None and drafter.stopping is not None else None
+    if fitted not in (None, choice.rule):
+        warnings.warn(
+            f"The ends of drafts were fitted to the rule '{fitted}', and '{choice.rule}' keeps another share of a "
+            "draft. Nothing is lost but speed; fit them again with `gistgate fit-draft --rule`.",
+            stacklevel=2,
+        )
     if certificate is not None:
         used: dict[str, Any] = {"engine": options.engine, "guards": options.guards, "drafting": binding_of(drafter)}
         used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
@@ -310,25 +284,10 @@ def binding_of(drafter: Drafter | None) -> dict[str, Any]:
     return {} if drafter is None else drafter.binding
 
 
-def warn_of_other_rule(drafter: Drafter | None, rule: str) -> None:
-    """Say that a policy for the end of drafts was fitted to another rule."""
-    stopping = None if drafter is None else drafter.stopping
-    fitted = None if stopping is None else stopping.measured.get("rule")
-    if fitted not in (None, rule):
-        warnings.warn(
-            f"The ends of drafts were fitted to the rule '{fitted}', and '{rule}' keeps another share of a draft. "
-            "Nothing is lost but speed; fit them again with `gistgate fit-draft --rule`.",
-            stacklevel=3,
-        )
-
-
 def other_parts(
     choice: Choice, certificate: Certificate, options: DecodeOptions, target: PreTrainedModel, drafter: Drafter | None
 ) -> tuple[str, ...]:
-    """Why a certificate of other parts does not cover a choice; empty where it does or nothing can be lost.
-
-    Doubts about rule, settings, K and drafter are not repeated: `choose` has them.
-    """
+    """Why a certificate of other parts does not cover a choice, besides the doubts that `choose` has."""
     if choice.drafter == NONE or not choice.block or choice.rule != certificate.rule:
         return ()
     scope, doubts = certificate.scope, []
@@ -361,9 +320,9 @@ def options_from(
     options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
     options = options if load is None else load(options)
     if options.segments:
-        from gistgate.segments.build import take_segment_settings
+        from gistgate.segments.build import SETTINGS
 
-        settings = take_segment_settings(arguments)
+        settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
         rule = options.rule
         if rule is None:

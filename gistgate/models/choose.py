@@ -11,12 +11,9 @@ from gistgate.core.utils import UserError
 from gistgate.models.options import DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
-BLOCK = 8
-"""K where neither user nor certificate names one, in tokens."""
-STRICT, GATED = "exact", "autojudge"
-"""The rule that loses nothing, and the rule that a gate is trained for."""
-MODEL, NONE = "model", "none"
-"""The drafter that needs a draft model, and plain decoding."""
+BLOCK = 8  # K where neither user nor certificate names one, in tokens
+STRICT, GATED = "exact", "autojudge"  # the rule that loses nothing, and the rule that a gate is trained for
+MODEL, NONE = "model", "none"  # the drafter that needs a draft model, and plain decoding
 Policy = Literal["warn", "refuse"]
 """What a caller does about doubts. Both warn about what the user asked for; `refuse` stops where strict decoding would
 silently replace the loose decoding that the user expects."""
@@ -49,14 +46,8 @@ def choose(
 ) -> Choice:
     """Rule, settings, K and drafter from what is certified and what the user says; docs/choosing.md is its table.
 
-    Args:
-        options: what the user says.
-        certificate: the one that the user names, else the one beside the gate, else None.
-        has_gate: whether a gate is loaded.
-        has_draft: whether a draft model is loaded.
-
-    Raises:
-        UserError: unknown names, options that contradict each other, or options that contradict a named certificate.
+    `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
+    that contradict each other or a named certificate, are a UserError.
     """
     if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")

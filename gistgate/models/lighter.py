@@ -25,12 +25,10 @@ from gistgate.core.files import read_json, write_json
 from gistgate.core.identity import identify_tokenizer, sampled, weights_fingerprint
 from gistgate.core.utils import UserError, added_ids, dataclass_from
 
-# ---- A smaller output layer for drafting: a frequent part of the vocabulary (FR-Spec, arXiv 2502.14856).
-
 
 @dataclass(frozen=True)
 class Subset:
-    """Token ids that a draft model may propose."""
+    """Token ids that a draft model may propose: a frequent part of the vocabulary (FR-Spec, arXiv 2502.14856)."""
 
     ids: tuple[int, ...]  # in rising order
     tokenizer: str  # hash of the tokenizer that the ids are of
@@ -66,8 +64,9 @@ class Subset:
             if list(subset.ids) != sorted(set(subset.ids)) or not subset.ids or subset.ids[0] < 0:
                 raise ValueError("its ids do not rise from zero on")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            remedy = "Count it with `gistgate draft-vocabulary`."
-            raise UserError(f"{path} is no draft vocabulary: {error}. {remedy}") from error
+            raise UserError(
+                f"{path} is no draft vocabulary: {error}. Count it with `gistgate draft-vocabulary`."
+            ) from error
         return subset
 
     def save(self, path: str | Path) -> None:
@@ -94,8 +93,10 @@ class Subset:
                 "The draft's output layer is no nn.Linear and cannot be cut down. Use the whole vocabulary."
             )
         if self.ids[-1] >= head.out_features:
-            few = f"names the token {self.ids[-1]}, and the draft has {head.out_features}"
-            raise UserError(f"The draft vocabulary {few}. Count it again for this draft.")
+            raise UserError(
+                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
+                "again for this draft."
+            )
         if lacking := sorted(indispensable(tokenizer, always, head.out_features) - set(self.ids)):
             raise UserError(
                 f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
@@ -137,8 +138,7 @@ class SubsetHead(nn.Module):
 
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
-GROUP = 32
-"""Inputs of an output that share scale and offset in `int4`."""
+GROUP = 32  # inputs of an output that share scale and offset in `int4`
 MOST_ROWS = 12
 """Rows up to which packed weights are read: beyond that a product with unpacked ones is faster on processors."""
 

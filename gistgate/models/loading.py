@@ -29,11 +29,7 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GGUF = ".gguf"
-RETRIEVAL = ("suffix", "lookup")
-"""Drafters that a pair may have in place of a draft model: they copy from the text."""
-
-
-# ---- Where the files of a model lie.
+RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a draft model: they copy from the text
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
@@ -80,14 +76,8 @@ def weight_files(name: str, revision: str | None = None, local: bool = True) -> 
     return [file for file in files if file is not None]
 
 
-# ---- Models.
-
-
 def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedModel:
-    """A model for decoding on a device; None leaves it where `options`, which go to transformers, put it.
-
-    `role` names it in messages.
-    """
+    """A model for decoding on a device; None leaves it where `options`, which go to transformers, put it."""
     check_gguf(name, options.get("gguf_file"))
     model = or_refuse(role, name, lambda: whole_model(name, **options), options.get("gguf_file"))
     if device is not None:
@@ -100,9 +90,6 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     """A model from safetensors files that hold all of its weights, all finite; pickled weights are never read.
 
     transformers fills weights that a file lacks with random numbers, and says so in a warning only.
-
-    Raises:
-        ValueError: weights are missing or not finite; transformers raises further errors.
     """
     options = {"trust_remote_code": False, **options, "use_safetensors": None if options.get("gguf_file") else True}
     model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
@@ -189,9 +176,6 @@ def warn_generation_config(model: PreTrainedModel) -> None:
         )
 
 
-# ---- A target with its tokenizer.
-
-
 @dataclass(frozen=True)
 class Target:
     """A loaded target with its tokenizer."""
@@ -237,11 +221,7 @@ def warn_untemplated(tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
 
 
 def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf: str | None = None) -> Target:
-    """A model by hub id or folder, on the GPU where there is one; `gguf` names a GGUF file there.
-
-    Raises:
-        UserError: there is no such dtype, or the model cannot be loaded.
-    """
+    """A model by hub id or folder, on the GPU where there is one; `gguf` names a GGUF file there."""
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
@@ -253,40 +233,24 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     return Target(model, or_refuse("tokenizer", name, lambda: read(name, trust_remote_code=False, **place)))
 
 
-# ---- A draft model, and whether its token ids mean the same.
-
-SPARE = 64
-"""Tokens that only one of two tokenizers may know, or a hundredth of all, if that is more: families add special tokens
-later."""
+SPARE = 64  # tokens that only one of two tokenizers may know, or a hundredth of all: families add special tokens later
 COMPARED: WeakKeyDictionary[PreTrainedModel, WeakSet[Any]] = WeakKeyDictionary()
 """The tokenizers, or targets in their place, that a draft model was compared with: a server asks with every request."""
 
 
 def load_draft(
-    draft: PreTrainedModel | str | Path,
+    draft: PreTrainedModel | str | Path,  # hub id, folder, GGUF file or loaded model
     target: PreTrainedModel,
-    tokenizer: Any = None,
-    revision: str = "main",
-    quantised: str | None = None,
-    vocabulary: str | Path | None = None,
-    gguf: str | None = None,
+    tokenizer: Any = None,  # the target's; None: that of what the target was loaded from
+    revision: str = "main",  # on the hub
+    quantised: str | None = None,  # one of `gistgate.models.lighter.KINDS`
+    vocabulary: str | Path | None = None,  # file of a `gistgate.models.lighter.Subset`
+    gguf: str | None = None,  # GGUF file in the folder or hub repository that `draft` names
 ) -> PreTrainedModel:
     """The draft model in the target's dtype and on its device, made lighter where that is asked for.
 
-    A model that is loaded already keeps its dtype and device, and is made lighter in place.
-
-    Args:
-        draft: hub id, folder, GGUF file or loaded model.
-        target: the target that it drafts for.
-        tokenizer: the target's tokenizer; None: that of what the target was loaded from. The draft's own one is
-            compared with it where both can be read.
-        revision: revision on the hub.
-        quantised: one of `gistgate.models.lighter.KINDS`.
-        vocabulary: file of a `gistgate.models.lighter.Subset`.
-        gguf: GGUF file in the folder or hub repository that `draft` names.
-
-    Raises:
-        UserError: the model cannot be loaded, its tokenizer is another one, or it cannot be made lighter as asked.
+    A model that is loaded already keeps its dtype and device, and is made lighter in place. Its tokenizer is compared
+    with the target's where both can be read.
     """
     check_kind(quantised or "none")
     if draft is target and (vocabulary is not None or quantised not in (None, "none")):
@@ -324,8 +288,7 @@ def check_draft_tokenizer(
 ) -> None:
     """Refuse a draft model whose token ids mean something else than the target's; each pair is compared once.
 
-    A pair is trusted where the tokenizer of one of the two cannot be read. `tokenizer` is the target's, and `read`
-    loads the draft's; None: the one of what the model was loaded from, in its default revision on the hub.
+    A pair is trusted where one of the two tokenizers cannot be read. None: that of what the model was loaded from.
     """
     partner = target if tokenizer is None else tokenizer
     if draft is target or partner in COMPARED.get(draft, ()):
@@ -358,23 +321,16 @@ def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
 
 
 def tokenizer_of(role: str, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of what a loaded model came from; None where that is not known or has none.
-
-    A name that is no folder is a hub id only where the cache holds its configuration: the folder of a model may have
-    moved since, and the hub is not asked for such a name.
-    """
+    """The tokenizer of what a loaded model came from; None where that is not known or has none."""
+    # A name that is no folder is a hub id only where the cache holds its configuration: the folder may have moved.
     name = str(getattr(model, "gguf_file", None) or model.config.name_or_path)
     is_known = name and (Path(name).exists() or stored_file(name, "config.json"))
     return readable_tokenizer(role, name) if is_known else None
 
 
 def readable_tokenizer(role: str, name: str, revision: str | None = None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model that is loaded already, if it can be read; damaged files are a warning.
-
-    Such a model may have a tokenizer that only code from elsewhere reads, so nobody is asked to restore its files. The
-    hub is asked where the cache has no tokenizer, at first with one request: transformers repeats each of its own for
-    half a minute where there is no network.
-    """
+    """The tokenizer of a model that is loaded already, if it can be read; damaged files are a warning."""
+    # The hub is first asked with one request: transformers repeats its own for half a minute without a network.
     name, place = placed(name)
     is_here = Path(name).is_dir() or bool(tokenizer_files(name, revision))
     try:
@@ -388,13 +344,7 @@ def readable_tokenizer(role: str, name: str, revision: str | None = None) -> Pre
 
 
 def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase | None:
-    """A model's own tokenizer, to compare; None where its folder or repository has none.
-
-    `place` is what `from_pretrained` gets, such as `revision` and `gguf_file`.
-
-    Raises:
-        UserError: there is one, and it cannot be read.
-    """
+    """A model's own tokenizer, to compare; None without one. `place` goes to `from_pretrained`."""
     if Path(name).is_dir() and not tokenizer_files(name, **place):  # transformers would make one up
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from gistgate.core.certificate import Certificate
     from gistgate.models.loading import Target
 
-AUTO = "auto"
-"""In place of a number of rows: measure up to which batch size speculation pays."""
+AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
 MEASURED_BY = (
     "speculate_up_to=auto (--speculate-up-to) is measured by `gistgate generate` and the lm-eval model alone. Give a "
     "number of rows, or leave it away."
@@ -77,23 +77,14 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Settings of a rule from texts such as `theta=0.9`; numbers and true/false become values."""
     settings: dict[str, Any] = {}
     for pair in pairs:
-        name, sign, text = pair.partition("=")
+        name, sign, text = (part.strip() for part in pair.partition("="))
         if not sign:
             raise UserError(f"'{pair}' is no setting. Write it as name=value, for instance theta=0.9.")
-        settings[name.strip()] = value_of(text.strip())
+        settings[name] = {"true": True, "false": False}.get(text.lower(), text)
+        for kind in (float, int):  # a whole number is both, and kept as such
+            with suppress(ValueError):
+                settings[name] = kind(text)
     return settings
-
-
-def value_of(text: str) -> Any:
-    """A truth value, a whole number, a number, or the text itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 @dataclass(frozen=True)

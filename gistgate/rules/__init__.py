@@ -62,11 +62,6 @@ def complete(rule_id: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {item.name: settings.get(item.name, item.default) for item in fields(RULES[rule_id])}
 
 
-def is_infinite(value: Any) -> bool:
-    """Whether a value is an infinite number, at which some rules are strict or accept everything."""
-    return isinstance(value, float) and math.isinf(value)
-
-
 def make_rule(rule_id: str, **settings: Any) -> Rule:
     """The rule of that id (or preset) with these settings."""
     rule_id, preset = meant(rule_id)
@@ -76,7 +71,9 @@ def make_rule(rule_id: str, **settings: Any) -> Rule:
     for name, value in settings.items():
         if name not in known:
             raise UserError(f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, list(known))}")
-        if not (fits(value, known[name]) or (is_infinite(value) and fits(0.0, known[name]))):
+        # Infinite numbers are settings too: some rules are strict there, or accept everything.
+        is_infinite = isinstance(value, float) and math.isinf(value)
+        if not fits(0.0 if is_infinite else value, known[name]):
             raise UserError(f"{rule_id}: '{name}' is {shown(value)}, but it has to be {in_words(known[name])}.")
     rule: Rule = kind(**settings)
     return rule

@@ -15,8 +15,7 @@ from torch import Tensor
 from gistgate.core.block import Block
 from gistgate.core.rule import Rule, State, own_token, target_draw
 
-LOG_FLOOR = 1e-10
-"""Smallest probability that a logarithm sees."""
+LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
 
 
 def draft_probs(block: Block) -> Tensor:

@@ -79,10 +79,7 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
         return self.mixture.accept(block, state) & harmless_BK
 
 
-ID_BYTES = 4
-"""Bytes of one token id."""
-NUMBER_BYTES = 2
-"""Bytes of one number of a state in half precision."""
+ID_BYTES, NUMBER_BYTES = 4, 2  # of one token id, and of one number of a state in half precision
 
 
 class Costs(Context):

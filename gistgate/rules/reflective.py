@@ -26,8 +26,7 @@ from gistgate.rules.thresholds import Typical
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
 """Our own words between the two readings; the paper's are not published."""
 
-BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}
-"""Rules that may judge the mixture."""
+BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}  # rules that may judge the mixture
 
 
 class Reflection(Context):
@@ -43,8 +42,7 @@ class Reflection(Context):
 class Rereader(Verifier):
     """Fills `Block.second`, in the forward of the first reading or in one of its own where the first one differs."""
 
-    second: Tensor | None = None
-    """The rows of the second copy [B, K, V], where both copies were read in one forward."""
+    second: Tensor | None = None  # the rows of the second copy [B, K, V], where both copies were read in one forward
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
@@ -160,14 +158,9 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
         return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.second is None:
-            raise UserError(
-                "reflective judges by a second reading, and none was given. Decode with gistgate's Decoder."
-            )
-        mixed = replace(
-            block, logits=torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], 1)
-        )
-        return BASES[self.base].accept(mixed, state)
+        assert block.second is not None, "the decoder reads the draft a second time"
+        z_BKV = torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], dim=1)
+        return BASES[self.base].accept(replace(block, logits=z_BKV), state)
 
     def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:
         """z_mix [B, K, V]; what the first reading forbids stays forbidden."""

@@ -47,10 +47,8 @@ SETTINGS = ("opinion", "risk", "replacement", *(item.name for item in fields(Seg
 """The settings of segments, those of the rule included."""
 DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
 """What runs where neither certificate nor user says otherwise."""
-REFUSE_ALL = {"threshold": 2.0}
-"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
-GATE = "gate"
-"""Folder of the token gate inside an exported folder of probes."""
+REFUSE_ALL = {"threshold": 2.0}  # refuses every segment: it runs where nothing is certified and nothing was said
+GATE = "gate"  # folder of the token gate inside an exported folder of probes
 
 
 def segment_decoder(
@@ -123,11 +121,6 @@ def load_segments(
     return Segments(load_probes(folder, target, draft), gate)
 
 
-def take_segment_settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove the settings of segments from keyword arguments and return them."""
-    return {name: arguments.pop(name) for name in SETTINGS if name in arguments}
-
-
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
     """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
     certified = probes.certificate
@@ -166,7 +159,15 @@ def build_segments(
     own = options.segments
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
-    check_budget(options, own.probes.certificate)
+    if options.budget is not None or options.confidence is not None:
+        budget, confidence = (own.probes.certificate.get(name) for name in ("budget", "confidence"))
+        if budget is None or confidence is None:
+            raise UserError("No setting of these probes is certified, so no budget is kept. Leave the budget away.")
+        if (options.budget is not None and options.budget < budget - 1e-9) or (options.confidence or 0.0) > confidence:
+            raise UserError(
+                f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name "
+                "these, or calibrate the probes for what you want."
+            )
     choice = choose_segments(own.probes, options.rule, options.settings)
     if gate is not None and choice.settings["risk"] is not None:
         if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
@@ -178,17 +179,3 @@ def build_segments(
             choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
     choice.warn(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
-
-
-def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
-    """Refuse a budget or a confidence that the certificate of the segments does not reach."""
-    if options.budget is None and options.confidence is None:
-        return
-    budget, confidence = certificate.get("budget"), certificate.get("confidence")
-    if budget is None or confidence is None:
-        raise UserError("No setting of these probes is certified, so that no budget is kept. Leave the budget away.")
-    if (options.budget is not None and options.budget < budget - 1e-9) or (options.confidence or 0.0) > confidence:
-        raise UserError(
-            f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
-            "or calibrate the probes for what you want."
-        )

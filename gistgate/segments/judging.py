@@ -29,8 +29,7 @@ from gistgate.core.utils import UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
 
-NO_SEGMENT = -1.0
-"""In place of an opinion where there is no finished segment; 0 is an opinion."""
+NO_SEGMENT = -1.0  # in place of an opinion where there is no finished segment; 0 is an opinion
 GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
@@ -65,10 +64,7 @@ class SegmentRule(Rule, id="segment", knob="threshold", looser="down", needs=fro
         return stays_BK | (block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.ratio))
 
     def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
-        """Where opinion or shortcut lets tokens stay [B, K]: everywhere in a row, or where a token gate is sure.
-
-        `opinion_BK` may be one column.
-        """
+        """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]."""
         stays_BK = self._stays(block, opinion_BK)
         if self.shortcut == "none":
             return stays_BK
@@ -178,8 +174,7 @@ class StepOpinion(Opinion):
 class Score(StepOpinion):
     """The target is asked for one digit; a non-digit counts as 0.
 
-    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
-    for the question in the context its end is read.
+    Each question reads the whole text again, without the decoder's cache; its end alone where the context is too short.
     """
 
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "

@@ -15,8 +15,7 @@ from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensor
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
 
-POOLINGS = ("mean", "last", "attention")
-"""How the states of a segment become one vector."""
+POOLINGS = ("mean", "last", "attention")  # how the states of a segment become one vector
 
 
 class Probe(nn.Module):
@@ -53,8 +52,7 @@ class Probe(nn.Module):
         return pooled
 
 
-FORMAT = 1
-"""Version of the folder's layout."""
+FORMAT = 1  # version of the folder's layout
 ROLES = ("target", "draft")
 
 

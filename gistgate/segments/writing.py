@@ -28,19 +28,14 @@ STYLES = {
     "sentence": r"(?:(?<!\d)[.!?][\"')\]]*\s*|\n\s*)$",
 }
 """What a finished segment's text ends with, by the name of the setting."""
-
-TAIL = 6
-"""Tokens in which an ending is looked for: a blank line or a closing quote may take several."""
+TAIL = 6  # tokens in which an ending is looked for: a blank line or a closing quote may take several
 
 
 class Boundaries:
     """Tells finished segments of one tokenizer from unfinished ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()) -> None:
-        """Take over a style of STYLES, or a regular expression that begins with "re:".
-
-        `end_ids`, such as eos, end a segment whatever they read.
-        """
+        """Take a style of STYLES or "re:" and a pattern; `end_ids`, such as eos, end a segment whatever they read."""
         if not style.startswith("re:") and style not in STYLES:
             raise UserError(f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a pattern.")
         try:
@@ -106,9 +101,8 @@ class SegmentDrafter(ModelDrafter):
 class RewritingDrafter(SegmentDrafter):
     """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
 
-    Meanwhile it drafts all the same, and the token rule decides alone: with the strict one the target's own segment
-    costs fewer forwards than tokens. A segment cut by the limit counts as refused. A text that is resumed in the
-    middle of such a segment goes on with a judged one.
+    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused. A
+    text that is resumed in the middle of such a segment goes on with a judged one.
     """
 
     def start(self, batch: int) -> None:
@@ -166,11 +160,7 @@ class SegmentWriter:
         self.boundaries, self.limit, self.eos_ids, self.stops = boundaries, limit, eos_ids, stops
 
     def write(
-        self,
-        texts: Texts,
-        behind: Sequence[int],
-        sampling: Sampling | None = None,
-        seeds: Sequence[int] | None = None,
+        self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
     ) -> list[Written]:
         """A segment for each entry of `behind`, the number of the text that it follows; a text is read once.
 

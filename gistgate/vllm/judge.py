@@ -96,10 +96,9 @@ def leaves_logits(params: Any) -> bool:
 
 
 def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:
-    """The server's rule, a stricter one, or None (strict), as a request wishes.
+    """The server's rule, a stricter one, or None (strict), as a request wishes, in JSON or by the word "strict".
 
-    Over HTTP only texts and numbers arrive, so a wish may be JSON text or the word "strict". One that cannot be
-    understood is granted strictly: an answer that is too good does no harm.
+    A wish that cannot be understood is granted strictly: an answer that is too good does no harm.
     """
     wish = (extra or {}).get(KEY)
     if wish is None or wish == "strict":
@@ -145,7 +144,6 @@ class Counters:
         self.total_C = torch.zeros(len(NAMES), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
 
     def add(self, slots_B: Tensor, counts_BC: Tensor) -> None:
-        """Add what one round brought."""
         self.slots_SC.index_add_(0, slots_B, counts_BC.float())
         self.total_C += counts_BC.double().sum(0)
 
@@ -209,14 +207,9 @@ class VllmJudge:
     """Applies a policy to the calls of one worker, and counts."""
 
     def __init__(
-        self,
-        policy: Policy,
-        protected: tuple[int, ...],
-        max_requests: int,
-        device: torch.device,
-        loop_guard: bool = True,
-        share: Callable[[Tensor], Tensor] = lambda mask: mask,
-    ) -> None:
+        self, policy: Policy, protected: tuple[int, ...], max_requests: int, device: torch.device,
+        loop_guard: bool = True, share: Callable[[Tensor], Tensor] = lambda mask: mask,
+    ) -> None:  # fmt: skip
         """`protected` token ids stay strict; `share` makes the ranks of a tensor-parallel group agree on a mask."""
         assert policy.rule is not None, "a strict policy needs no judge"
         slots = max_requests + SPARE
@@ -340,10 +333,7 @@ def during(call: Any) -> Iterator[None]:
 
 
 def wrap_once(module: Any, verify: Callable[..., Any]) -> None:
-    """Replace `module.rejection_sample`, once per process: `verify(call, native, *arguments)` judges inside a step.
-
-    Refuses a function whose first parameters are not those that `verify` names behind `call` and `native`.
-    """
+    """Replace `module.rejection_sample`, once per process: `verify(call, native, *arguments)` judges inside a step."""
     native = module.rejection_sample
     if hasattr(native, MARK):
         return

@@ -94,8 +94,7 @@ class Collector:
             yield CounterMetricFamily(f"gistgate_{name}", f"Counter '{name}' over all requests.", value=value)
 
     def describe(self) -> list[Any]:
-        """Nothing: the names are known once workers have written."""
-        return []
+        return []  # the names are known once workers have written
 
 
 def check(url: str, strict: bool | None = None) -> dict[str, str]:
@@ -104,9 +103,8 @@ def check(url: str, strict: bool | None = None) -> dict[str, str]:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
     except (OSError, ValueError, HTTPException) as error:
-        raise UserError(
-            f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
-        ) from error
+        said = f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
+        raise UserError(said) from error
     return read(text, url, strict)
 
 

@@ -81,17 +81,14 @@ def check_engine(config: Any) -> None:
 
 
 def check_draft(config: Any, tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's, where both tokenizers can be read.
-
-    vLLM's configuration of the draft model names the target's tokenizer, so the draft's own one is read from its model.
-    `tokenizer` is the target's; None: the one that the configuration names.
-    """
+    """Refuse a draft model whose token ids mean something else than the target's, where both tokenizers can be read."""
     speculation, target = config.speculative_config, config.model_config
     if speculation.method != "draft_model":
         return
     draft = speculation.draft_model_config
     if tokenizer is None:
         tokenizer = readable_tokenizer("target", str(target.tokenizer), target.tokenizer_revision)
+    # vLLM's configuration of the draft names the target's tokenizer, so the draft's own is read from its model.
     own = None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
     if own is not None:
         check_same_tokenizer(tokenizer, own)
@@ -109,7 +106,6 @@ def check_strict(config: Any) -> None:
 
 
 def tensor_parallel_group() -> Any:
-    """vLLM's group of the processes that hold parts of one model."""
     return import_module("vllm.distributed.parallel_state").get_tp_group()
 
 

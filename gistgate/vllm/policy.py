@@ -116,10 +116,7 @@ class Served:
 
     @property
     def block(self) -> int:
-        """K that a certificate has to name: that of every round, or the first other one of the schedule.
-
-        A round without drafts is strict, so a schedule may name zero.
-        """
+        """K that a certificate has to name: of every round, or the first other one of the schedule but 0."""
         return next((num for num in self.schedule if num not in (0, self.num_draft)), self.num_draft)
 
     @cached_property
@@ -149,25 +146,16 @@ def read_served(config: Any) -> Served:
             model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
         )
     return Served(
-        method=speculation.method,
-        num_draft=speculation.num_speculative_tokens,
+        method=speculation.method, num_draft=speculation.num_speculative_tokens,
         probabilistic=speculation.draft_sample_method == "probabilistic",
-        runner="V2" if config.use_v2_model_runner else "V1",
-        model=str(model.model),
-        architecture=text.model_type,
-        hidden_size=text.hidden_size,
-        num_layers=text.num_hidden_layers,
-        vocabulary_size=text.vocab_size,
-        dtype=str(model.dtype).removeprefix("torch."),
-        tokenizer=tokenizer,
-        eos_ids=eos_ids(model, tokenizer),
-        config_eos_ids=listed(text.eos_token_id),
-        max_requests=config.scheduler_config.max_num_seqs,
+        runner="V2" if config.use_v2_model_runner else "V1", model=str(model.model), architecture=text.model_type,
+        hidden_size=text.hidden_size, num_layers=text.num_hidden_layers, vocabulary_size=text.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."), tokenizer=tokenizer, eos_ids=eos_ids(model, tokenizer),
+        config_eos_ids=listed(text.eos_token_id), max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
-        lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0),
-        rounded=is_rounded(config),
+        lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0), rounded=is_rounded(config),
         schedule=tuple(num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()),
-    )
+    )  # fmt: skip
 
 
 def is_rounded(config: Any) -> bool:
@@ -179,8 +167,7 @@ def is_rounded(config: Any) -> bool:
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every id that ends an answer: those of generation settings and tokenizer."""
-    generation = model.try_get_generation_config() or {}
-    own = getattr(tokenizer, "eos_token_id", None)
+    generation, own = model.try_get_generation_config() or {}, getattr(tokenizer, "eos_token_id", None)
     return tuple(sorted({*listed(generation.get("eos_token_id")), *listed(own)}))
 
 
@@ -249,8 +236,7 @@ def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str
     point = gate.operating_point(settings.budget, served.drafter, name)
     check_certificate(gate.certificate, served, gate)
     source = f"operating point for {100 * point.budget:g} %"
-    broken = gate.certificate.mismatch(block=served.block)
-    if broken:
+    if broken := gate.certificate.mismatch(block=served.block):
         log.warning("gistgate: %s", broken)
         source = f"uncertified {source}"
     return name, {**values, **point.settings}, source, True
@@ -264,10 +250,8 @@ def check_gate(gate: Any, served: Served) -> None:
         log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", served.model)
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
-    if expected.dtype != served.dtype:
-        log.warning(
-            "gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, served.dtype
-        )
+    if (trained := expected.dtype) != served.dtype:
+        log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", trained, served.dtype)
     if gate.layers - {"post"}:
         raise UserError(
             f"The gate reads the layers {', '.join(sorted(gate.layers))}, but vLLM shows only the states behind the "
@@ -300,8 +284,7 @@ def check_certificate(certificate: Certificate, served: Served, gate: Any, **use
     if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count
         certified["draft"] = {"fingerprint": draft["fingerprint"]}
         found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}
-    broken = scope_mismatch(certified, found)
-    if broken:
+    if broken := scope_mismatch(certified, found):
         raise UserError(broken)
 
 

@@ -59,11 +59,9 @@ def install(runner: Any, judge: VllmJudge) -> None:
 
 def is_right(function: Any) -> bool:
     """Whether vLLM's `expand_batch_to_tokens` repeats each value; on CPUs some versions return uninitialised memory."""
-    ends = torch.tensor([2, 3], dtype=torch.int32)
-    for values in (torch.tensor([0.5, 2.0]), torch.tensor([5, 7], dtype=torch.int32)):
-        if not torch.equal(function(values, ends, 3), values[torch.tensor([0, 0, 1])]):
-            return False
-    return True
+    ends, each = torch.tensor([2, 3], dtype=torch.int32), torch.tensor([0, 0, 1])
+    some = (torch.tensor([0.5, 2.0]), torch.tensor([5, 7], dtype=torch.int32))
+    return all(torch.equal(function(values, ends, 3), values[each]) for values in some)
 
 
 def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:

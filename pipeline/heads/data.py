@@ -20,7 +20,7 @@ from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import ROWS, Table, checked, concatenated, feature_columns
 from pipeline.params import TrainParams
-from pipeline.run import num_shards
+from pipeline.run import shard_files
 
 Array = NDArray[np.floating]
 
@@ -60,8 +60,7 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     columns = {**ROWS, **feature_columns(wanted)}
     tables: list[Table] = []
     for folder in folders:
-        num_shards(folder)  # refuses a folder without any
-        for file in sorted(folder.glob("rows-*.safetensors")):
+        for file in shard_files(folder):
             table = load_tensors(file)
             if not len(table["kept"]):
                 continue

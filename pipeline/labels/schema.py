@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gistgate.core.files import read_json_lines
+from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
 from pipeline import paths
-from pipeline.run import num_shards, read_shards
+from pipeline.run import shard_files
 
 REFERENCE = paths.reference_of("train")  # the target's own answers to the training prompts
 PASSES = ("strict", "gated")  # passes of `collect`: strict and sequential texts, then the texts of the pilot gate
@@ -159,8 +159,7 @@ def unpack(shard: Table) -> tuple[Table, Texts]:
 
 def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Table, Texts]]:
     """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts."""
-    num_shards(folder)  # refuses a folder without any
-    shards = [unpack(shard) for shard in read_shards(folder)]
+    shards = [unpack(load_tensors(file)) for file in shard_files(folder)]
     for index, (records, _) in enumerate(shards):
         checked(records, columns, f"{folder}, shard {index}")
     return shards

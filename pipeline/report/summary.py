@@ -87,8 +87,8 @@ def read_results(params: Params) -> Results:
     """The outputs of calibrate, evaluate, benchmark, adversarial and train for what params.yaml names."""
     if STRICT not in params.methods:
         raise UserError("params.yaml: 'methods' lacks 'exact', the reference of every difference. Add it.")
-    evaluated = {name: evaluation_folder(params, name) for name in [PLAIN, *params.methods]}
-    calibrated = {name: calibration_file(params, name) for name in params.methods}
+    evaluated = {name: evaluation_folder(name) for name in [PLAIN, *params.methods]}
+    calibrated = {name: calibration_file(name) for name in params.methods}
     misled = REPORTS / "adversarial.json"
     return Results(
         calibration={

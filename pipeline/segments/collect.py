@@ -19,7 +19,6 @@ from gistgate.certificates.calibration import task_hash
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.files import read_json, read_json_lines, write_json_lines
-from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task
 from gistgate.segments.writing import Boundaries, SegmentWriter
@@ -138,7 +137,8 @@ def collect(
 ) -> list[dict[str, Any]]:
     """The prefixes of some problems with their samples and groups."""
     own, size, request = params.segments, params.decoding.batch_size, request_of(prompts, pair)
-    boundaries, answers = Boundaries(pair.tokenizer, own.style, eos_ids(pair.target, pair.tokenizer)), read_answers()
+    boundaries = Boundaries(pair.tokenizer, own.style, request["eos_ids"])
+    answers = [row["ids"] for row in read_json_lines(REFERENCE)]
     prefixes = [
         prefix
         for number in numbers
@@ -173,11 +173,6 @@ def collect(
             }
         )
     return rows
-
-
-def read_answers() -> list[list[int]]:
-    """The strict answers to the training prompts, in their order."""
-    return [row["ids"] for row in read_json_lines(REFERENCE)]
 
 
 @dataclass(frozen=True)

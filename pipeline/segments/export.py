@@ -30,7 +30,7 @@ METHOD = "segments"
 
 def main() -> None:
     params = read_params()
-    pair, certificate = load_pair(params), certificate_of(params, read_json(calibration_file(params, METHOD)))
+    pair, certificate = load_pair(params), certificate_of(params, read_json(calibration_file(METHOD)))
     probes = replace(load_probes(SEGMENTS, pair.target, pair.draft_model), certificate=certificate)
     notes = read_json(SEGMENTS / "config.json")["notes"]
 

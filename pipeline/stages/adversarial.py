@@ -98,8 +98,11 @@ class Probe:
         strict = self.answers(Operating("exact", "exact", MODEL, self.params.decoding.block))
         kinds, methods = Counter(kind for kind, _ in self.prompts), {}
         for name, point in points.items():
-            loose = strict if self.is_strict(point) else self.answers(point)
-            methods[name] = self.compared(strict, loose, kinds)
+            loose, by_kind = strict if self.is_strict(point) else self.answers(point), {}
+            for kind in kinds:
+                chosen = [index for index, (one, _) in enumerate(self.prompts) if one == kind]
+                by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
+            methods[name] = {**compare(strict, loose, self.protocol), "by_kind": by_kind}
             shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
             print(f"{name}: {len(strict)} prompts, {shown}")
         return {"kinds": dict(kinds), "methods": methods}
@@ -107,14 +110,6 @@ class Probe:
     def is_strict(self, point: Operating) -> bool:
         """Whether a method decodes as strict decoding does; with other drafts rounding may change its answers."""
         return point.rule == "exact" and point.drafter in (MODEL, self.pair.drafter)
-
-    def compared(self, strict: Sequence[Reply], loose: Sequence[Reply], kinds: Counter[str]) -> dict[str, Any]:
-        """One method against strict decoding."""
-        by_kind = {}
-        for kind in kinds:
-            chosen = [index for index, (one, _) in enumerate(self.prompts) if one == kind]
-            by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
-        return {**compare(strict, loose, self.protocol), "by_kind": by_kind}
 
     def answers(self, point: Operating) -> list[Reply]:
         """The answers of a method, at its certified setting, to all prompts."""

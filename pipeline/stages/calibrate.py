@@ -32,7 +32,7 @@ def main(name: str) -> None:
     params = read_params()
     setup = Setup(params)
     finding, report = calibrate(setup, name)
-    path, strict = calibration_file(params, name), setup.strict_scores("calibration").tolist()
+    path, strict = calibration_file(name), setup.strict_scores("calibration").tolist()
     write_records(path.with_suffix(".csv"), finding.verdicts.tested, setup.prompts["calibration"], strict)
     write_json(path, report)
     print(f"{name}: {summary(report)}")

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
-from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import gated_collector, strict_collector
@@ -27,11 +25,9 @@ from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.paths import PILOT
-from pipeline.run import Shards, run, side_by_side
+from pipeline.paths import PILOT, prompts_of
+from pipeline.run import Shards, is_first, run, side_by_side
 from pipeline.tasks import load_task, task_parts
-
-PROMPTS = Path("data/prompts/train.jsonl")
 
 
 def main(name: str) -> None:
@@ -42,7 +38,7 @@ def main(name: str) -> None:
     shards = shards_of(params, name)
     missing = shards.missing(count)
     side_by_side(collecting, (params, name), missing, params.decoding.workers, f"collect, {name}", "shard")
-    if not ranks.is_first():
+    if not is_first():
         return
     check_met(shards, count)
     report_costs(shards.folder, f"collect-{name}", count)
@@ -51,7 +47,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair)]
+    files = [prompts_of("train"), REFERENCE, *task_parts(params), *pair_files(params.pair)]
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit]
@@ -80,10 +76,7 @@ def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
         records = records or no_records(params.decoding.block, of_gate=name == "gated")
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: produce(index), {"pass": name})
-
-    return work
+    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
 def minable(params: Params) -> list[int]:

@@ -32,13 +32,11 @@ from pipeline.run import run
 from pipeline.stages.prompts import context_length
 from pipeline.tasks import Judged, judge, load_task
 
-PLAIN = "plain"
-
 
 def main(name: str) -> None:
     params = read_params()
     point, evaluation = operating_point(params, name), Evaluation(params)
-    judged, folder = evaluation.judge(evaluation.decoder(point)), evaluation_folder(params, name)
+    judged, folder = evaluation.judge(evaluation.decoder(point)), evaluation_folder(name)
     write_json_lines(folder / "samples.jsonl", judged.samples)
     write_json(folder / "summary.json", evaluation.summary(point, judged))
     tau, cut = judged.statistics.mean_accepted_length, f"{judged.cut} of {len(judged.samples)} answers cut"
@@ -80,7 +78,7 @@ class Evaluation:
         """Refuse a certificate that was made for other models, prompts or settings."""
         if point.knob is None:
             return
-        certified = read_json(calibration_file(self.params, point.method))["proof"]["scope"]
+        certified = read_json(calibration_file(point.method))["proof"]["scope"]
         broken = scope_mismatch(certified, scope_of(self.params, point.method, self.pair, self.task, gate))
         if broken:
             raise UserError(f"Method '{point.method}': {broken}")

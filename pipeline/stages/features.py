@@ -17,7 +17,6 @@ import torch
 
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
-from pipeline import run as ranks
 from pipeline.decode import read_prompts, request_of
 from pipeline.labels.features import FeatureReader
 from pipeline.labels.schema import (
@@ -36,7 +35,7 @@ from pipeline.labels.schema import (
 from pipeline.labels.vllm import StateFeatures, served_features
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.run import Shards, num_shards, run, side_by_side
+from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 
 GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
 """The pass whose labels each goal reads."""
@@ -49,10 +48,10 @@ def main(goal: str) -> None:
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
     shards = shards_of(params, goal)
-    count = num_shards(LABEL_FOLDER / GOALS[goal])
+    count = len(shard_files(LABEL_FOLDER / GOALS[goal]))
     missing = shards.missing(count)
     side_by_side(reading, (params, goal), missing, params.decoding.workers, f"features, {goal}", "shard")
-    if not ranks.is_first():
+    if not is_first():
         return
     # A near tie may turn in another batch. Of large features only this column is read.
     same = torch.cat([load_tensors(shards.path(index), ("same_target",))["same_target"] for index in range(count)])
@@ -94,10 +93,7 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
         found = reader.read(records, texts, params.decoding.batch_size, **request)
         return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}", OVERFLOW)
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
-
-    return work
+    return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
 
 
 if __name__ == "__main__":

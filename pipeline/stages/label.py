@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
@@ -40,17 +39,17 @@ from pipeline.labels.schema import (
 )
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.run import Shards, num_shards, run, side_by_side
+from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:
     params = read_params()
     shards = shards_of(params, name)
-    count = num_shards(MISMATCH_FOLDER / name)
+    count = len(shard_files(MISMATCH_FOLDER / name))
     missing = shards.missing(count)
     side_by_side(labelling, (params, name), missing, params.decoding.workers, f"label, {name}", "shard")
-    if not ranks.is_first():
+    if not is_first():
         return
     report_costs(shards.folder, f"label-{name}", count)
     found = concatenated([records for records, _ in read_records(shards.folder, LABELS)])
@@ -59,8 +58,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair)]
-    files += task_parts(params)
+    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *task_parts(params)]
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)
     return Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
@@ -81,21 +79,15 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
         records = {column: values for column, values in records.items() if column in MISMATCHES}
         tools = tools_of(params, pair, task, prompts, references, cost, engine)
-        labeller = Labeller(tools, prompts, params.label, params.seed, title_of(name, index, len(found)))
+        # Several shards may be under way, so that their bars say which they are.
+        title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
+        labeller = Labeller(tools, prompts, params.label, params.seed, title)
         labels = labeller.label(records, texts, chosen[index])
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: produce(index), {"pass": name})
-
-    return work
-
-
-def title_of(name: str, index: int, count: int) -> str:
-    """What the bars of a shard are called; where there are more shards, several may be under way."""
-    return f"label, {name}" if count == 1 else f"label, {name}, shard {index + 1} of {count}"
+    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
 def rates(labels: Table) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -46,7 +46,12 @@ def main() -> None:
             replace(params, pair_training=replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml"))
         )
     else:
-        check_other(params)
+        report = check_pair(params.pair)
+        # The stage owes DVC the folder.
+        write_text(EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
+        for role in ROLES:
+            shutil.rmtree(EMBEDDED / role, ignore_errors=True)
+        write_json(PAIR_REPORT, report)
 
 
 def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
@@ -54,15 +59,6 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> P
     known = asdict(block)
     inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
     return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)
-
-
-def check_other(params: Params) -> None:
-    """Check a pair that exists already; models/embedded gets a note, because the stage owes DVC the folder."""
-    report = check_pair(params.pair)
-    write_text(EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
-    for role in ROLES:
-        shutil.rmtree(EMBEDDED / role, ignore_errors=True)
-    write_json(PAIR_REPORT, report)
 
 
 def train_embedded(params: Params) -> None:
@@ -140,8 +136,8 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     """Accuracy of both models and strict tau, on the last problems of the test file, which no claim is made on."""
     pair, count = load_pair(params), params.pair_training.check_problems
     problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []
-    solutions = {role: solve(getattr(pair, role), pair.tokenizer, problems) for role in ROLES}
-    answers = [problem["answer"] for problem in problems]
+    questions, answers = ([problem[part] for problem in problems] for part in ("question", "answer"))
+    solutions = {role: greedy(getattr(pair, role), pair.tokenizer, questions) for role in ROLES}
     report: dict[str, Any] = {
         **check_pair(params.pair),
         "seed": params.seed,
@@ -153,16 +149,10 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
         report[role]["parameters"] = getattr(pair, role).num_parameters()
         report[role]["accuracy"] = accuracy(pair.tokenizer, solutions[role], answers) if problems else None
     if problems:
-        questions = [problem["question"] for problem in problems]
         report["strict_mean_accepted_length"] = strict_mean_accepted_length(
             pair.draft_model, pair.tokenizer, questions, solutions["target"], block
         )
     return report
-
-
-def solve(model: Any, tokenizer: PreTrainedTokenizerBase, problems: Sequence[dict[str, str]]) -> list[list[int]]:
-    """Greedy solutions as ids."""
-    return greedy(model, tokenizer, [problem["question"] for problem in problems]) if problems else []
 
 
 def print_report(report: dict[str, Any]) -> None:

@@ -73,13 +73,9 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     write_json(folder / "summary.json", summary)
     learned = hashes_of(maker.task.problem(prompt["doc"]) for prompt in splits["train"])
     write_json(folder / LEARNED.name, {"train": learned})
-    print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
-
-
-def report(too_long: dict[str, int]) -> str:
-    """Who was left out, if anybody was."""
-    left_out = [f"{count} {split} documents" for split, count in too_long.items() if count]
-    return f"(too long for the context: {', '.join(left_out)})" if left_out else ""
+    left_out = ", ".join(f"{count} {split} documents" for split, count in maker.too_long.items() if count)
+    told = f"(too long for the context: {left_out})" if left_out else ""
+    print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), told)
 
 
 def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dict[str, list[Prompt]]:
@@ -104,14 +100,8 @@ def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dic
 
 
 def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], seen: set[str]) -> list[Prompt]:
-    """The calibration prompts of `prompts.draw`, where they are not the first of the training documents.
-
-    Args:
-        maker: makes prompts of documents.
-        params: the run's.
-        supply: what is left of the training documents.
-        seen: problems of all other prompts.
-    """
+    """The calibration prompts of `prompts.draw`: new problems of the world, else what `supply` has left of the training
+    documents; `seen` are the problems of all other prompts."""
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):
         prompts: list[Prompt] = []

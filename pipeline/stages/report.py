@@ -66,9 +66,9 @@ def track(params: Params, summary: Summary, results: Results) -> None:
             with tracking.run(params, name, kind="method") as record:
                 record.log_params(own[name])
                 record.log_metrics(differing[name])
-                record.log_artifacts(evaluation_folder(params, name))
+                record.log_artifacts(evaluation_folder(name))
                 if name in results.calibration:
-                    record.log_artifacts(calibration_file(params, name))
+                    record.log_artifacts(calibration_file(name))
 
 
 if __name__ == "__main__":

@@ -64,9 +64,7 @@ def record(folder: Path, stage: str, job: Job, params: Params, data: Sequence[Pa
     from pipeline.report.figures import reliability_figure
 
     metrics = read_json(folder / "metrics.json")
-    shown = ", ".join(
-        f"{name} {metrics[name]:.3f}" for name in ("auc", "ap", "brier", "ece") if metrics[name] is not None
-    )
+    shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
     print(f"{job.head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
     with tracking.run(params, job.head if stage == "head" else stage, kind=stage) as run_:
         run_.log_params(job.as_json()["settings"])

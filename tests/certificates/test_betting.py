@@ -49,8 +49,7 @@ def test_looking_after_every_prompt_costs_nothing(alpha):
 def test_a_false_certificate_is_rare_however_long_one_watches():
     """The hardest world, loss at the budget and 5 % discordance, watched over 2000 prompts: false in 5 % at most."""
     d = draws(0.035, 0.015, 2000, 400, seed=7)
-    false = np.mean([refutes(row, 0.02, 0.95) for row in d])
-    assert false <= 0.05
+    assert np.mean([refutes(row, 0.02, 0.95) for row in d]) <= 0.05
     assert np.mean([refutes(row, 0.04, 0.95) for row in d]) > 0.75  # a budget that holds is found out
 
 
@@ -88,10 +87,8 @@ def test_it_stops_when_the_answer_is_clear_and_stays_with_it():
     test = SequentialTest(0.02, 0.95)
     answers = [test.update([0.0]) for _ in range(400)]
     first = answers.index("within")
-    assert test.n == first + 1 < 300
-    assert answers[:first] == [None] * first
-    assert {test.update([1.0]) for _ in range(200)} == {"within"}
-    assert test.n == first + 1
+    assert answers[:first] == [None] * first and first < 299
+    assert {test.update([1.0]) for _ in range(200)} == {"within"} and test.n == first + 1
     assert not refutes(np.zeros(first), 0.02, 0.95) and refutes(np.zeros(first + 1), 0.02, 0.95)
 
 

@@ -49,15 +49,10 @@ def test_other_weights_make_it_worthless(tmp_path):
         loaded.operating_point(0.01)
 
 
-@pytest.mark.parametrize(
-    "changes, wanted",
-    [
-        ({"score": "logprob"}, {}),
-        ({"rule": "fly"}, {"rule": "autojudge"}),
-        ({"drafter": "lookup"}, {"drafter": "model"}),
-        ({"confidence": 0.5}, {"confidence": 0.95}),
-    ],
-)
+@pytest.mark.parametrize("changes, wanted", [
+    ({"score": "logprob"}, {}), ({"rule": "fly"}, {"rule": "autojudge"}),
+    ({"drafter": "lookup"}, {"drafter": "model"}), ({"confidence": 0.5}, {"confidence": 0.95}),
+])  # fmt: skip
 def test_a_proof_of_something_else_is_no_point_of_the_gate(changes, wanted):
     gate = gate_with()
     gate.certificate = proof_of(gate, **changes)
@@ -88,14 +83,11 @@ def test_two_scopes_are_compared_entry_by_entry():
     assert "another gate (none certified, f00d here)" in scope_mismatch(certified, {**certified, "gate": "f00d"})
 
 
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        ({"budget": 0.01}, "format version is None.*Calibrate again"),
-        ({"format_version": 2}, "is no certificate: 'points'"),
-        ({"format_version": 2, "points": [{"bugdet": 1}], "sequence": []}, "Did you mean|did you mean 'budget'"),
-    ],
-)
+@pytest.mark.parametrize("content, sentence", [
+    ({"budget": 0.01}, "format version None.*Calibrate again"),
+    ({"format_version": 2}, "is no certificate: 'points'"),
+    ({"format_version": 2, "points": [{"bugdet": 1}], "sequence": []}, "Did you mean|did you mean 'budget'"),
+])  # fmt: skip
 def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
     assert read_certificate(tmp_path) is None
     (tmp_path / CERTIFICATE_FILE).write_text(json.dumps(content))
@@ -105,9 +97,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
 
 def test_it_says_what_it_proves():
     text = proved(proof_of(gate_with(), point(0.01), point(0.001, certified=False)))
-    assert "budget 1 %  risk 0.2: within the budget with 95 % confidence, bound 0.75 points" in text
-    assert "from 2000 prompts of which 13 differ" in text
-    assert "budget 0.1 %  nothing certified: Too few prompts." in text
+    told = "budget 1 %  risk 0.2: within the budget with 95 % confidence, bound 0.75 points"
+    for said in (told, "from 2000 prompts of which 13 differ", "budget 0.1 %  nothing certified: Too few prompts."):
+        assert said in text
 
 
 NAMES = ("encoding", "template")

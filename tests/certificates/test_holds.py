@@ -41,7 +41,7 @@ def test_other_counts_of_a_rule_are_refused(tmp_path):
     with pytest.raises(UserError, match="another rule_data"):
         checked(scope, settings=settings)
     counts.unlink()
-    with pytest.raises(UserError, match=r"no such file is here \(counts=.*pairs.safetensors\)"):
+    with pytest.raises(UserError, match=r"is not here \(counts=.*pairs.safetensors\)"):
         checked(scope, settings=settings)
 
 

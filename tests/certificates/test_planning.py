@@ -3,23 +3,11 @@
 import numpy as np
 import pytest
 
+from gistgate.certificates import planning
 from gistgate.certificates.bounds import EXACT, PLUG_IN, growth, refutes, wealth
 from gistgate.certificates.fixed_sequence import try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import (
-    MOST,
-    betting_certifies,
-    check_possible,
-    default_n,
-    expected_table,
-    fewest,
-    main,
-    needed_for,
-    needed_n,
-    plan_sentence,
-    plug_in_certifies,
-    spread_out,
-)
+from gistgate.certificates.planning import check_possible, expected_table, fewest, needed_for, needed_n, spread_out
 from gistgate.core.utils import UserError
 
 
@@ -31,7 +19,7 @@ def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, 
 
     def certified(prompts: int) -> bool:
         d = spread_out(*expected_table(loss, discordance, prompts), prompts)
-        return plug_in_certifies(d, budget, sure) or (stop == "clear" and refutes(d, budget, sure))
+        return planning.plug_in_certifies(d, budget, sure) or (stop == "clear" and refutes(d, budget, sure))
 
     assert certified(n + n // 10)  # counts are whole, so a few numbers above the planned one may fail by rounding
     assert not certified(3 * n // 4)
@@ -53,7 +41,7 @@ def test_plans_grow_as_budgets_shrink_and_end_where_the_loss_uses_them_up(ternar
     assert needed_for(0.02, 0.95, 0.05, ternary, loss=0.02) is None
 
 
-@pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 9, 1000, MOST])
+@pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 9, 1000, planning.MOST])
 def test_fewest(least):
     assert fewest(lambda n: n >= least) == least
     assert fewest(lambda n: False) is None
@@ -61,8 +49,8 @@ def test_fewest(least):
 
 def test_the_table_says_the_same_as_its_prompts_in_any_order():
     d = np.random.default_rng(0).permutation(np.r_[np.ones(4), -np.ones(2), np.zeros(94)])
-    assert betting_certifies(4, 2, 100, 0.3, 0.95) == (wealth(growth(d, 0.3).sum(0)) >= -np.log(0.05)) == True  # noqa: E712
-    assert not betting_certifies(4, 2, 100, 0.05, 0.95)
+    assert planning.betting_certifies(4, 2, 100, 0.3, 0.95) == (wealth(growth(d, 0.3).sum(0)) >= -np.log(0.05)) == True  # noqa: E712
+    assert not planning.betting_certifies(4, 2, 100, 0.05, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +63,8 @@ def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
 
 
 def test_losses_and_gains_alternate_over_all_prompts():
-    assert spread_out(2, 2, 8).tolist() == [-1.0, 0.0, 1.0, 0.0, -1.0, 0.0, 1.0, 0.0]
-    assert spread_out(1, 0, 4).tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert spread_out(0, 3, 3).tolist() == [-1.0, -1.0, -1.0]
+    assert spread_out(2, 2, 8).tolist() == [-1.0, 0.0, 1.0, 0.0] * 2
+    assert (spread_out(1, 0, 4).tolist(), spread_out(0, 3, 3).tolist()) == ([1.0, 0.0, 0.0, 0.0], [-1.0] * 3)
     for losses in range(8):
         d = spread_out(losses, 7 - losses, 21)
         assert ((d > 0).sum(), (d < 0).sum()) == (losses, 7 - losses)
@@ -86,11 +73,10 @@ def test_losses_and_gains_alternate_over_all_prompts():
 
 
 def test_a_plan_is_said_before_anything_is_decoded():
-    text = plan_sentence(0.01, 0.95, 500)
-    assert "831 at 2%" in text
-    assert "There are 500." in text
-    assert default_n(0.02, 0.95, True, 10_000) == 2 * 466
-    assert default_n(0.02, 0.95, True, 300) == 300
+    text = planning.plan_sentence(0.01, 0.95, 500)
+    assert "831 at 2%" in text and "There are 500." in text
+    assert planning.default_n(0.02, 0.95, True, 10_000) == 2 * 466
+    assert planning.default_n(0.02, 0.95, True, 300) == 300
 
 
 @pytest.mark.parametrize(
@@ -117,7 +103,7 @@ def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
     printed = []
     for words in (["0.05", "0.05"], ["0.05", "0.05", "0"], ["0.05", "0.05", "0.02"], ["0.05", "0.05", "0.05"]):
         monkeypatch.setattr("sys.argv", ["planning", *words])
-        main()
+        planning.main()
         printed.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
     assert [len(lines) for lines in printed] == [2] * 4
     assert printed[0] == printed[1] and printed[3] == ["none", "none"]
@@ -128,4 +114,4 @@ def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
 def test_the_command_says_what_it_wants(monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["planning", *words.split()])
     with pytest.raises(SystemExit, match=r"0\.02 0\.05"):
-        main()
+        planning.main()

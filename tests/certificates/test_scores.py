@@ -11,13 +11,12 @@ from tests.tiny import byte_tokenizer, tiny_pair
 
 
 def test_log_probability_prefers_the_targets_own_answer():
-    tiny_model, _ = tiny_pair()
-    tiny_model.lm_head.weight.data *= 30
-    score = LogProbability(tiny_model, batch_size=3)
-    prompt = [3, 4, 5]
+    model, _ = tiny_pair()
+    model.lm_head.weight.data *= 30
+    score, prompt = LogProbability(model, batch_size=3), [3, 4, 5]
     with torch.no_grad():
-        own = int(tiny_model(torch.tensor([prompt])).logits[0, -1].argmax())
-        logp = tiny_model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+        logp = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+    own = int(logp.argmax())
     other = (own + 1) % 50
     prompts = [{"ids": prompt}, {"ids": [1, 2]}, {"ids": prompt}]
     d = score.differences(prompts, [[own], [7], [own]], [[other], [7], []])

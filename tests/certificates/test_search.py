@@ -56,12 +56,6 @@ def test_no_measurement_is_left_unused_while_something_is_open(evaluations):
     assert len(world.calls) == evaluations + 2
 
 
-@pytest.mark.parametrize("settings", [1, 2, 3])
-def test_no_more_settings_are_chosen_than_wanted(settings):
-    choice = choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=settings))
-    assert len(choice.settings) == 1 + settings
-
-
 def test_most_of_what_is_far_too_loose_is_never_decoded():
     world = World(loss=lambda x: min(0.5, 2 * x))
     choose_settings(GRID, [{}], world, AIMS)
@@ -74,17 +68,18 @@ def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing
     assert [setting.value for setting in choice.settings] == chosen
 
 
-def test_fewer_settings_keep_the_headline_budget_first():
-    world = World()
-    three = choose_settings(GRID, [{}], world, AIMS).settings
-    one = choose_settings(GRID, [{}], World(), Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1)).settings
-    assert one == three[:2]
+def test_no_more_settings_are_chosen_than_wanted_and_the_headline_budget_comes_first():
+    found = [choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=n)).settings for n in (1, 2, 3)]
+    assert [len(settings) for settings in found] == [2, 3, 4]
+    aims = Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1)
+    assert (
+        choose_settings(GRID, [{}], World(), aims).settings == choose_settings(GRID, [{}], World(), AIMS).settings[:2]
+    )
 
 
 def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen():
     """Window 0 drafts far but loses much; window 2 is the best bargain; window 6 is safe and slow."""
-    costs = {0: 3.0, 2: 0.15, 6: 0.05}
-    gains = {0: 6.0, 2: 5.0, 6: 0.5}
+    costs, gains = {0: 3.0, 2: 0.15, 6: 0.05}, {0: 6.0, 2: 5.0, 6: 0.5}
 
     class Fly(World):
         def __call__(self, setting):
@@ -94,10 +89,9 @@ def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen()
             return super().__call__(setting)
 
     world = Fly()
-    choice = choose_settings(GRID, [{"window": 0}, {"window": 2}, {"window": 6}], world, AIMS)
+    choice = choose_settings(GRID, [{"window": window} for window in costs], world, AIMS)
     assert {setting.variant["window"] for setting in choice.settings} == {2}
-    assert len(world.calls) <= AIMS.evaluations + 2
-    assert len(choice.settings) >= 3
+    assert len(world.calls) <= AIMS.evaluations + 2 and len(choice.settings) >= 3
 
 
 def test_noise_between_neighbours_is_smoothed():
@@ -130,10 +124,8 @@ def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_sett
     for index, losses in ((1, 0), (3, 4), (5, 8), (6, 9), (8, 10)):
         curve.add(index, np.r_[np.ones(losses), np.zeros(300 - losses)], tau=5.0 + index)
     target = AIMS.target(0.03)
-    kept = curve.loosest(target)
-    assert kept == 1
-    assert curve.between(target, [1, 8]) == [5]
-    assert curve.between(target, [1]) == [] and curve.between(target, [1, 3]) == []
+    assert curve.loosest(target) == 1
+    assert [curve.between(target, places) for places in ([1, 8], [1], [1, 3])] == [[5], [], []]
     assert Curve(13).between(target, []) == []
 
 

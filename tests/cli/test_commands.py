@@ -45,7 +45,7 @@ OTHERS = {
 MACHINES = {"doctor": "advice", "tune": "winner", "generate": "text", "inspect": "certificate", "bench": None}
 MODEL = "transformers:AutoModelForCausalLM.from_pretrained"
 INNERMOST = {
-    "init": "gistgate.cli.init:create",
+    "init": "gistgate.cli.init:task_files",
     "inspect": "gistgate.core.gate:Gate.load",
     "export": "gistgate.core.gate:Gate.load",
     "calibrate": "gistgate.core.gate:Gate.load",

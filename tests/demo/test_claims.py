@@ -31,67 +31,59 @@ def certified():
     return options(point(0.01, certified=False), point(0.03, settings={"risk": 0.2}))
 
 
+def built(wishes, warned=None):
+    """The decoder of these options, which warns as it is built."""
+    if warned is None:
+        return build_decoder(TARGET, TOKENIZER, wishes)
+    with pytest.warns(UserWarning, match=warned):
+        return build_decoder(TARGET, TOKENIZER, wishes)
+
+
 def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified(certified):
-    decoder = build_decoder(TARGET, TOKENIZER, certified)
-    bound = 100 * certified.gate.certificate.points[1].bound
-    assert own_claim(certified, decoder).startswith(
-        f"Certified: loses at most 3 points with 95 % confidence (bound {bound:.2f})"
-    )
+    decoder = built(certified)
+    told = f"loses at most 3 points with 95 % confidence (bound {100 * certified.gate.certificate.points[1].bound:.2f})"
+    assert own_claim(certified, decoder).startswith(f"Certified: {told}")
     assert "not among the certified values (0.2)" in claim(certified, decoder, decoder.rule, 0.3)
+    assert own_claim(certified, decoder, "another prompting").startswith("Not certified: another prompting")
 
 
-def test_another_k_is_not_certified(certified):
-    other = DecodeOptions(draft=DRAFT, gate=certified.gate, block=certified.gate.certificate.block + 1)
-    with pytest.warns(UserWarning, match="block"):
-        decoder = build_decoder(TARGET, TOKENIZER, other)
-    assert own_claim(other, decoder).startswith("Not certified: block is")
+@pytest.mark.parametrize("wish, warned, said", [
+    ({"block": 5}, "block", "block is"),  # 4 was certified
+    ({"stop_drafting": "0.4"}, "drafts end by another policy", "drafts end by another policy"),
+])  # fmt: skip
+def test_what_the_terminal_warns_of_is_not_called_certified(certified, wish, warned, said):
+    other = DecodeOptions(draft=DRAFT, gate=certified.gate, **wish)
+    assert own_claim(other, built(other, warned)).startswith(f"Not certified: {said}")
 
 
 def test_a_preset_is_judged_by_its_own_settings():
     named = options(point(0.03, settings={"theta": 0.9}), rule="fly-amd", settings={"theta": 0.9})
     named.gate.certificate = replace(named.gate.certificate, rule="fly", knob="theta")
-    with pytest.warns(UserWarning, match="window is 5, but 6 was certified"):
-        decoder = build_decoder(TARGET, TOKENIZER, named)
-    assert own_claim(named, decoder) == "Not certified: window is 5, but 6 was certified."
-
-
-def test_what_the_terminal_warns_of_is_not_called_certified(certified):
-    ending = DecodeOptions(draft=DRAFT, gate=certified.gate, stop_drafting="0.4")
-    with pytest.warns(UserWarning, match="drafts end by another policy"):
-        decoder = build_decoder(TARGET, TOKENIZER, ending)
-    assert own_claim(ending, decoder).startswith("Not certified: drafts end by another policy")
-    decoder = build_decoder(TARGET, TOKENIZER, certified)
-    assert own_claim(certified, decoder, "another prompting").startswith("Not certified: another prompting")
+    said = "window is 5, but 6 was certified"
+    assert own_claim(named, built(named, said)) == f"Not certified: {said}."
 
 
 @pytest.mark.parametrize("named", [{"drafter": "none"}, {"block": 0}])
 def test_plain_decoding_loses_nothing(certified, named):
     plain = DecodeOptions(draft=DRAFT, gate=certified.gate, settings={"risk": 0.7}, **named)
-    decoder = build_decoder(TARGET, TOKENIZER, plain)
+    decoder = built(plain)
     assert claim(plain, decoder, decoder.rule, 0.5) == "Decoding is plain, so that nothing can be lost."
 
 
 def test_without_a_certificate_the_page_says_so():
-    loose = options(rule="autojudge", settings={"risk": 0.2})
-    with pytest.warns(UserWarning, match="no certificate"):
-        decoder = build_decoder(TARGET, TOKENIZER, loose)
+    loose, strict = options(rule="autojudge", settings={"risk": 0.2}), options()
+    decoder = built(loose, "no certificate")
     assert own_claim(loose, decoder) == "Not certified: there is no certificate."
     assert certificate_table(decoder) == {} and provenance_table(decoder)["seed"] == 7
-
-
-def test_the_slider_has_the_rule_of_the_gate_where_decoding_is_strict():
-    strict = options()
-    with pytest.warns(UserWarning, match="no certificate"):
-        decoder = build_decoder(TARGET, TOKENIZER, strict)
+    decoder = built(strict, "no certificate")
     assert decoder.rule.id == "exact" and own_claim(strict, decoder) is None
-    assert slider_rule(decoder).id == "autojudge"
+    assert slider_rule(decoder).id == "autojudge"  # the slider has the rule of the gate
 
 
 def test_the_written_page_holds_both_answers_and_the_certificate(certified, tmp_path):
-    decoder = build_decoder(TARGET, TOKENIZER, certified)
+    decoder = built(certified)
     loaded = SimpleNamespace(decoder=decoder, target=Target(TARGET, TOKENIZER), options=certified, uncovered=None)
-    ids = loaded.target.encode("Tom has")
-    write_trace(tmp_path / "trace.html", loaded, "Tom has", ids, {"max_new_tokens": 12})
+    write_trace(tmp_path / "trace.html", loaded, "Tom has", loaded.target.encode("Tom has"), {"max_new_tokens": 12})
     page = (tmp_path / "trace.html").read_text()
     assert page.count('role="listbox"') == 2 and "autojudge, risk 0.2" in page
     assert "Certified: loses at most" in page and "budget 0.03.bound" in page and "target.architecture" in page

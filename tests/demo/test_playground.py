@@ -1,4 +1,4 @@
-"""The slider's settings, what the page may ask, and tokens that arrive round by round until the reader leaves."""
+"""The slider's settings, what the page may ask, and tokens that arrive round by round."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from gistgate.core.utils import UserError
 from gistgate.demo.page import record, strict_run
 from gistgate.demo.server import Question, knob_values, stream
 from gistgate.measure.trace import trace
-from tests.demo.playing import decoding_threads, playground
+from tests.demo.playing import playground
 from tests.tiny import byte_tokenizer, tiny_pair
 
 GROUND = playground()
@@ -64,19 +64,6 @@ def test_nothing_behind_a_stop_is_shown():
     stop = next(character for character in whole[8:] if character.isascii() and character.isprintable())
     steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30, stops=[stop]))
     assert "".join(token.text for step in steps for token in step.tokens) == whole[: whole.index(stop) + 1]
-
-
-def test_a_reader_who_leaves_ends_decoding():
-    steps = stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=400)
-    next(steps)
-    assert decoding_threads()
-    steps.close()
-    assert not decoding_threads()
-
-
-def test_a_refused_request_reaches_the_reader():
-    with pytest.raises(UserError, match="exceed the context"):
-        list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=4000))
 
 
 def test_the_strict_run_is_a_strict_decoders_and_recording_leaves_the_decoder_as_it_was():

@@ -8,15 +8,7 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.adaptive import (
-    UNPROVEN,
-    AdaptiveDrafter,
-    Costs,
-    ModelOrTextDrafter,
-    Option,
-    Recent,
-    speed,
-)
+from gistgate.drafters.adaptive import UNPROVEN, AdaptiveDrafter, Costs, ModelOrTextDrafter, Option, Recent, speed
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.suffix import SuffixDrafter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -132,65 +133,67 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
     assert num_accepted(decoded(SuffixDrafter(factor=4.0, min_probability=0.0), kind, again)) > 0
 
 
-def shared_pair(**sizes: int) -> tuple[SuffixDrafter, SuffixDrafter, SharedSuffixes]:
-    shared = SharedSuffixes(**sizes)
-    return SuffixDrafter(scope="global", shared=shared), SuffixDrafter(scope="global", shared=shared), shared
+class Sharing:
+    """Two drafters with the same shared texts; `told` shows one of them texts, `asked` is what the other proposes."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.shared = SharedSuffixes(**sizes)
+        self.one, self.other = (SuffixDrafter(scope="global", shared=self.shared) for _ in range(2))
+
+    def told(self, *texts: list[int]) -> None:
+        proposed(self.one, texts, 4)
+
+    def asked(self, text: list[int], num: int = 4) -> list[int]:
+        return proposed(self.other, [text], num)[0]
 
 
 def test_an_answer_serves_other_requests_only_where_they_opted_in():
-    one, other, shared = shared_pair()
+    both = Sharing()
     for end in (2, 5, 9):
-        proposed(one, [[40, 41, 1, 2, 3, 4, 5, 6, 7][:end]], 4)
-    assert shared.size == 7
-    assert proposed(other, [[30, 2, 3]], 4) == [[4, 5]]
+        both.told([40, 41, 1, 2, 3, 4, 5, 6, 7][:end])
+    assert both.shared.size == 7 and both.asked([30, 2, 3]) == [4, 5]
     assert proposed(SuffixDrafter(), [[30, 2, 3]], 4) == [[]]
-    assert proposed(other, [[30, 40]], 4) == [[]], "the prompt is nobody else's"
+    assert both.asked([30, 40]) == [], "the prompt is nobody else's"
 
 
 def test_the_request_s_own_text_comes_first_where_scores_are_equal():
     """`2 3` goes on with 9 once of twice in the own text, and with 8 twice of four times in all answers."""
-    one, other, _ = shared_pair()
-    proposed(one, [[50], [51]], 4)
-    proposed(one, [[50, 2, 3, 8], [51, 2, 3, 8]], 4)
-    proposed(other, [[60]], 4)
-    assert proposed(other, [[60, 2, 3, 9, 2, 3]], 1) == [[9]]
-    proposed(one, [[50, 2, 3, 8, 2, 3, 8], [51, 2, 3, 8, 2, 3, 8]], 4)
-    assert proposed(other, [[60, 2, 3, 9, 2, 3]], 1) == [[8]], "four times of six"
+    both = Sharing()
+    both.told([50], [51])
+    both.told([50, 2, 3, 8], [51, 2, 3, 8])
+    both.asked([60])
+    assert both.asked([60, 2, 3, 9, 2, 3], 1) == [9]
+    both.told([50, 2, 3, 8, 2, 3, 8], [51, 2, 3, 8, 2, 3, 8])
+    assert both.asked([60, 2, 3, 9, 2, 3], 1) == [8], "four times of six"
 
 
 def test_shared_answers_leave_first_in_first_out():
-    one, other, shared = shared_pair(capacity=8)
-    proposed(one, [[50], [51]], 4)
-    proposed(one, [[50, 1, 2, 3, 4], [51]], 4)
-    proposed(one, [[50, 1, 2, 3, 4], [51, 5, 6, 7, 8]], 4)
-    assert proposed(other, [[60, 1, 2]], 4) == [[3, 4]]
-    assert proposed(other, [[60, 5, 6]], 4) == [[7, 8]]
-    one.select([1])
-    proposed(one, [[51, 5, 6, 7, 8, 9]], 4)
-    assert shared.size == 5
-    other.start(1)
-    assert proposed(other, [[60, 1, 2]], 4) == [[]]
-    other.start(1)
-    assert proposed(other, [[60, 5, 6]], 4) == [[7, 8]]
+    both = Sharing(capacity=8)
+    for texts in ([[50], [51]], [[50, 1, 2, 3, 4], [51]], [[50, 1, 2, 3, 4], [51, 5, 6, 7, 8]]):
+        both.told(*texts)
+    assert both.asked([60, 1, 2]) == [3, 4] and both.asked([60, 5, 6]) == [7, 8]
+    both.one.select([1])
+    both.told([51, 5, 6, 7, 8, 9])
+    assert both.shared.size == 5
+    for text, expected in (([60, 1, 2], []), ([60, 5, 6], [7, 8])):
+        both.other.start(1)
+        assert both.asked(text) == expected
 
 
 def test_an_answer_longer_than_the_capacity_begins_again():
     """Its first five tokens do not fit and leave together; the next four do."""
-    one, other, shared = shared_pair(capacity=4)
+    both = Sharing(capacity=4)
     for end in range(1, 11):
-        proposed(one, [list(range(50, 50 + end))], 4)
-        assert shared.size == (end - 1) % 5
-    assert proposed(other, [[30, 56, 57]], 4) == [[58, 59]]
-    assert proposed(other, [[30, 51, 52]], 4) == [[]]
+        both.told(list(range(50, 50 + end)))
+        assert both.shared.size == (end - 1) % 5
+    assert both.asked([30, 56, 57]) == [58, 59] and both.asked([30, 51, 52]) == []
 
 
 def test_a_text_that_is_taken_back_is_taken_back_from_the_others_too():
-    one, other, shared = shared_pair()
-    proposed(one, [[50]], 4)
-    proposed(one, [[50, 1, 2, 3, 4]], 4)
-    proposed(one, [[50, 1, 2, 9]], 4)
-    assert shared.size == 3
-    assert proposed(other, [[60, 1, 2]], 4) == [[9]]
+    both = Sharing()
+    for text in ([50], [50, 1, 2, 3, 4], [50, 1, 2, 9]):
+        both.told(text)
+    assert both.shared.size == 3 and both.asked([60, 1, 2]) == [9]
 
 
 def test_a_shared_memory_never_changes_strict_answers():
@@ -343,18 +346,21 @@ def test_find(seed: int):
             assert tree.follow(place) == after and place.node.count == known[run] and place.length == len(run)
 
 
-def test_what_nobody_shares_is_not_stored():
-    tree, text = SuffixTree(32), Text()
-    for token in range(1000):
+def grown(depth: int, ids: Iterable[int]) -> tuple[SuffixTree, Text]:
+    tree, text = SuffixTree(depth), Text()
+    for token in ids:
         tree.append(text, token)
+    return tree, text
+
+
+def test_what_nobody_shares_is_not_stored():
+    tree, text = grown(32, range(1000))
     assert len(tree.root.children) == 1000
     assert not any(child.children for child in tree.root.children.values()) and not text.open
 
 
 def test_a_walk_takes_the_most_frequent_and_stops_where_it_gets_unlikely():
-    tree, text = SuffixTree(8), Text()
-    for token in [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 9]:
-        tree.append(text, token)
+    tree, _ = grown(8, [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 9])
     place = tree.find([1])
     assert place is not None and place.node.count == 4
     ids, score = tree.walk(place, 2, 0.1, 10)

@@ -104,7 +104,7 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place):
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, TOKENIZER, vocabulary=place / "words.json"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
-    with pytest.raises(UserError, match="Name the file of that part with --draft-vocabulary"):
+    with pytest.raises(UserError, match="Name its file with --draft-vocabulary"):
         load_models(Options(**named))
     assert load_models(Options(**named, draft_vocabulary=str(place / "words.json"))).gate
 
@@ -161,5 +161,5 @@ def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place, monkeypatch):
 def test_a_draft_that_is_not_there_cannot_be_lighter(place):
     named = {"task": "sums", "target": str(place / "target"), "rule": "prob", "drafter": "lookup"}
     for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
-        with pytest.raises(UserError, match="make a draft model lighter, and there is none"):
+        with pytest.raises(UserError, match="say how a draft is loaded, and no draft is named"):
             load_models(Options(**named, out=place / "certificate", **lighter))

@@ -37,7 +37,7 @@ def task(data, monkeypatch):
 
 def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(tasks, "build", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(tasks.ConfigurableTask, "download", lambda *_, **__: pytest.fail("was loaded"))
     monkeypatch.setattr(code_tasks, "runs", lambda *_: pytest.fail("was run"))
     for name in (NAME, "mbpp"):
         with pytest.raises(UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"):

@@ -15,24 +15,12 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.measure.outlook import (
-    TIMED,
-    Lengths,
-    Mismatches,
-    advice,
-    fastest,
-    labelling,
-    lengths_of,
-    limit_advice,
-    measure,
-    outlook,
-    strict_answers,
-    tau_at,
-)
+from gistgate.measure import outlook as measured
+from gistgate.measure.outlook import TIMED, Lengths, Mismatches, advice, limit_advice, measure, outlook, tau_at
 from tests.tiny import tiny_pair
 
-HISTOGRAM = {0: 2, 4: 6, 8: 2}
-"""Ten rounds at K = 8."""
+HISTOGRAM = {0: 2, 4: 6, 8: 2}  # ten rounds at K = 8
+TARGET, DRAFT = tiny_pair()
 
 
 def test_a_shorter_block_cuts_the_accepted_lengths():
@@ -42,79 +30,62 @@ def test_a_shorter_block_cuts_the_accepted_lengths():
         tau_at({}, 4)
 
 
-def test_the_speed_is_tau_over_the_price_of_a_round():
+def test_the_speed_is_tau_over_the_price_of_a_round_which_is_linear_between_measured_blocks():
     one = outlook(Costs(0.1, 0.25, {4: 1.0, 8: 1.5}), HISTOGRAM, 8)
     assert one.strict == pytest.approx(5.0 / (1.5 + 8 * 0.25)) and one.ceiling == pytest.approx(9 / 3.5)
-
-
-def test_verification_is_linear_between_measured_blocks_and_constant_outside():
     costs = Costs(0.1, 0.1, {4: 1.0, 8: 1.4})
     assert [costs.verification(k) for k in (2, 4, 5, 8, 16)] == pytest.approx([1.0, 1.0, 1.1, 1.4, 1.4])
 
 
-@pytest.mark.parametrize(
-    "draft, histogram, said",
-    [
-        (1.2, HISTOGRAM, "Speculation cannot pay"),
-        (0.1, {8: 10}, "A gate is not worth its labels"),
-        (0.1, HISTOGRAM, "A gate can pay"),
-        (0.6, {0: 9, 8: 1}, "does not pay"),
-    ],
-)
+@pytest.mark.parametrize("draft, histogram, said", [
+    (1.2, HISTOGRAM, "Speculation cannot pay"),
+    (0.1, {8: 10}, "A gate is not worth its labels"),
+    (0.1, HISTOGRAM, "A gate can pay"),
+    (0.6, {0: 9, 8: 1}, "does not pay"),
+])  # fmt: skip
 def test_there_is_one_recommendation(draft: float, histogram: dict[int, int], said: str):
     costs = Costs(0.1, draft, {4: 1.0, 8: 1.0})
     assert said in advice([outlook(costs, histogram, block) for block in (2, 4, 8)])
 
 
-def test_costs_of_a_real_pair_are_measured_without_reading_the_prompt():
-    target, draft = tiny_pair()
-    decoder = Decoder(target, ModelDrafter(draft), Exact(), 4)
+def test_costs_of_a_real_pair_are_measured_on_few_prompts_without_reading_them():
+    decoder, unreadable = Decoder(TARGET, ModelDrafter(DRAFT), Exact(), 4), [10**9]
     costs = measure(decoder, [[1, 2, 3], [4, 5]], (2, 4), max_new_tokens=24)
     assert costs.step > 0 and costs.draft > 0 and set(costs.verify) == {2, 4} and min(costs.verify.values()) > 0
     with pytest.raises(UserError, match="first round"):
         measure(decoder, [[1, 2, 3]], (2,), max_new_tokens=1)
+    assert measure(decoder, [[1, 2, 3]] * TIMED + [unreadable], (2,), max_new_tokens=8).step > 0
+    with pytest.raises(UserError, match="token id 1000000000"):
+        measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)
 
 
 def test_a_mismatch_is_a_draft_token_that_was_refused():
     """Not a round in which less than K tokens, or none, were found to draft."""
-    target, draft = tiny_pair()
     counted = []
-    for drafter in (PromptLookup(), ModelDrafter(draft)):
+    for drafter in (PromptLookup(), ModelDrafter(DRAFT)):
         seen = Mismatches()
-        decoder = Decoder(target, drafter, Exact(), 8)
-        answers = strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
+        decoder = Decoder(TARGET, drafter, Exact(), 8)
+        answers = measured.strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
         found = total([answer.statistics for answer in answers])
         counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
-        assert labelling(found, seen.number, 2).per_prompt == seen.number / 2
+        assert measured.labelling(found, seen.number, 2).per_prompt == seen.number / 2
     (by_lookup, short), _ = counted
     assert by_lookup < short and counted[1][0] > 0
-
-
-def test_costs_need_few_prompts():
-    target, draft = tiny_pair()
-    decoder, unreadable = Decoder(target, ModelDrafter(draft), Exact(), 4), [10**9]
-    assert measure(decoder, [[1, 2, 3]] * TIMED + [unreadable], (2,), max_new_tokens=8).step > 0
-    with pytest.raises(UserError, match="token id 1000000000"):
-        measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)
 
 
 def test_a_slow_reading_of_the_prompt_does_not_change_the_costs():
     runs = iter([{"total": 9.0, "draft": 0.5}, {"total": 1.0, "draft": 0.9}, {"total": 1.2, "draft": 0.7}])
     generate = lambda _batch: [SimpleNamespace(statistics=Statistics(forwards=3, seconds=next(runs)))]  # noqa: E731
     decoder: Any = SimpleNamespace(generate=generate)
-    assert fastest(decoder, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
+    assert measured.fastest(decoder, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
     assert next(runs, None) is None
 
 
-def answer(tokens: int, finish: str = "eos") -> Generation:
-    """An answer of so many tokens."""
-    return Generation([7] * tokens, [], finish, Statistics())
-
-
 def test_cut_answers_are_counted_apart_from_those_that_end_at_the_limit():
-    answers = [answer(30), answer(64, "length"), answer(64), answer(50, "stop")]
-    assert lengths_of(answers, 64) == Lengths(answers=4, cut=1, longest=64, limit=64)
-    assert lengths_of([answer(64, "length")], 64) == Lengths(answers=1, cut=1, longest=0, limit=64)
+    ends = ((30, "eos"), (64, "length"), (64, "eos"), (50, "stop"))
+    answers = [Generation([7] * tokens, [], finish, Statistics()) for tokens, finish in ends]
+    assert measured.lengths_of(answers, 64) == Lengths(answers=4, cut=1, longest=64, limit=64)
+    assert measured.lengths_of(answers[1:2], 64) == Lengths(answers=1, cut=1, longest=0, limit=64)
 
 
 @pytest.mark.parametrize(("longest", "enough"), [(0, 0), (1, 10), (40, 60), (51, 80), (213, 320)])
@@ -122,26 +93,18 @@ def test_the_proposal_is_half_as_long_again(longest: int, enough: int):
     assert Lengths(20, 0, longest, 400).enough == enough
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (Lengths(20, 0, 51, 64), "None of 20 .* limit of 64 tokens and the longest has 51. A limit of 80 tokens"),
-        (Lengths(20, 2, 213, 400), "2 of 20 .* never end; the longest of the others has 213. A limit of 320 tokens"),
-    ],
-)
-def test_answers_that_end_propose_a_limit(found: Lengths, said: str):
-    assert found.is_told and re.search(said, limit_advice(found))
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        Lengths(20, 5, 158, 160),  # the others end right below the limit: many more tokens may be needed
-        Lengths(20, 15, 20, 64),  # a base model that goes on behind its answer
-        Lengths(20, 20, 0, 64),
-    ],
-)
-def test_a_limit_that_cuts_whole_answers_has_to_be_raised_first(found: Lengths):
-    assert not found.is_told
-    assert f"--max-new-tokens {4 * found.limit}, or with what the context leaves" in limit_advice(found)
-    assert "A limit of" not in limit_advice(found)
+@pytest.mark.parametrize(("found", "said"), [
+    (Lengths(20, 0, 51, 64), "None of 20 .* limit of 64 tokens and the longest has 51. A limit of 80 tokens"),
+    (Lengths(20, 2, 213, 400), "2 of 20 .* never end; the longest of the others has 213. A limit of 320 tokens"),
+    (Lengths(20, 5, 158, 160), None),  # the others end right below the limit: many more tokens may be needed
+    (Lengths(20, 15, 20, 64), None),  # a base model that goes on behind its answer
+    (Lengths(20, 20, 0, 64), None),
+])  # fmt: skip
+def test_answers_that_end_propose_a_limit_and_one_that_cuts_whole_answers_has_to_be_raised(found: Lengths, said: Any):
+    told = limit_advice(found)
+    assert found.is_told == (said is not None)
+    if said:
+        assert re.search(said, told)
+    else:
+        assert f"--max-new-tokens {4 * found.limit}, or with what the context leaves" in told
+        assert "A limit of" not in told

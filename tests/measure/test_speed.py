@@ -18,21 +18,7 @@ from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.measure import speed
-from gistgate.measure.speed import (
-    ASSISTED,
-    DEFAULTS,
-    LOOKUP,
-    Contender,
-    Timed,
-    by_kind,
-    contender,
-    race,
-    side_by_side,
-    theirs,
-    times_of,
-    working,
-    written,
-)
+from gistgate.measure.speed import ASSISTED, DEFAULTS, LOOKUP, Contender, Timed, contender, race, theirs, times_of
 from gistgate.rules import make_rule
 from tests.architectures import greedy, noisy_copy, pair, prompts, tiny_model
 
@@ -53,11 +39,12 @@ def scripted(name: str, answers: Any = lambda batch: [[1, 2]] * len(batch), **mo
     return Contender(name, lambda batch: (answers(batch), Statistics(forwards=1)), **more)
 
 
-def test_an_answer_ends_with_its_first_end_token():
-    assert written([5, 6, 2, 2, 2], [2], pad=2) == 3
-    assert written([5, 6, 2, 0, 0], [2], pad=0) == 3
-    assert written([5, 6, 7], [2], pad=0) == 3
-    assert written([5, 6, 0], [2], pad=0) == 2  # a stop string ended it
+@pytest.mark.parametrize("ids, pad, counted", [
+    ([5, 6, 2, 2, 2], 2, 3), ([5, 6, 2, 0, 0], 0, 3), ([5, 6, 7], 0, 3),
+    ([5, 6, 0], 0, 2),  # a stop string ended it
+])  # fmt: skip
+def test_an_answer_ends_with_its_first_end_token(ids: list[int], pad: int, counted: int):
+    assert speed.written(ids, [2], pad=pad) == counted
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -98,9 +85,9 @@ def test_what_a_models_own_configuration_asks_of_generate_is_left_out(extra: dic
 
 
 def test_a_batch_counts_all_its_rows(models: SimpleNamespace):
-    ids = prompts(7, 9)
-    alone = [answer for row in ids for answer in theirs(models, REQUEST)([row])[0]]
-    assert theirs(models, REQUEST)(ids)[0] == alone and sum(map(len, alone)) == 24
+    ids, decode = prompts(7, 9), theirs(models, REQUEST)
+    alone = [answer for row in ids for answer in decode([row])[0]]
+    assert decode(ids)[0] == alone and sum(map(len, alone)) == 24
 
 
 def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
@@ -108,7 +95,7 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
         return lambda batch: [[7] * 4 if batch[0][0] == looping else [1, 2]]
 
     field = [scripted("plain", answers(2), is_baseline=True, also=("exact",)), scripted("loose", answers(0))]
-    found = by_kind(field, times_of(field, race(field, [[[1]], [[2]], [[3]]], repeats=2)))
+    found = speed.by_kind(field, times_of(field, race(field, [[[1]], [[2]], [[3]]], repeats=2)))
     assert set(found["baselines"]) == {"plain"} and set(found["methods"]) == {"exact", "loose"}
     for one in (found["baselines"]["plain"], found["methods"]["loose"]):
         assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
@@ -133,7 +120,7 @@ def test_what_cannot_decode_is_a_result_with_its_reason():
     def broken(batch: Any) -> Any:
         raise RuntimeError("no kernel\nmore")
 
-    able, failed = working([scripted("a"), Contender("b", broken)], [[1]])
+    able, failed = speed.working([scripted("a"), Contender("b", broken)], [[1]])
     assert [one.name for one in able] == ["a"] and failed == {"b": "RuntimeError: no kernel"}
 
 
@@ -146,27 +133,13 @@ def test_plain_strict_and_loose_run_side_by_side(
     monkeypatch.setattr(LoopGuard, "is_loop", lambda self, ids: ids in loops)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=1e-9), 4)
     assert decoder.generate(BATCH[1:2], max_new_tokens=NUM)[0].ids not in loops  # the others loop, it does not
-    found, console = side_by_side(decoder, BATCH, max_new_tokens=NUM), Console(width=100)
+    found, console = speed.side_by_side(decoder, BATCH, max_new_tokens=NUM), Console(width=100)
     assert [one.name for one in found] == ["plain", "strict", "prob"]
     assert [one.statistics.tokens for one in found] == [NUM * counted] * 3
     assert [one.loops for one in found] == [len(looping)] * 3 and all(one.seconds > 0 for one in found)
     with console.capture() as shown:
         console.print(timed(found))
     assert ("1 prompts were answered with a loop" in shown.get()) == (len(looping) == 1)
-
-
-class Scripted:
-    """A decoder whose runs take what is written down, whatever it is asked, and answer with 3, 4, 5 .. tokens."""
-
-    block, engine = 0, SimpleNamespace(name="eager")
-
-    def __init__(self, *seconds: float) -> None:
-        self.seconds, self.now, self.asked = list(seconds), 100.0, list[Any]()
-
-    def generate(self, batch: Sequence[Sequence[int]], **request: Any) -> list[Any]:
-        self.now += self.seconds.pop(0)
-        self.asked.append((batch, request["max_new_tokens"]))
-        return [SimpleNamespace(ids=[7] * (3 + row), statistics=Statistics()) for row in range(len(batch))]
 
 
 @pytest.mark.parametrize(
@@ -177,15 +150,22 @@ class Scripted:
 def test_a_rate_is_tokens_per_second_of_the_better_of_two_runs_behind_a_warm_up(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], wait: float, expected: float
 ):
-    decoder: Any = Scripted(*seconds)
+    """The decoder's runs take what is written down, and it answers with 3, 4, 5 tokens."""
+    left, asked, now = list(seconds), list[Any](), [100.0]
+
+    def generate(batch: Sequence[Sequence[int]], **request: Any) -> list[Any]:
+        now[0] += left.pop(0)
+        asked.append((batch, request["max_new_tokens"]))
+        return [SimpleNamespace(ids=[7] * (3 + row), statistics=Statistics()) for row in range(len(batch))]
 
     def finish() -> None:
-        decoder.now += wait * (len(decoder.asked) > 1)
+        now[0] += wait * (len(asked) > 1)
 
-    monkeypatch.setattr(speed, "perf_counter", lambda: decoder.now)
+    decoder: Any = SimpleNamespace(block=0, engine=SimpleNamespace(name="eager"), generate=generate)
+    monkeypatch.setattr(speed, "perf_counter", lambda: now[0])
     monkeypatch.setattr(speed, "synchronise", finish)
     assert speed.rate(decoder, BATCH, {"max_new_tokens": NUM}) == pytest.approx(expected)
-    assert decoder.asked == [(BATCH, NUM)] * 3
+    assert asked == [(BATCH, NUM)] * 3
 
 
 def test_the_fastest_on_development_prompts_is_taken_and_what_is_lost_is_tried_no_further(

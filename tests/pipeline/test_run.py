@@ -13,9 +13,10 @@ import psutil
 import pytest
 import torch
 
+from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline import run
-from pipeline.run import Shards, num_shards, read_shards, side_by_side
+from pipeline.run import Shards, shard_files, side_by_side
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,8 +156,8 @@ def test_a_killed_start_loses_only_the_shard_it_was_making(folder):
     assert made == [0, 1] and not (folder / "out").exists()
     make_all({"block": 8}, made)
     assert made == [0, 1, 2]
-    assert [int(table["x"]) for table in read_shards(folder / "out")] == [0, 1, 2]
-    assert num_shards(folder / "out") == 3 and list((folder / ".scratch").iterdir()) == []
+    assert [int(load_tensors(file)["x"]) for file in shard_files(folder / "out")] == [0, 1, 2]
+    assert list((folder / ".scratch").iterdir()) == []
 
 
 def test_other_settings_find_no_old_shards(folder):
@@ -169,7 +170,7 @@ def test_other_settings_find_no_old_shards(folder):
 
 def test_a_folder_without_shards_is_refused(folder):
     with pytest.raises(UserError, match="dvc repro"):
-        num_shards(folder)
+        shard_files(folder)
 
 
 @pytest.mark.parametrize(

@@ -145,21 +145,15 @@ ASCEND = {"form": "ascend"}
 
 @pytest.mark.parametrize(
     "settings, row, draft, expected",
-    [
-        ({}, PEAKED, [1, 2, 3], [1, 0, 0]),
-        ({}, FLAT, [5, 7], [1, 0]),
-        ({"eps": 0.12}, PEAKED, [1], [0]),  # the looser of the two thresholds decides
-        ({"delta": 0.2}, PEAKED, [1], [1]),
-        ({"delta": 0.1}, PEAKED, [2], [1]),
-        ({"eps": 1.0, "delta": 0.1}, FLAT, [7], [1]),
-        ({"scale": 9.0}, PEAKED, [1, 2, 3], [0, 0, 0]),  # the scale moves both
-        ({"scale": 1.2}, PEAKED, [1, 2, 3], [1, 0, 0]),
-        ({"scale": 0.5}, PEAKED, [1, 2, 3], [1, 1, 0]),
-        ({"scale": 0.0}, PEAKED, [1, 2, 3], [1, 1, 1]),
-        (ASCEND, PEAKED, [0, 1], [1, 0]),
-        ({"scale": 0.1, **ASCEND}, PEAKED, [1, 2], [1, 0]),
-    ],
-)
+    [({}, PEAKED, [1, 2, 3], [1, 0, 0]), ({}, FLAT, [5, 7], [1, 0])]
+    # the looser of the two thresholds decides
+    + [({"eps": 0.12}, PEAKED, [1], [0]), ({"delta": 0.2}, PEAKED, [1], [1]), ({"delta": 0.1}, PEAKED, [2], [1])]
+    + [({"eps": 1.0, "delta": 0.1}, FLAT, [7], [1])]
+    # the scale moves both
+    + [({"scale": scale}, PEAKED, [1, 2, 3], [1] * num + [0] * (3 - num))
+       for scale, num in ((9.0, 0), (1.2, 1), (0.5, 2), (0.0, 3))]
+    + [(ASCEND, PEAKED, [0, 1], [1, 0]), ({"scale": 0.1, **ASCEND}, PEAKED, [1, 2], [1, 0])],
+)  # fmt: skip
 def test_typical(settings: dict[str, Any], row: list[float], draft: list[int], expected: list[int]):
     more = {"greedy": False, "uniforms": [0.999] * (len(draft) + 1)}
     found = verdict(Typical(**settings), *[row] * (len(draft) + 1), draft=draft, **more)
@@ -211,16 +205,13 @@ def test_typical_alone_draws_from_p_and_beside_the_strict_test_from_the_residual
 
 @pytest.mark.parametrize(
     "q, lenience, uniform, expected",
-    [
-        ([0.8, 0.1, 0.1], 1.0, 0.24, True),  # p / q = 1/4
-        ([0.8, 0.1, 0.1], 1.0, 0.26, False),
-        ([0.8, 0.1, 0.1], 0.5, 0.49, True),
-        ([0.8, 0.1, 0.1], 0.5, 0.51, False),
-        ([0.8, 0.1, 0.1], 0.25, 0.999, True),
-        (None, 1.0, 0.3, False),  # a draft without probabilities counts as certain
-        (None, 0.5, 0.3, True),
-    ],
-)
+    # p / q = 1/4
+    [([0.8, 0.1, 0.1], lenience, uniform, expected)
+     for lenience, uniform, expected in ((1.0, 0.24, True), (1.0, 0.26, False), (0.5, 0.49, True), (0.5, 0.51, False),
+                                         (0.25, 0.999, True))]
+    # a draft without probabilities counts as certain
+    + [(None, 1.0, 0.3, False), (None, 0.5, 0.3, True)],
+)  # fmt: skip
 def test_lenience(q: list[float] | None, lenience: float, uniform: float, expected: bool):
     z, more = of(0.2, 0.4, 0.4), {"q": None if q is None else [q]}
     assert verdict(Lenience(lenience), z, z, draft=[0], uniforms=[uniform, 0.5], greedy=False, **more) == [expected]
@@ -316,17 +307,13 @@ BEGIN, END = 1, 2
 
 @pytest.mark.parametrize(
     "settings, draft, expected",
-    [
-        ({"mode": "diff", "delta": 0.19}, [0, 1, 2], [1, 0, 0]),  # 0.5 - 0.3 = 0.2, 0.5 - 0.2 = 0.3
-        ({"mode": "diff", "delta": 0.21}, [0, 1, 2], [1, 1, 0]),
-        ({"mode": "diff", "delta": 0.31}, [0, 1, 2], [1, 1, 1]),
-        ({"mode": "ratio", "delta": 0.39}, [0, 1, 2], [1, 0, 0]),  # 0.3 / 0.5 = 0.6, 0.2 / 0.5 = 0.4
-        ({"mode": "ratio", "delta": 0.41}, [0, 1, 2], [1, 1, 0]),
-        ({"mode": "ratio", "delta": 0.61}, [0, 1, 2], [1, 1, 1]),
-        ({"k": 2, "delta": 1.0}, [1, 2, 3], [1, 0, 0]),  # never below the top
-        ({"k": 4}, [1, 2, 3], [1, 1, 1]),  # p(t*) = 0.5 <= delta: only k counts
-    ],
-)
+    # 0.5 - 0.3 = 0.2, 0.5 - 0.2 = 0.3; 0.3 / 0.5 = 0.6, 0.2 / 0.5 = 0.4
+    [({"mode": mode, "delta": delta}, [0, 1, 2], [1] * num + [0] * (3 - num))
+     for mode, deltas in (("diff", (0.19, 0.21, 0.31)), ("ratio", (0.39, 0.41, 0.61)))
+     for num, delta in enumerate(deltas, 1)]
+    # never below the top; where p(t*) = 0.5 <= delta only k counts
+    + [({"k": 2, "delta": 1.0}, [1, 2, 3], [1, 0, 0]), ({"k": 4}, [1, 2, 3], [1, 1, 1])],
+)  # fmt: skip
 def test_trt_delta_is_a_difference_or_a_share(settings: dict[str, Any], draft: list[int], expected: list[int]):
     assert verdict(TrtRelaxed(scope="all", **settings), *[HALVES] * 4, draft=draft) == [bool(one) for one in expected]
 

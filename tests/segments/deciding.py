@@ -1,9 +1,11 @@
 """A pair, prompts and one way to decode them by segments, for the tests of this folder."""
 
 from gistgate.core.decoder import Decoder
+from gistgate.core.request import eos_ids
 from gistgate.core.rule import Exact
 from gistgate.segments.build import segment_decoder
 from gistgate.segments.judging import SegmentRule
+from gistgate.segments.writing import Boundaries, SegmentWriter
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
@@ -22,6 +24,10 @@ def decoder(opinion, rule, draft=DRAFT, limit=8, **parts):
 
 def decode(opinion, rule, prompts=PROMPTS, request=None, **parts):
     return decoder(opinion, rule, **parts).generate(prompts, max_new_tokens=NUM, **(request or {}))
+
+
+def writer():
+    return SegmentWriter(TARGET, TOKENIZER, Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER)), 8)
 
 
 def texts(answers):

@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from gistgate.core.block import Block, Reason, Sampling
-from gistgate.core.request import Slots, eos_ids
+from gistgate.core.request import Slots
 from gistgate.core.utils import UserError
 from gistgate.measure.trace import trace
 from gistgate.segments.judging import (
@@ -24,14 +24,13 @@ from gistgate.segments.judging import (
     same_numbers,
 )
 from gistgate.segments.probes import Probe
-from gistgate.segments.writing import Boundaries, SegmentWriter
+from gistgate.segments.writing import Boundaries
 from tests.rules.enumerating import P, first_token
 from tests.segments.deciding import (
     NUM,
     PROMPTS,
     SEEDS,
     STRICT,
-    STYLE,
     TARGET,
     TOKENIZER,
     Watch,
@@ -40,7 +39,21 @@ from tests.segments.deciding import (
     forwards,
     greedy,
     texts,
+    writer,
 )
+
+
+class Says:
+    """A token gate that finds the first `num` tokens of a row harmless and doubts the others."""
+
+    layers, wants_q = frozenset(), False
+
+    def __init__(self, probability, num=10**6):
+        self.probability, self.num = probability, num
+
+    def __call__(self, block):
+        place = torch.arange(block.draft_ids.shape[1])
+        return torch.where(place < self.num, self.probability, 0.2).expand(block.draft_ids.shape)
 
 
 def probes():
@@ -51,8 +64,7 @@ def probes():
 @pytest.mark.parametrize("replacement", ["token", "segment"])
 @pytest.mark.parametrize("partial", [True, False])
 def test_closed_it_writes_the_greedy_text(partial, replacement):
-    rule = SegmentRule(threshold=2.0, partial=partial)
-    assert texts(decode(Constant(1.0), rule, replacement=replacement)) == greedy()
+    assert texts(decode(Constant(1.0), SegmentRule(2.0, partial=partial), replacement=replacement)) == greedy()
 
 
 def test_partial_acceptance_saves_forwards():
@@ -116,8 +128,9 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
 
 
 def test_no_segment_passes_at_no_threshold_and_in_no_draw():
-    block = Block(torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, 3, 4))
-    block = replace(block, gate_probs=torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2]), uniforms=torch.zeros(2, 3))
+    ids = torch.zeros(2, 2, dtype=torch.long)
+    opinions = torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2])
+    block = Block(ids, ids == 0, torch.zeros(2, 3, 4), gate_probs=opinions, uniforms=torch.zeros(2, 3))
     assert SegmentRule(threshold=0.0).accept(block, {}).tolist() == [[True, True], [False, False]]
     assert not SegmentDraw().accept(block, {}).any()
 
@@ -129,37 +142,25 @@ def test_the_shortcut_takes_segments_of_which_the_opinion_is_nothing():
         assert 0 < answer.statistics.extra["segments"] == answer.statistics.extra["segments_passed"]
 
 
-def test_a_token_ratio_inside_refused_segments_keeps_more():
+def test_a_token_ratio_inside_refused_segments_keeps_more_and_the_mean_logprob_of_an_equal_draft_is_one():
+    assert texts(decode(MeanLogprob(), SegmentRule(), draft=TARGET)) == greedy()
     loose = SegmentRule(threshold=2.0, ratio=0.2)
     assert forwards(decode(MeanLogprob(), loose)) < forwards(decode(MeanLogprob(), STRICT))
 
 
 def test_a_token_gate_speaks_inside_refused_and_cut_segments():
-    """It finds the first two tokens of a row harmless: these stay where the segment does not."""
-
-    class FirstTwo:
-        layers, wants_q = frozenset(), False
-
-        def __call__(self, block):
-            place = torch.arange(block.draft_ids.shape[1])
-            return torch.where(place < 2, 0.95, 0.2).expand(block.draft_ids.shape)
-
     logits = torch.tensor([3.0, 2.0, 1.0, 0.0]).expand(2, 4, 4)
     block = Block(torch.full((2, 3), 2), torch.ones(2, 3, dtype=torch.bool), logits)
-    parts = decoder(Constant(0.7), STRICT, token_gate=FirstTwo(), risk=0.1).parts
+    parts = decoder(Constant(0.7), STRICT, token_gate=Says(0.95, 2), risk=0.1).parts
     parts.drafter.lengths = [3, 0]
     judged = block.with_gate(parts.gate)
     assert judged.gate_probs[0].tolist() == pytest.approx([1.0, 1.0, 0.7])
     assert judged.gate_probs[1].tolist() == [1.0, 1.0, NO_SEGMENT]
     assert parts.gate.opinions.tolist() == pytest.approx([0.7, NO_SEGMENT])
-    assert SegmentRule(threshold=0.8).accept(judged, {}).tolist() == [[True, True, False]] * 2
-    assert SegmentRule(threshold=1.0).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    for threshold in (0.8, 1.0):
+        assert SegmentRule(threshold=threshold).accept(judged, {}).tolist() == [[True, True, False]] * 2
     assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either
     assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [[True] * 3, [True, True, False]]
-
-
-def test_the_mean_logprob_of_an_equal_draft_is_one():
-    assert texts(decode(MeanLogprob(), SegmentRule(), draft=TARGET)) == greedy()
 
 
 def test_a_remembered_text_is_resumed_by_ids():
@@ -181,8 +182,7 @@ def test_a_refused_segment_leaves_the_targets_distribution_alone(partial):
 
 
 def own(judge=lambda a, b: 0.0):
-    boundaries = Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER))
-    return Pair(SegmentWriter(TARGET, TOKENIZER, boundaries, 8), judge)
+    return Pair(writer(), judge)
 
 
 def drafted(text, steps):
@@ -231,22 +231,16 @@ def test_what_is_kept_is_counted():
     for answer in decode(Constant(1.0), SegmentRule(threshold=0.5)):
         found = answer.statistics.extra
         assert 0 < found["segments"] == found["segments_passed"] >= found["segments_kept"] > 0
-    for answer in decode(Constant(0.4), SegmentRule(threshold=0.5)):
-        assert answer.statistics.extra["segments_passed"] == 0
+    refused = decode(Constant(0.4), SegmentRule(threshold=0.5))
+    assert all(answer.statistics.extra["segments_passed"] == 0 for answer in refused)
 
 
 def test_what_passes_is_counted_by_the_opinion_alone():
     """Every token is harmless to this gate, or near enough: all segments stay but the first, whose first token
     is the target's, and the opinion passes none."""
 
-    class Sure:
-        layers, wants_q = frozenset(), False
-
-        def __call__(self, block):
-            return torch.ones(block.draft_ids.shape)
-
     rule = SegmentRule(threshold=1.0)
-    for found in decode(Constant(0.0), rule, token_gate=Sure()), decode(Constant(0.0), replace(rule, ratio=1e-30)):
+    for found in decode(Constant(0.0), rule, token_gate=Says(1.0)), decode(Constant(0.0), replace(rule, ratio=1e-30)):
         counted = [answer.statistics.extra for answer in found]
         assert all(one["segments_kept"] >= one["segments"] - 1 > 0 == one["segments_passed"] for one in counted)
 

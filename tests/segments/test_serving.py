@@ -48,15 +48,10 @@ def place(tmp_path_factory):
     torch.manual_seed(0)
     certificate = {"rule": "segment", "settings": CERTIFIED, "budget": 0.03, "confidence": 0.95, "bound": 0.029}
     Probes(Probe(32, 8), Probe(32, 8, "last"), "re:[a-z]$", 8, certificate).save(folder / "probes", target, draft)
-    gate = Gate(
-        GateConfig(
-            head={"type": "mlp", "hidden_size": 8},
-            features={"h_tok:post": 32},
-            target=identify_model(target, "target"),
-            draft=identify_model(draft, "draft"),
-            tokenizer=identify_tokenizer(tokenizer, "target"),
-        )
-    )
+    identities = {"target": identify_model(target, "target"), "draft": identify_model(draft, "draft")}
+    identities["tokenizer"] = identify_tokenizer(tokenizer, "target")
+    head, features = {"type": "mlp", "hidden_size": 8}, {"h_tok:post": 32}
+    gate = Gate(GateConfig(head=head, features=features, **identities))
     gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
     gate.map.b.fill_(3.0)
     gate.save(folder / "probes" / GATE, card="# A gate\n")
@@ -221,10 +216,11 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
     ):
         with pytest.raises(UserError, match=said):
             choose_segments(probes, rule, settings)
+    certified = "certified for a budget of 0.03 with confidence 0.95 alone"
     for wish, said in (
         ({"draft": None}, "written by a draft model"),
-        ({"budget": 0.01}, "certified for a budget of 0.03 with confidence 0.95 alone"),
-        ({"confidence": 0.99}, "certified for a budget of 0.03 with confidence 0.95 alone"),
+        ({"budget": 0.01}, certified),
+        ({"confidence": 0.99}, certified),
         ({"block": 4}, "Segments have no block"),
         ({"stop_drafting": "0.4"}, "Segments have no stop_drafting"),
     ):

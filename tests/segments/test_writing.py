@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.segments.judging import Constant, SegmentDraw
-from gistgate.segments.writing import Boundaries, SegmentWriter
+from gistgate.segments.writing import Boundaries
 from tests.segments.deciding import (
     NUM,
     PROMPTS,
@@ -21,6 +20,7 @@ from tests.segments.deciding import (
     forwards,
     greedy,
     texts,
+    writer,
 )
 
 
@@ -50,11 +50,11 @@ def test_an_unknown_style_is_refused_with_a_remedy(style):
 
 
 def test_behind_a_text_that_fills_the_context_no_step_is_written():
-    writer = SegmentWriter(TARGET, TOKENIZER, Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER)), 8)
+    write = writer().write
     context = TARGET.config.max_position_embeddings
     full, nearly = ([7] * length for length in (context, context - 3))
-    assert [(one.ids, one.finished) for one in writer.write([full], [0])] == [([], False)]
-    (one,) = writer.write([nearly], [0])
+    assert [(one.ids, one.finished) for one in write([full], [0])] == [([], False)]
+    (one,) = write([nearly], [0])
     assert 1 <= len(one.ids) <= 3
 
 

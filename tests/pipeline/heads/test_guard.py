@@ -11,10 +11,10 @@ import torch
 
 from gistgate.core.files import write_json
 from pipeline.decode import Operating, calibration_file
-from pipeline.heads.guard import FEWEST, fit_domain, quantile, stricter_setting
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
+from pipeline.stages.export import FEWEST, fit_domain, quantile, stricter_setting
 from tests.tiny import byte_tokenizer, tiny_pair
 
 POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)
@@ -35,7 +35,7 @@ class Echo:
 def calibrated(tmp_path, monkeypatch):
     """A calibration that tested three settings, strict to loose."""
     monkeypatch.chdir(tmp_path)
-    write_json(calibration_file(PARAMS, "loose"), {"settings": [{"knob": value} for value in (0.1, 0.01, 0.001)]})
+    write_json(calibration_file("loose"), {"settings": [{"knob": value} for value in (0.1, 0.01, 0.001)]})
 
 
 def test_a_guard_is_fitted_from_guard_prompts():

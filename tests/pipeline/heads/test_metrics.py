@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.heads.data import as_classes
-from pipeline.heads.metrics import measure, precision_recall, probability_metrics, reliability
+from pipeline.heads.job import measure, precision_recall, probability_metrics, reliability
 
 
 @pytest.mark.parametrize(

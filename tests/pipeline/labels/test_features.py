@@ -18,7 +18,7 @@ from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.rules import make_rule
 from pipeline.heads.data import read_rows, rows_of
 from pipeline.heads.fit import fit_logistic
-from pipeline.heads.metrics import rank_metrics
+from pipeline.heads.job import rank_metrics
 from pipeline.labels.features import FeatureReader, divergence
 from pipeline.labels.mining import MismatchRecorder, stamped
 from pipeline.labels.schema import (

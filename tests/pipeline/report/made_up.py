@@ -53,8 +53,8 @@ def folder(tmp_path, monkeypatch):
         summary, samples = evaluation(name)
         write_json(f"reports/evaluation/{name}/summary.json", summary)
         write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json(calibration_file(PARAMS, "prob"), calibration("prob", 0.1, False))
-    write_json(calibration_file(PARAMS, "judge"), calibration("judge", 0.2, True))
+    write_json(calibration_file("prob"), calibration("prob", 0.1, False))
+    write_json(calibration_file("judge"), calibration("judge", 0.2, True))
     methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
     baselines = {name: timing(seconds) for name, seconds in {"plain": 4.0, "strict": 3.0, **SECONDS}.items()}
     baselines["transformers_assisted"]["block"] = 0

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from gistgate.core.utils import UserError
-from gistgate.measure.statistics import accuracy_difference, mcnemar, ratio_of_rates, ratio_of_sums
-
-
-def test_mcnemar_is_a_fair_coin_among_the_discordant_pairs():
-    strict = np.array([1] * 8 + [0] * 2 + [1] * 90)
-    loose = np.array([0] * 8 + [1] * 2 + [1] * 90)
-    assert mcnemar(loose, strict) == pytest.approx(2 * (1 + 10 + 45) / 1024)
-    assert mcnemar(strict, strict) == 1.0
+from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
 
 
 @pytest.mark.parametrize("method", ["BCa", "percentile"])
@@ -39,17 +32,6 @@ def test_a_ratio_of_sums_weighs_long_prompts_more_and_resamples_pairs():
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
     noisy = ratio_of_sums([10.0, 1.0, 2.0], [5.0, 1.0, 4.0], seed=3)
     assert noisy.mean == pytest.approx(1.3) and noisy.low < 1.3 < noisy.high
-
-
-@pytest.mark.parametrize("statistic, values", [
-    (accuracy_difference, ([1, 0], [1])),
-    (accuracy_difference, ([], [])),
-    (mcnemar, ([float("nan")], [1])),
-    (ratio_of_sums, ([1.0, 0.0], [1.0, 1.0])),
-])  # fmt: skip
-def test_what_is_not_paired_is_refused(statistic, values):
-    with pytest.raises(UserError):
-        statistic(*values)
 
 
 def test_a_rate_does_not_reward_short_answers():

@@ -101,9 +101,6 @@ def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.Monke
     assert len(store.keys) == 160 and 0.5 < explained < 1
     assert [len(part) for part in retrieval.chunks(np.zeros((160, 2)), 16)] == [50, 50, 60]
     assert [len(part) for part in retrieval.chunks(np.zeros((160, 2)), 1)] == [50, 50, 50, 10]
-
-
-def test_widths_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="'datastore.key_size' is 33"):
         retrieval.build(tiny(), TEXTS, "post", 33)
 

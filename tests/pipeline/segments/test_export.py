@@ -56,7 +56,7 @@ def test_the_method_is_decoded_with_the_probes_of_the_run(folder):
 def test_the_export_runs_at_the_certified_value(folder, certified):
     found = {"certified": certified, "knob": 0.5, "fixed": {"opinion": "probe", "risk": None}, "n": 1000}
     report = {"confidence": 0.95, "budgets": {"0.03": {**found, "bound": 0.008}}}
-    write_json(calibration_file(PARAMS, "segments"), report)
+    write_json(calibration_file("segments"), report)
     export.main()
     card = Path("models/segments-export/README.md").read_text()
     assert ("bound 0.0080" if certified else "decodes strictly") in card

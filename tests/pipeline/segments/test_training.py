@@ -54,14 +54,8 @@ def test_states_are_those_that_predict_the_segment():
 
 def test_equal_samples_are_one_example_with_a_count():
     target, _ = pair("llama")
-    row = {
-        "problem": 4,
-        "prompt": [5, 6],
-        "answer": [7],
-        "segments": [[8, 9], [8, 9], [10], [8, 9]],
-        "roles": ["target", "target", "target", "draft"],
-        "groups": {"exact": [0, 0, 1, 0]},
-    }
+    row = {"problem": 4, "prompt": [5, 6], "answer": [7], "segments": [[8, 9], [8, 9], [10], [8, 9]]}
+    row |= {"roles": ["target", "target", "target", "draft"], "groups": {"exact": [0, 0, 1, 0]}}
     found = examples_of([row], target, "target", "exact", 4)
     assert found.share.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert found.drawn["target"].tolist() == [2, 1] and found.drawn["draft"].tolist() == [1, 0]

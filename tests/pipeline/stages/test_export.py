@@ -19,7 +19,6 @@ from gistgate.models.choose import choose
 from gistgate.models.options import DecodeOptions
 from pipeline.decode import calibration_file
 from pipeline.pair.pair import Pair
-from pipeline.params import read_params
 from pipeline.stages import export
 from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -88,7 +87,7 @@ def report(tmp_path: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch) ->
     write_text(Path("params.yaml"), PARAMS)
     gate = trained()
     gate.save("models/heads/logistic")
-    path = calibration_file(read_params(), "judged")
+    path = calibration_file("judged")
     write_json(path, calibrated(gate))
     for name, tau in (("exact", 4.0), ("judged", 5.5)):
         found = {"knob": None if name == "exact" else 0.1, "n": 1000, "accuracy": 0.91, "loose_per_100": 3.0}

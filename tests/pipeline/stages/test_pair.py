@@ -29,10 +29,6 @@ TOKENIZER = train_tokenizer()
 CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
 
 
-class KillError(Exception):
-    """Stands for a kill."""
-
-
 def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list[float], torch.nn.Module | None]:
     """Train and watch; raise at step `stop_at`."""
     seen = []
@@ -40,14 +36,14 @@ def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list
     def watch(self, trainer, module, outputs, batch, batch_idx) -> None:
         seen.append(float(outputs["loss"]))
         if len(seen) == stop_at:
-            raise KillError
+            raise InterruptedError
 
     monkeypatch.setattr(TQDMProgressBar, "on_train_batch_end", watch)
     try:
         model, curve = train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
         model.curve = curve
         return seen, model
-    except KillError:
+    except InterruptedError:
         return seen, None
 
 
@@ -97,13 +93,13 @@ def test_a_target_that_is_too_weak_is_not_trained_again_for_a_lower_demand(monke
     monkeypatch.chdir(tmp_path)
     demanding = Params(seed=3, world=WORLD, pair_training=replace(TRAINING, min_target_accuracy=1.0))
     scratch: list[int] = []
-    monkeypatch.setattr(
-        stage, "side_by_side", lambda _work, given, *_: (given[1].mkdir(parents=True), scratch.append(1))
-    )
-    monkeypatch.setattr(stage, "read_json", lambda _path: [1.0])
-    monkeypatch.setattr(stage, "measure", lambda _params: {"target": {"accuracy": 0.5}})
-    for step in ("print_report", "track"):
-        monkeypatch.setattr(stage, step, lambda *_: None)
+    for step, stand_in in {
+        "side_by_side": lambda _work, given, *_: (given[1].mkdir(parents=True), scratch.append(1)),
+        "read_json": lambda _path: [1.0],
+        "measure": lambda _params: {"target": {"accuracy": 0.5}},
+        **dict.fromkeys(("print_report", "track"), lambda *_: None),
+    }.items():
+        monkeypatch.setattr(stage, step, stand_in)
     with pytest.raises(UserError, match="lower the demand"):
         stage.train_embedded(demanding)
     assert len(list(Path(".scratch").iterdir())) == len(scratch) == 1
@@ -114,10 +110,8 @@ def test_a_pair_of_its_own_size():
     sizes_of = read_pair("embedded-large").training
     block = stage.replaced(replace(TRAINING, warmup=0.2), sizes_of, "embedded-large.yaml")
     assert (block.warmup, block.check_problems) == (0.2, 4)
-    sizes = []
-    for role in (block.target, block.draft):
-        with torch.device("meta"):
-            sizes.append(training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6)
+    with torch.device("meta"):
+        sizes = [training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6 for role in (block.target, block.draft)]
     assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
     assert stage.replaced(TRAINING, read_pair("embedded").training, "embedded.yaml") == TRAINING
     with pytest.raises(UserError, match="stepz"):
@@ -155,8 +149,6 @@ def test_strict_tau_counts_the_own_token(wrong, tau):
 
 def test_bfloat16_only_where_it_is_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_f": True}, raising=False)
-    assert not training.has_fast_bfloat16()
-    for name in ("amx_bf16", "avx512_bf16"):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {name: True}, raising=False)
-        assert training.has_fast_bfloat16()
+    for found in ({"amx_bf16": False, "avx512_f": True}, {"amx_bf16": True}, {"avx512_bf16": True}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found, raising=False)
+        assert training.has_fast_bfloat16() is ("avx512_f" not in found)

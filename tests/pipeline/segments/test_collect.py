@@ -1,28 +1,82 @@
-"""Judges put samples into groups; shares and agreement are plain arithmetic on them."""
+"""Prefixes and samples follow from the seed alone; judges put samples into groups, and shares are arithmetic."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from gistgate.core.files import write_json
+from gistgate.core.files import write_json, write_text
 from gistgate.core.utils import UserError
-from pipeline.params import SegmentParams
-from pipeline.segments.collect import (
-    Embedding,
-    Entailment,
-    Sample,
-    agreement,
-    judges_of,
-    pooling_of,
-    same_answer,
-    same_text,
-    shares,
-)
+from gistgate.segments.writing import Boundaries
+from pipeline.pair.pair import Pair
+from pipeline.params import Params, SegmentParams
+from pipeline.segments import collect
+from pipeline.segments.collect import Embedding, Entailment, Prefix, Sample, judges_of, same_text, shares
+from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
-TEXTS = ["It is 3.", "it  is 3.", "So 3.", "So 4."]
-SAMPLES = [Sample(text, f"#### {text[-2]}") for text in TEXTS]
+TARGET, DRAFT = pair("llama")
+TOKENIZER = byte_tokenizer()
+PAIR = Pair(TARGET, DRAFT, TOKENIZER, "tiny")
+BOUNDARIES = Boundaries(TOKENIZER, "re:[a-m]$")
+OWN = SegmentParams(limit=8, samples=4)
+PREFIXES = [Prefix(0, [5, 6, 7], [8]), Prefix(1, [9, 10], []), Prefix(2, [40, 41, 42, 43], [60, 61])]
+SAMPLES = [Sample(text, f"#### {text[-2]}") for text in ("It is 3.", "it  is 3.", "So 3.", "So 4.")]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def test_samples_do_not_depend_on_the_batch_and_end_where_a_segment_ends():
+    def drawn(batch, seed=1):
+        request = {"eos_ids": (), "stops": []}
+        return collect.sample_segments(TARGET, PAIR, PREFIXES, BOUNDARIES, OWN, request, batch, seed)
+
+    found = drawn(12)
+    assert found == drawn(5) != drawn(12, seed=2)
+    segments = [ids for some in found for ids in some]
+    assert segments and all(BOUNDARIES.cut(ids) == [ids] and BOUNDARIES.ends(ids) for ids in segments)
+    assert len(segments) < 12  # the limit cut some
+
+
+class Answers:
+    """A task whose answer is the text behind the sign #, if any."""
+
+    def text(self, tokenizer, ids):
+        return tokenizer.decode(list(ids))
+
+    def same_meaning(self, doc, text, reference):
+        return "#" in text and text.split("#")[1] == reference.split("#")[1]
+
+
+def test_prefixes_begin_at_ends_and_elsewhere_but_never_behind_the_answer():
+    answer = TOKENIZER.encode("One. Two. #4", add_special_tokens=False)
+    params, sentence = Params(segments=replace(OWN, prefixes=50)), Boundaries(TOKENIZER, "sentence")
+    prefixes, again = (
+        collect.prefixes_of(3, {"ids": [5], "doc": {}}, answer, sentence, Answers(), TOKENIZER, params)
+        for _ in range(2)
+    )
+    texts = [TOKENIZER.decode(prefix.answer) for prefix in prefixes]
+    assert texts[0] in ("", "One.", "One. Two.") and len(set(texts)) == len(texts)
+    assert set(texts) == {"One. Two. #4"[:n] for n in range(12)} and again == prefixes
+
+
+def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = SimpleNamespace(name="sums", metric="exact_match,first", stops=[], max_new_tokens=8)
+
+    def folder(**changes):
+        return collect.shards_of(Params(segments=replace(OWN, judge_model="judge", **changes)), PAIR, task).folder
+
+    folders = []
+    for path in (collect.REFERENCE, "data/prompts/train.jsonl", "judge/model.safetensors", "data/else"):
+        write_text(Path(path), "changed")
+        folders.append(folder())
+    folders += [folder(hidden=8, lr=0.1), folder(samples=5)]
+    task.metric = "exact_match,last"
+    folders.append(folder())
+    assert folders[2] == folders[3] == folders[4] and len(set(folders)) == 5
 
 
 def folder(path, kind, **config):
@@ -52,21 +106,17 @@ class SameLastSign:
 
 
 def test_texts_and_answers_make_their_own_groups():
-    judge = same_answer(SameLastSign())
+    judge = collect.same_answer(SameLastSign())
     assert same_text({}, SAMPLES) == [0, 0, 1, 2]
     assert judge({}, SAMPLES) == [0, 0, 0, 1]
     assert judge({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
     assert same_text({}, []) == judge({}, []) == []
 
 
-def test_entailment_has_to_hold_both_ways(tmp_path):
-    assert Entailment(nli(tmp_path / "yes", 1))({}, SAMPLES) == [0, 0, 0, 0]
+def test_entailment_has_to_hold_both_ways(tmp_path, monkeypatch):
+    judge = Entailment(nli(tmp_path / "yes", 1))
+    assert judge({}, SAMPLES) == [0, 0, 0, 0] and judge({}, []) == []
     assert Entailment(nli(tmp_path / "no", 0))({}, [*SAMPLES, SAMPLES[0]]) == [0, 1, 2, 3, 0]
-    assert Entailment(str(tmp_path / "no"))({}, []) == []
-
-
-def test_entailment_one_way_is_not_enough(tmp_path, monkeypatch):
-    judge = Entailment(nli(tmp_path, 1))
     monkeypatch.setattr(judge, "matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril())
     assert judge({}, SAMPLES) == [0, 1, 2, 3]
 
@@ -104,20 +154,17 @@ def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
     with torch.no_grad():
         states = plain.model(plain.tokenizer("ab", return_tensors="pt").input_ids).last_hidden_state[0]
     unit = torch.nn.functional.normalize(states, dim=-1)
-    torch.testing.assert_close(known["cls_token"][0], unit[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(known["lasttoken"][0], unit[-1], atol=1e-5, rtol=1e-5)
-    assert pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
+    for mode, place in (("cls_token", 0), ("lasttoken", -1)):
+        torch.testing.assert_close(known[mode][0], unit[place], atol=1e-5, rtol=1e-5)
+    assert collect.pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
 
 
-@pytest.mark.parametrize(
-    "config, further, said",
-    [
-        (switched("max_tokens"), (), "max_tokens"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
-        (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
-        ({}, (), "nothing that is named"),
-    ],
-)
+@pytest.mark.parametrize("config, further, said", [
+    (switched("max_tokens"), (), "max_tokens"),
+    ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
+    (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
+    ({}, (), "nothing that is named"),
+])  # fmt: skip
 def test_a_sentence_model_that_does_something_else_is_refused(tmp_path, config, further, said):
     with pytest.raises(UserError, match=said):
         Embedding(pooling_folder(tmp_path, config, *further), 0.9)
@@ -139,13 +186,11 @@ def test_a_share_counts_one_models_samples_in_the_group_of_any():
     row = {"roles": ["target"] * 4 + ["draft"] * 2, "groups": {"exact": [0, 0, 0, 1, 1, 2]}}
     assert shares(row, "exact", "target") == [0.75, 0.75, 0.75, 0.25, 0.25, 0.0]
     assert shares(row, "exact", "draft") == [0.0, 0.0, 0.0, 0.5, 0.5, 0.5]
-    same = {"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}
-    assert shares(same, "exact", "target") == [1.0] * 3
+    assert shares({"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}, "exact", "target") == [1.0] * 3
 
 
 def test_agreement_compares_pairs_of_samples():
-    rows = [{"segments": [[1]] * 3, "groups": {"a": [0, 0, 1], "b": [0, 1, 2], "c": [0, 0, 1]}}]
-    report = agreement(rows)
+    report = collect.agreement([{"segments": [[1]] * 3, "groups": {"a": [0, 0, 1], "b": [0, 1, 2], "c": [0, 0, 1]}}])
     assert report["agreement"]["a, c"] == {"agree": 1.0, "kappa": 1.0}
     assert report["agreement"]["a, b"]["agree"] == pytest.approx(2 / 3)
     assert report["pairs_alike"] == {"a": pytest.approx(1 / 3), "b": 0.0, "c": pytest.approx(1 / 3)}
