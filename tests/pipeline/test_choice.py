@@ -11,8 +11,8 @@ import pytest
 from pipeline.outcomes import choice_of
 from pipeline.params import Params, parse_params
 
-LEARNED = {"autojudge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.1, 0.2]}}
-PARAMS = {"methods": {"learned": LEARNED}, "task": "sums", "pair": "mine", "task_data": "documents"}
+GATE = {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1, 0.2]}
+PARAMS = {"methods": {"autojudge": GATE}, "task": "sums", "pair": "mine", "task_data": "documents"}
 
 
 @pytest.fixture
