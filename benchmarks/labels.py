@@ -8,8 +8,6 @@ the task whether the answer changed (arXiv 2504.20039). The plain side reads the
 the published procedure does, and takes the first problems of each round. Rounds alternate; ratios are per round.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter

@@ -9,8 +9,6 @@ graphs' pools; on a CPU the growth of the process's largest resident size, where
 nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import warnings

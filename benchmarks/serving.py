@@ -10,8 +10,6 @@ says which). The result is written after every level. `--aside 16` adds a server
 more than so many requests run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -5,8 +5,6 @@
 Names are fetched from their modules when they are first used, so that importing the package costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -4,8 +4,6 @@ The environment is set here because torch, transformers and huggingface_hub read
 package is imported before them.
 """
 
-from __future__ import annotations
-
 import os
 
 ENVIRONMENT = {

@@ -7,8 +7,6 @@ Target and draft are named in the model's configuration and are loaded with the 
 by `load_model(..., model_config={"target": "...", "draft": "..."})`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlflow

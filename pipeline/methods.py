@@ -4,8 +4,6 @@ pydantic reads them, and a refusal is one sentence with place and remedy. A meth
 settings that compete and the knob that is calibrated.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass

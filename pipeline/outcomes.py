@@ -1,7 +1,5 @@
 """The methods of params.yaml as outcomes: decoded on the prompts of a run, and scored against its strict reference."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

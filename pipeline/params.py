@@ -1,7 +1,5 @@
 """The schema of params.yaml: dataclasses with defaults. What a key means and its unit stand in params.yaml alone."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where everything lies, relative to the project's folder, which is the working directory of every stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

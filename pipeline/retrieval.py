@@ -8,8 +8,6 @@ of them.
 Axis letters: B texts, T tokens of the longest, N states, D width of a state, P width of a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

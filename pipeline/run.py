@@ -1,7 +1,5 @@
 """How a stage runs: one sentence on failure, pieces over workers and torchrun ranks, shards that survive a kill."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -3,8 +3,6 @@
 python -m pipeline.smoke      its own parameters, DVC cache and tracking store; nothing in the working tree changes
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The task of params.yaml, and lm-eval's verdict on a model for exactly the prompts of data/prompts/test.jsonl."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

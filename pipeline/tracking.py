@@ -8,8 +8,6 @@
 MLflow takes seconds to import, so nothing here imports it before a run starts.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tiny models of several architectures with random weights, and noisy copies of them as drafts."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

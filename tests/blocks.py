@@ -1,7 +1,5 @@
 """Blocks made by hand, and random ones with everything in them that a rule may ask for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What all tests share: one thread, so that times and sums are the same everywhere, and gradients at the beginning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A tiny Qwen2 model in one GGUF file, with its tokenizer, as quantised models lie on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

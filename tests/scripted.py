@@ -4,8 +4,6 @@ The draft's script is the target's with some tokens exchanged, so that the accep
 found by position, which every engine hands over. Axis letters: B rows, N new tokens, S positions of the script.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the benchmarks compute of what they measure, and which loads and batches they ask for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

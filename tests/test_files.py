@@ -1,7 +1,5 @@
 """Files are whole or absent, and damage is told in a sentence."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

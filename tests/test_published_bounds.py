@@ -1,7 +1,5 @@
 """Every certified bound of the published files follows from the losses, gains and prompts that stand beside it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What SECURITY.md promises: no pickles, no code from elsewhere, no secrets in records, nothing that is not escaped."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re

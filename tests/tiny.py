@@ -1,7 +1,5 @@
 """A tiny pair and a tiny task, made on the spot: no network, no files but those in the folder that a test gives."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -12,8 +12,6 @@ Bernstein, betting); arXiv 2110.01052 (Hoeffding-Bentkus).
 Axis letters: M numbers of discordant pairs, D discordances, N prompts, S stakes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

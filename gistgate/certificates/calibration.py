@@ -3,8 +3,6 @@
 No prompt does both. Decoding is handed in as `Outcomes`; the command, the pipeline and its studies share this engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -11,8 +11,6 @@ soon as a sequential test shows that it loses the largest budget; stopping only 
 last prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args

@@ -6,8 +6,6 @@ which even one was judged for the same claim tests a second hypothesis and pays 
 the error; several looks have to be planned before the first, so that they divide the error between them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

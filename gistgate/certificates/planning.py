@@ -5,8 +5,6 @@
 A plan is the least to decode: calibration shows worse rates than expected about every other time (docs/coverage.md).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_left

@@ -9,8 +9,6 @@ turn out fastest at the headline budget, by halving its open range of values; th
 other budgets of the best variant.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

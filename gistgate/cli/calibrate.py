@@ -1,7 +1,5 @@
 """`gistgate calibrate`: one command for local decoders, exported gates and servers, built from one dataclass."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

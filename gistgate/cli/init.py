@@ -1,7 +1,5 @@
 """Write the files of a project in which `dvc repro` runs the whole pipeline for a pair and a task."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Exit status: 0 success; 1 an error, said in one sentence; 2 wrong options; 130 interrupted with Ctrl-C.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The options that several commands share, each declared once."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -7,8 +7,6 @@ fixed addresses can be made of it.
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

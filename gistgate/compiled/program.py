@@ -9,8 +9,6 @@ runtime once per layer and step, where a program here is one call: with a target
 strict round takes 1.9 times as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from operator import attrgetter
 from typing import Any

@@ -5,8 +5,6 @@ about each row: its last two tokens, the number of the last one, how many drafte
 the answer begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

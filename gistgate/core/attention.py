@@ -13,8 +13,6 @@ three quarters of the time of a first batch of 64 rows). The other kernels need 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per key/value head.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Many prompts through one decoder: a finished row leaves its slot to the next prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

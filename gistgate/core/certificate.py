@@ -4,8 +4,6 @@ A certificate holds for exactly the combination that its scope names. Where some
 says what, and the combination counts as uncertified.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ Axis letters: B rows, K drafted tokens, D width, F features. Row j of a block pr
 after reading x_j (j counts from 0).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The models and the tokenizer that a gate was trained for: its states mean nothing to others, even of one shape."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Container

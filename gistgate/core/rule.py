@@ -3,8 +3,6 @@
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args, get_origin

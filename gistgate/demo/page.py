@@ -1,7 +1,5 @@
 """The page of one answer: every token with its reason, strict decoding beside it, numbers, certificate, provenance."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The demo's server: one page and one stream of events, on this machine alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Drafters by id. A new drafter is one file and one line in DRAFTERS."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gistgate.core.utils import Registry

@@ -8,8 +8,6 @@ Greedy requests only; a sampled one is drafted as by the draft model alone.
 Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Axis letters: B rows, K drafted tokens, V vocabulary, k successors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

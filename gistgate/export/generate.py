@@ -5,8 +5,6 @@ of processors and criteria are complete: whatever a caller, a model's defaults o
 of them. So nothing is ignored in silence.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 A separate module, because `python -m` would load the one with the class a second time and register it twice.
 """
 
-from __future__ import annotations
-
 import sys
 
 from gistgate.core.utils import UserError, printable

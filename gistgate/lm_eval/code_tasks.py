@@ -5,8 +5,6 @@ the same name runs programs with limits in processes of their own. The limits st
 prison: a program can read the files of its user and open connections (SECURITY.md). Use a container against harm.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

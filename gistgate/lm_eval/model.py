@@ -3,8 +3,6 @@
 Importing this module registers the model `gistgate`.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Prompts from the documents of a task, and the prompts that a finished run has not used."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

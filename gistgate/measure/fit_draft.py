@@ -1,7 +1,5 @@
 """A policy for the end of drafts, from development prompts: what drafts were like, and how far each was accepted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ one verification leaves, speculation is tau(K) / (v(K) + K c) times as fast as p
 can raise tau to K + 1 at most, so the same formula with K + 1 is what no gate can exceed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ verification takes would be counted, so trees are refused.
 Axis letters: B rows, K drafted tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal

@@ -5,8 +5,6 @@ that slows down slows all of them. Loops are easy to draft: a batch that any con
 for all of them, unless every batch loops. Needs torch and transformers alone, so that it runs without the pipeline.
 """
 
-from __future__ import annotations
-
 import platform
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Percentile intervals need numpy alone, since a machine that only decodes need not have scipy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

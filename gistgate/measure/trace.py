@@ -1,7 +1,5 @@
 """One answer, token by token: why each token is there, and what gate and target thought of it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The fastest of many noisy times looks faster than it is. So the first half of th
 certified candidate, and the second half alone says whether the certified one beats strict decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """From what a user says (names, folders, numbers) to drafters and decoders."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Which rule, setting, K and drafter run: one pure function, whose answers are the table in docs/choosing.md."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Weights are read from safetensors alone, whole and finite, and code from elsewhe
 token ids mean something else than the target's is refused.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ rank them again. It needs the optional extra `retrieval` (faiss-cpu).
 Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Iterable

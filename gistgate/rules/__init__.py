@@ -1,7 +1,5 @@
 """Acceptance rules by id. A new rule is one class and one line in RULES."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields

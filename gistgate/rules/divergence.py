@@ -3,8 +3,6 @@
 p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Rules that tolerate a mismatch where the target is undecided and the draft agrees with it behind: FLy and SENSE."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Rules that ask a trained gate: Judge Decoding, AutoJudge, their union with `ensemble`, and WISV."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

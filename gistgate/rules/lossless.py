@@ -3,8 +3,6 @@
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

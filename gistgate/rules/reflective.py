@@ -6,8 +6,6 @@ second copy give a milder verdict. Nothing of it stays in the cache.
 Axis letters: B rows, K drafted tokens, R tokens of prompt and repeated tail, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 `Prob`, `ProbRatio`, `TopK` and `Random` are controls that no paper claims.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

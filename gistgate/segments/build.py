@@ -1,7 +1,5 @@
 """The decoder that accepts segments: from loaded parts, or from a folder of probes at what its certificate says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

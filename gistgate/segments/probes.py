@@ -1,7 +1,5 @@
 """Probes: from the states that predict a segment, the probability that its model finds the meaning out."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where segments end, the drafters that propose one, and a model that writes segments by itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Axis letters: B rows, N nodes, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

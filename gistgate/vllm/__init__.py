@@ -1,7 +1,5 @@
 """Gates and loose rules inside vLLM's own speculative verification, as a plug-in; vLLM itself is not changed."""
 
-from __future__ import annotations
-
 from functools import wraps
 from importlib import import_module
 from typing import Any

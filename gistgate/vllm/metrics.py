@@ -4,8 +4,6 @@ The workers are other processes than the one that answers `/metrics`. Each write
 first process names in the environment, once a second where something has changed; the server reads them when asked.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Put the hook into one worker of vLLM, after checking what has to hold; each refusal is one sentence."""
 
-from __future__ import annotations
-
 import json
 import logging
 from importlib import import_module

@@ -1,7 +1,5 @@
 """From the configuration of a server to the rule that judges there, checked against the models that are served."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ vLLM's method `extract_hidden_states` leaves the target's states in a cache, and
 one, and finished when it returns.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ Its sampler hands over only the rows that judge draft tokens [T, V]; the hidden 
 bonus rows are noted on the way there.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Its sampler works through a batch in chunks of whole requests. The rows of a chu
 token that row r judges is the one that row r + 1 has read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -7,8 +7,6 @@ number of the step.
 Axis letters: N rows, F features.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

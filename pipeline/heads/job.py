@@ -5,8 +5,6 @@ the gate's own texts: while a gate decodes, nearly every position that it judges
 texts never show. Labels may be soft: `kept` is the probability that the meaning is kept.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -10,8 +10,6 @@ The same `extract` builds the features here and in a served gate, so training an
 Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 

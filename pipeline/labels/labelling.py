@@ -5,8 +5,6 @@ compares sampled rollouts behind the draft token with as many behind the target'
 answers even when nothing is forced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

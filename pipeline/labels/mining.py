@@ -7,8 +7,6 @@ way; what lies behind is given up, and the walk goes on from there. The labels a
 read twice, as rollouts and lookaheads go on from the lookahead's own keys and values; and no walk waits for another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import log

@@ -4,8 +4,6 @@ Whoever wants some is a `RolloutSource`. It is asked for the next ones whenever 
 such as depend on how others end; `RolloutList` asks for some that are all known beforehand.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy

@@ -8,8 +8,6 @@ The first two hold the texts of their rows as well: many mismatches share a text
 to it. Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum

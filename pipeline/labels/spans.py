@@ -8,8 +8,6 @@ all of them carry the label of the mismatch. The target's states behind a mistak
 tell how often which draft token was refused for which target token (arXiv 2604.13634).
 """
 
-from __future__ import annotations
-
 import torch
 
 from gistgate.core.block import Block

@@ -3,8 +3,6 @@
 vLLM is imported when it is started; without it, or with a stand-in for it, everything else here works as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load a target and what drafts for it as models/pairs/<pair>.yaml names them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

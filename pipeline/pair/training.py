@@ -1,7 +1,5 @@
 """Teach one model of the embedded pair with PyTorch Lightning; an interrupted training resumes where it was."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys

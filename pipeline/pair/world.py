@@ -5,8 +5,6 @@ wording ranks what can be said at every site of a text and chooses with Zipf's l
 ways; target and draft learn different wordings of the same solutions. lexicon.yaml holds the words.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -1,7 +1,5 @@
 """The figures of the report, as matplotlib objects; the same input gives the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

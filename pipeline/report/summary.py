@@ -1,7 +1,5 @@
 """reports/summary.json and reports/frontier.csv: the numbers that everything else shows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,8 +1,6 @@
 """The results table, as Markdown for the README and as HTML for the report from the same cells; the HTML page; the
 model card of an exported gate."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

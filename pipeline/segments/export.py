@@ -5,8 +5,6 @@
 It runs at what the stage `calibrate` certified for the method `segments` at the headline budget.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ wrote, because that is what they judge, and the target's on its own segments as 
 problems that they have not seen.
 """
 
-from __future__ import annotations
-
 import copy
 import shutil
 import warnings

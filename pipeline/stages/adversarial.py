@@ -6,8 +6,6 @@ The prompts are test prompts that are repeated, contradicted, filled with protoc
 of the file `adversarial.file` come behind them. No choice is made on the result.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence

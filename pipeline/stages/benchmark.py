@@ -8,8 +8,6 @@ lookup run at the K, or the defaults, that is fastest on development prompts. Wh
 this pair is listed under `failed` with the reason; `loops` says how many prompts were dropped because of a loop.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ from strict to loose until one fails the largest budget; with `calibrate.stop: l
 clear that it fails. Prompts that were judged before with another choice are refused (docs/certificates.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -8,8 +8,6 @@ tokens, no features. What that cost is in reports/labels/collect-<pass>.json. An
 shard: finished ones wait in .scratch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from time import perf_counter

@@ -6,8 +6,6 @@
 summary says so.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

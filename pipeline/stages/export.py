@@ -8,8 +8,6 @@ calibration prompts certify and do nothing else: one half of it gives the mean a
 states, the other half the thresholds of the alarms. Equal inputs give equal bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ features of its own because the gated texts depend on it: it stays as it is when
 interruption costs one shard: finished ones wait in .scratch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -9,8 +9,6 @@ which. What the labels cost is in reports/labels/label-<pass>.json. An interrupt
 in .scratch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any

@@ -7,8 +7,6 @@ other pairs) and models/pair.json (who they are; for the embedded pair also how 
 verification gives).
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import warnings

@@ -9,8 +9,6 @@ real models from their own training, which flatters their accuracy on everything
 the counts.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import islice

@@ -6,8 +6,6 @@ The splits that calibration decodes come in its own pieces wherever numbers are 
 row's rounding depends on its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@
 The page is one file: figures are inside it, and it loads nothing. Every method becomes a run of MLflow.
 """
 
-from __future__ import annotations
-
 import base64
 
 from markupsafe import Markup

@@ -6,8 +6,6 @@
 A head's folder is a gate folder with metrics.json and curves.json beside it.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace

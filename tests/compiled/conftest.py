@@ -1,7 +1,5 @@
 """Programs of the compiled engine that are traced and not compiled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a GPU records: on stand-ins of its graphs, since the order of calls matters and no test may need a GPU."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any

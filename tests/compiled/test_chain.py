@@ -1,7 +1,5 @@
 """Layers are compiled once and called for each layer's weights: results, memory and texts stay the same to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

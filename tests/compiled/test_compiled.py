@@ -1,7 +1,5 @@
 """The compiled engine writes what the eager one writes, with the memory and the programs of earlier requests too."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """Every rule runs compiled or says why it cannot, and what cannot become a program runs on the eager engine."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Attention of few new tokens is that of the fused kernel, and memory that was freed stays with the process."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """A gate on other weights of its architecture: strict until it is certified there, and the command that does it."""
 
-from __future__ import annotations
-
 import copy
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where answers end, token by token and inside accepted blocks, and what is counted of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Gates: features, heads with their probability maps, and the folder, in which what does not fit is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

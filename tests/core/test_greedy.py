@@ -1,7 +1,5 @@
 """A closed rule writes what transformers itself writes greedily, whatever is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

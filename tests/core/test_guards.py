@@ -1,7 +1,5 @@
 """The loop guard and the domain guard: what they notice, and what they do to a decoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A row's answer depends on its own prompt and seed, and samples are distributed as the target's own."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lighter drafts, with rounded weights or a part of the vocabulary: near the original, and drafts stay lossless."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The reader: its cache holds what the stock one holds, and its states and logits are those of a plain forward."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

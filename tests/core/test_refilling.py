@@ -1,7 +1,5 @@
 """Rows that take the slot of a finished one are decoded as if they were alone, and slots do not stay empty."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

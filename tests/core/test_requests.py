@@ -1,7 +1,5 @@
 """What is refused with one sentence before anything runs, and what a request brings along for some rules."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What requests of one decoder share, and texts that are remembered and continued."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -4,8 +4,6 @@ The fast suite runs a sample; `pytest -m long tests/core/test_sweep.py` runs the
 meets two batch sizes and each batch size several block lengths.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

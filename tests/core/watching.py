@@ -1,7 +1,5 @@
 """A gate and observers for tests, and answers that have begun already."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar

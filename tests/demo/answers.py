@@ -1,7 +1,5 @@
 """Answers as the pages show them, made by hand."""
 
-from __future__ import annotations
-
 from gistgate.core.request import Statistics
 from gistgate.demo.page import Run
 from gistgate.measure.trace import TracedToken

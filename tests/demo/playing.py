@@ -1,7 +1,5 @@
 """A playground with a tiny pair, and its server in a thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests of drafters share: a call of `propose`, and decoding beside plain greedy decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A choice of drafters never changes a strict text, takes what pays, and gives up where nothing does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

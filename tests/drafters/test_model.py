@@ -1,7 +1,5 @@
 """The draft model proposes what it would write itself: alone, drafted for by another drafter, or to where it pays."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

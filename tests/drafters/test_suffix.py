@@ -1,7 +1,5 @@
 """Suffix decoding proposes what followed most often; its tree counts what a search through the texts counts."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Prompt lookup copies what followed the latest n-gram before; recycling follows what the target last found likely."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A tiny pair, and a gate for it as it would be exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An exported gate decodes with plain transformers exactly as the library does."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

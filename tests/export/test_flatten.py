@@ -1,7 +1,5 @@
 """The copy of the package for plain transformers: flat, complete, and nothing in it that a plain installation lacks."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

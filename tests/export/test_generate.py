@@ -1,7 +1,5 @@
 """The generation function of an exported gate, called in this process: what it refuses, and generate's other habits."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """On a GPU every rule writes the ids that the eager engine writes on the CPU, on both engines (`make gpu`)."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """A policy is fitted to what was accepted, and ends drafts at the best of the floors."""
 
-from __future__ import annotations
-
 import pytest
 
 from gistgate.core.decoder import Decoder

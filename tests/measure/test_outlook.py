@@ -1,7 +1,5 @@
 """What a pair can gain, from its costs and the accepted lengths of a strict run."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

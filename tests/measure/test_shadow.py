@@ -1,7 +1,5 @@
 """Shadow mode: strict ids whatever the rule, exact counts inside a block, an estimate across blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A race counts what was written, drops loops for everybody, and times transformers' speculation at its best."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from types import SimpleNamespace

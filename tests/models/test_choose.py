@@ -1,7 +1,5 @@
 """What runs is what the table in docs/choosing.md says, row by row."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decoders from names: what a certificate covers, what is certified of a gate, and lighter drafts."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Models and tokenizers by name: GGUF files, damaged weights, hub errors, and drafts with another tokenizer."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

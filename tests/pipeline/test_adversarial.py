@@ -1,7 +1,5 @@
 """Adversarial prompts are made of ordinary ones, and what a loose rule opens is counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which changes make a look at calibration prompts another choice: everything that can change a gate or a setting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

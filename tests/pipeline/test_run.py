@@ -1,7 +1,5 @@
 """How a stage runs: pieces over workers and torchrun processes, shards that survive a kill, one sentence at the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

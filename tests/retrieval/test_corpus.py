@@ -1,7 +1,5 @@
 """Corpus retrieval proposes what most often follows the latest tokens in a corpus."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """FAISS in front of the stored keys finds nearly what the exact search finds."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

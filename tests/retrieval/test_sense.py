@@ -1,7 +1,5 @@
 """SENSE never changes a strict text and finds what it stored; its chains and tries of candidates by definition."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

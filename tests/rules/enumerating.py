@@ -4,8 +4,6 @@ Probabilities are eighths, draft probabilities quarters, so every threshold fall
 stands for the numbers, and the sums are exact up to rounding.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

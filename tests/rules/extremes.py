@@ -1,7 +1,5 @@
 """The strictest, a middling and the freest setting of every rule. A new rule names its own here."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

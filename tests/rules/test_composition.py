@@ -1,7 +1,5 @@
 """How an opinion becomes a prefix: longest run, reasons, and the target's own token behind it, and its draw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every rule promises. A new rule enters by itself; it only has to name its extreme settings in extremes.py."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace

@@ -1,7 +1,5 @@
 """Divergences, and rules that compare the target with the draft: KL judge, FSD and the ensemble."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

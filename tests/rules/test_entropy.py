@@ -1,7 +1,5 @@
 """FLy and SENSE: undecided at the mismatch, and agreement (or a plausible token) behind it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

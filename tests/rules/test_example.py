@@ -1,7 +1,5 @@
 """The rule of docs/add-a-rule.md is complete: it keeps every promise once it is registered."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

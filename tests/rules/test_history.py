@@ -1,7 +1,5 @@
 """Rules with a memory: CSD and the table of pairs behind it, and the regret budget that follows a request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules that ask a gate: Judge and AutoJudge, their union with the mixture, and WISV with its costs and bytes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

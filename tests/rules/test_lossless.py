@@ -1,7 +1,5 @@
 """Sampling is lossless by enumeration, and Block Verification keeps at least as much of a draft as token by token."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

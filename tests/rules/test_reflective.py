@@ -1,7 +1,5 @@
 """Reflective verification: what a second reading can change, and that its rows are those of a plain forward."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

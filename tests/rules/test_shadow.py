@@ -1,7 +1,5 @@
 """The rule that counts what another rule would have accepted: exact inside a block, an estimate across blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Rules that compare numbers of the target's row with thresholds: never, always, sometimes, and what they publish."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trees for tests: random ones, and drafters that hide the target's own text in one of many branches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees through the whole loop: the target's text with closed rules, the best path with loose ones; early ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

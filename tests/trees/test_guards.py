@@ -1,7 +1,5 @@
 """Guards and trees: a greedy tree is closed with all its paths and counts once, a sampled one is lossless anyway."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf

@@ -1,7 +1,5 @@
 """One forward reads a tree as if every path were alone, the cache keeps one path, and candidates become one tree."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Sampled trees write what the target would: summed over all trees, all outcomes of all tests and all last draws."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 

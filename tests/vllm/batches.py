@@ -1,7 +1,5 @@
 """Batches made by hand for the hook of the vLLM plug-in, with stand-ins for vLLM's own functions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar

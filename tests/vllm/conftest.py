@@ -1,7 +1,5 @@
 """A tiny pair with a gate on disk, and a way to let vLLM answer with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ requests. One process holds one engine, because vLLM keeps global state. An engi
 anew for each phase, and not at all where its configuration is null.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

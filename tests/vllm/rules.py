@@ -1,7 +1,5 @@
 """Rules as a server's configuration and in our own decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

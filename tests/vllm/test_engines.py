@@ -1,7 +1,5 @@
 """vLLM's engines with the plug-in: a draft model in both runners, other ways to draft, two processes of one model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

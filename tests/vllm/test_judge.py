@@ -1,7 +1,5 @@
 """The hook of the vLLM plug-in judges a flat batch as the decoder judges a padded one, each request as it wishes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop guard of the vLLM plug-in closes as the library's own does, for loops that hold loose tokens."""
 
-from __future__ import annotations
-
 from random import Random
 
 import torch

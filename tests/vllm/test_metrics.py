@@ -1,7 +1,5 @@
 """Counters of the workers, and how a client notices that the vLLM plug-in does not run in a server."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

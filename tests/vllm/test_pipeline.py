@@ -1,7 +1,5 @@
 """What vLLM makes for the pipeline: its rollouts are the decoder's, its hidden states those of transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The engines and draft models that the vLLM plug-in refuses, and what it reads of those that it takes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the vLLM plug-in makes of a configuration, and the gates, certificates and settings that it refuses."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

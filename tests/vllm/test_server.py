@@ -1,7 +1,5 @@
 """Servers with the plug-in: metrics, lm-eval as a client, and the commands of docs/serving.md on a tiny pair."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

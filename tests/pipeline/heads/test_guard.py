@@ -1,7 +1,5 @@
 """The domain guard is fitted on one half of the guard prompts, and its thresholds are quantiles of the other half."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

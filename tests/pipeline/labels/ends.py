@@ -1,7 +1,5 @@
 """How rollouts end, whoever makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Made-up feature files in which a direction of the hidden state decides, or nothing does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

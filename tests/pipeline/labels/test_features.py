@@ -1,7 +1,5 @@
 """Features that are read again equal those of the decode that found the mismatches."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Rollouts that are asked for while others are made."""
 
-from __future__ import annotations
-
 import pytest
 
 from gistgate.core.decoder import Decoder

@@ -1,7 +1,5 @@
 """Which mismatches a budget buys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Rollouts of an engine that writes portions are those of the decoder."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Spans and pairs: what judges and CSD learn from mismatches, and the round that shows a mismatch again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Features from an engine's states are those that the decoder's own blocks have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A rollout that stops early has the outcome of the whole one."""
 
-from __future__ import annotations
-
 import pytest
 
 from gistgate.lm_eval.task import Task, TaskSpec, find_task

@@ -1,7 +1,5 @@
 """Pairs from models/pairs/: loading, and one sentence for everything that can be wrong with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The training of the embedded pair: Muon's updates, the batches, and the tokenizer of the world's words."""
 
-from __future__ import annotations
-
 import torch
 from transformers import AutoTokenizer
 

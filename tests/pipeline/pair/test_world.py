@@ -1,7 +1,5 @@
 """The embedded world: the same bytes for the same seed, disjoint parts, answers that follow from the text."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The results of a made-up run of three methods, as the stages in front of `report` leave them."""
 
-from __future__ import annotations
-
 import pytest
 
 from gistgate.core.files import write_json, write_json_lines

@@ -1,7 +1,5 @@
 """What the card of a gate tells lm-eval about its task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

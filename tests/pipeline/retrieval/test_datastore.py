@@ -1,7 +1,5 @@
 """The datastore and the drafters know training prompts alone; keys are what scikit-learn's steps give one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

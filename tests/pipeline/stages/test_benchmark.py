@@ -1,7 +1,5 @@
 """Who is timed: transformers' speculation at the K that development prompts chose, beside our methods."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

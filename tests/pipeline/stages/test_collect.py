@@ -1,7 +1,5 @@
 """A shard of problems on whose answers target and draft agree is empty, and no obstacle to the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stages prompts, reference and evaluate on a tiny pair: strict answers with scores, certified settings run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stage `export`: calibration and head become one folder, the same bytes every time."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training the embedded pair: a few steps learn, an interruption changes nothing, the folders are ordinary."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

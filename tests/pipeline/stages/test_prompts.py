@@ -1,7 +1,5 @@
 """Prompts are disjoint by problem and the same for the same seed; every document that is left out is accounted for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
