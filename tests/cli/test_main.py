@@ -1,7 +1,6 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
 import errno
-import io
 import json
 import shutil
 import warnings
@@ -10,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from gistgate.cli import main as command_line
-from gistgate.cli import show
 from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
@@ -184,12 +182,6 @@ def test_lines_that_are_no_prompts_are_named(tmp_path, line):
         read_prompts(str(tmp_path / "prompts.jsonl"))
 
 
-def test_standard_input_that_is_no_text_is_refused(run, pair, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
-    status, _, said = run("generate", pair / "target", "-")
-    assert status == 1 and "Standard input is no text in UTF-8" in said
-
-
 def test_a_mark_in_front_of_a_file_is_no_part_of_its_first_prompt_and_only_a_line_feed_ends_one(tmp_path):
     """Other characters that Python takes for line ends may stand inside a prompt."""
     (tmp_path / "prompts.txt").write_bytes("\ufeffTom\u2028has\r\n\r\nAnna\fgave\r\n".encode())
@@ -209,11 +201,6 @@ def test_doctor_refuses_what_it_would_ignore(run, pair, tmp_path):
     ):
         status, _, said = run(command, *arguments[1:], *options)
         assert status == 1 and sentence in said
-
-
-def test_json_cannot_steer_a_terminal():
-    shown = show.in_json({"text": "a\x9b2Jé\x7f"})
-    assert shown == '{"text": "a\\u009b2Jé\\u007f"}' and json.loads(shown) == {"text": "a\x9b2Jé\x7f"}
 
 
 @pytest.mark.parametrize(
