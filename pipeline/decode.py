@@ -12,7 +12,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.gate import Gate
-from gistgate.core.request import Statistics, Usage, eos_ids
+from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models import build as library
 from gistgate.models.build import assemble
@@ -168,24 +168,22 @@ def run_split(
     prompts: Sequence[dict[str, Any]],
     params: Params,
     title: str = "decode",
-    prefilled: PromptCache | None = None,
+    memory: PromptCache | None = None,
     first: int = 0,
-    usage: Usage | None = None,
 ) -> list[Outcome]:
     """Decode and score prompts in batches.
 
-    `prefilled` remembers the prompts for the next setting that decodes them; `first` is the place of the first prompt
-    in its split, which decides the seeds; `usage` counts how many slots had a row.
+    `memory` remembers the prompts for the next setting that decodes them; `first` is the place of the first prompt in
+    its split, which decides the seeds.
     """
-    decode, usage = decode_all if prefilled is None else prefilled.decode_all, usage or Usage()
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
-        answers = decode(
+        answers = decode_all(
             decoder,
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,
             seeds=seeds_of(params, prompts, first),
             progress=shown.update,
-            usage=usage,
+            memory=memory,
             **request_of(prompts, pair),
         )
     outcomes = []

@@ -63,7 +63,7 @@ def main() -> None:
     params, texts = read_params(), training_texts()
     own, num_keys = params.datastore, sum(len(text.answer) for text in texts)
     # An index that cannot be made is refused before the states are computed, which may take hours.
-    index = None if fits_exactly(num_keys) else new_index("ivf", num_keys, own.key_size)
+    index = None if fits_exactly(num_keys) else new_index(num_keys, own.key_size)
     store, explained = build(load_pair(params), texts, own.layer, own.key_size)
     store.save(DATASTORE, index_writer(store, index))
     size = sum(path.stat().st_size for path in DATASTORE.iterdir())

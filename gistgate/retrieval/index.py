@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from math import sqrt
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class ExactIndex:
 
 
 class FaissIndex:
-    """An inverted file or a graph in front of the stored keys."""
+    """An inverted file in front of the stored keys."""
 
     def __init__(self, index: Any, keys: Tensor, effort: int = 16, refine: int = 16) -> None:
         """Put an index in front of `keys [N, P]`, float16.
@@ -69,15 +69,12 @@ class FaissIndex:
         Args:
             index: a FAISS index of the same keys in the same order.
             keys: what the proposed neighbours are ranked by.
-            effort: lists visited (nprobe) or candidates kept on the way (efSearch).
+            effort: lists visited.
             refine: proposed neighbours for every one that is asked for.
         """
         faiss = import_faiss()
         self.index, self.keys, self.refine = index, keys, refine
-        if isinstance(index, faiss.IndexHNSW):
-            self._parameters = faiss.SearchParametersHNSW(efSearch=effort)
-        else:
-            self._parameters = faiss.SearchParametersIVF(nprobe=effort)
+        self._parameters = faiss.SearchParametersIVF(nprobe=effort)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
@@ -116,19 +113,17 @@ def import_faiss() -> Any:
         raise UserError(f"Searching by FAISS needs faiss-cpu. {WITHOUT_FAISS}") from error
 
 
-def new_index(kind: Literal["ivf", "hnsw"], num_keys: int, size: int) -> Any:
+def new_index(num_keys: int, size: int) -> Any:
     """An empty FAISS index for so many keys of width `size`.
 
-    "ivf": 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
-    "hnsw": a graph over 8-bit keys.
+    It has 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
     """
     faiss = import_faiss()
     if size % 4:
         raise UserError(f"FAISS takes no keys of width {size}. Use a multiple of 4 as key_size.")
-    description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8" if kind == "ivf" else "HNSW32,SQ8"
+    description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8"
     index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    if kind == "ivf":
-        index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
+    index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
     return index
 
 

@@ -73,11 +73,7 @@ class Job:
     params: TrainParams
     seed: int
 
-    def as_json(self) -> dict[str, Any]:
-        """The settings that the fingerprint of a finished head is made of."""
-        return {"head": self.head, "config": self.config.as_json(), "settings": settings_of(self.head, self.params)}
-
-    def run(self, rows: Rows, scratch: Path) -> Trained:
+    def run(self, rows: Rows) -> Trained:
         """Fit, calibrate and measure the head, each on problems of their own."""
         params, kind = self.params, kind_of(self.head)
         parts = split_by_problem(rows.problem, params, self.seed)
@@ -87,7 +83,7 @@ class Job:
             report: dict[str, Any] = {"loss_by_c": losses}
         else:
             both = (rows.where(parts.train), rows.where(parts.validation))
-            net, report = fit_net(kind, *both, params, self.seed, scratch)
+            net, report = fit_net(kind, *both, params, self.seed)
         with torch.no_grad():  # computed as the gate will: in float32
             logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
         fitted = fit_map(params.map, logits_N[parts.calibration], rows.kept[parts.calibration])

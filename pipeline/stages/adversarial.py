@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.core.batches import PromptCache
+from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
@@ -113,11 +113,12 @@ class Probe:
         """The answers of a method, at its certified setting, to all prompts."""
         method = point.as_method()
         gate = load_gate(method, self.pair)
-        answers = self.memory.decode_all(
+        answers = decode_all(
             make_decoder(self.pair, method, point.settings, point.block, gate=gate),
             [ids for _, ids in self.prompts],
             batch_size=self.params.decoding.batch_size,
             seeds=seeds_of(self.params, self.prompts),
+            memory=self.memory,
             **self.request,
         )
         decode = self.pair.tokenizer.decode

@@ -93,7 +93,7 @@ def minable(params: Params) -> list[int]:
 def no_records(block: int, of_gate: bool) -> Table:
     """The columns of a shard without mismatches at K = `block`; others may have some."""
     widths = {"behind": (block - 1,)}
-    columns = {name: torch.zeros(0, *widths.get(name, ()), dtype=column.dtype) for name, column in MISMATCHES.items()}
+    columns = {name: torch.zeros(0, *widths.get(name, ()), dtype=dtype) for name, dtype in MISMATCHES.items()}
     return {**columns, **({"probability": torch.zeros(0)} if of_gate else {})}
 
 

@@ -6,7 +6,6 @@
 A head's folder is a gate folder with metrics.json and curves.json beside it.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from gistgate.core.files import fingerprint, read_json, write_atomic
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
 from pipeline.heads.data import read_rows
-from pipeline.heads.job import Job, head_job, partners_of
+from pipeline.heads.job import Job, head_job, partners_of, settings_of
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import HEADS, LEARNED, PILOT, SCRATCH
+from pipeline.paths import HEADS, LEARNED, PILOT
 from pipeline.run import run
 
 MEASURES = ("auc", "ap", "brier", "ece")
@@ -48,10 +47,8 @@ def train(head: str, output: Path, folders: Sequence[Path], stage: str, params: 
     rows, widths = read_rows(folders, params.train.features_of(head))
     data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
     job = head_job(head, params, widths, partners_of(load_pair(params)), data, problems)
-    scratch = SCRATCH / f"{stage}-{head}-{fingerprint(job.as_json())}"  # checkpoints of an interrupted training
     with threadpool_limits(1 if params.decoding.workers > 1 else None):  # two threads are slower on products this small
-        write_atomic(output, job.run(rows, scratch).save)
-    shutil.rmtree(scratch, ignore_errors=True)
+        write_atomic(output, job.run(rows).save)
     record(output, stage, job, params, folders)
 
 
@@ -65,7 +62,7 @@ def record(folder: Path, stage: str, job: Job, params: Params, data: Sequence[Pa
     shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
     print(f"{job.head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
     with tracking.run(params, job.head if stage == "head" else stage, kind=stage) as run_:
-        run_.log_params(job.as_json()["settings"])
+        run_.log_params(settings_of(job.head, job.params))
         run_.log_metrics(metrics)
         for name, values in metrics["training"].get("curves", {}).items():
             run_.log_curve(name, values)
