@@ -17,10 +17,8 @@ from pydantic_core import ErrorDetails
 from gistgate.core.utils import UserError, nearest
 from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 
-MODEL = "model"
-"""The drafter of the pair: its draft model, or what its file names instead."""
-SEGMENT = "segment"
-"""The drafter of whole segments, which the rules `segment` and `segment-draw` judge."""
+MODEL = "model"  # the drafter of the pair: its draft model, or what its file names instead
+SEGMENT = "segment"  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
 T = TypeVar("T")
 WANTED = {
     "int": "a whole number",
@@ -114,10 +112,7 @@ class MethodParams:
         if (self.knob is None) != (not self.grid):
             raise UserError(f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or neither.")
         if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
-            raise UserError(
-                f"params.yaml: the grid of a method of rule '{self.rule}' goes up and down: {list(self.grid)}. "
-                "Order it from strict to loose, without repetition."
-            )
+            raise UserError(f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to loose.")
 
     @property
     def gate(self) -> Path | None:
@@ -155,10 +150,7 @@ def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
     """Its rule exists, its knob is the rule's, its grid goes from strict to loose, and its gate is trained."""
     kind = kind_of_rule(method.rule)
     if method.knob is None and kind.knob is not None:
-        raise UserError(
-            f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "
-            f"Give it 'knob: {kind.knob}' and a 'grid', which may have a single value."
-        )
+        raise UserError(f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a 'grid'.")
     rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
     if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
         raise UserError(

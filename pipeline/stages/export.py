@@ -51,9 +51,7 @@ def main() -> None:
     gate = Gate.load(HEADS / params.train.headline_head)
     certificate = certificate_from(report["proof"])
     if certificate.scope["gate"] != gate_hash(gate):
-        raise UserError(
-            f"The calibration of '{name}' was made with other weights than the gate's. Run the stage `calibrate` again."
-        )
+        raise UserError(f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again.")
     guard, text = guard_for(params, name), card(gate.config, certificate, report, evaluations(name))
 
     def write(folder: Path) -> None:

@@ -35,8 +35,7 @@ from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, SCRATCH, WORLD
 from pipeline.run import run, seed_everything, side_by_side
 
 ROLES = ("target", "draft")
-SHOWN = 10
-"""Steps of a point of the tracked curves."""
+SHOWN = 10  # steps of a point of the tracked curves
 
 
 def main() -> None:

@@ -152,7 +152,7 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
     with torch.no_grad():
         next(gate.parameters()).add_(1)
     gate.save("models/heads/logistic")
-    with pytest.raises(UserError, match="other weights than the gate's. Run the stage `calibrate` again"):
+    with pytest.raises(UserError, match="other weights than the gate's. Run `calibrate` again"):
         export.main()
     other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]")
     write_text(Path("params.yaml"), other)
