@@ -15,7 +15,7 @@ from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapte
 from pydantic_core import ErrorDetails
 
 from gistgate.core.utils import UserError, nearest
-from pipeline.paths import HEADS, PAIR_REPORT, PARAMS, read_yaml
+from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 
 MODEL = "model"
 """The drafter of the pair: its draft model, or what its file names instead."""
@@ -63,11 +63,6 @@ Positive = Annotated[Number, between(0)]
 Share = Annotated[Number, between(0, 1)]
 Count = Annotated[int, between(1, 2**53)]
 Natural = Annotated[int, between(0, 2**53)]
-
-
-def read(cls: type[T], path: Path) -> T:
-    """The dataclass `cls` from a YAML file."""
-    return build(cls, read_yaml(path), file=str(path))
 
 
 def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) -> T:

@@ -335,9 +335,10 @@ class Params:
         return REPORTS
 
     def method(self, name: str) -> MethodParams:
-        """The method of that name; a mistyped one is refused."""
+        """The method of that name; a mistyped one is refused, and one that its rule does not fit."""
         if name not in self.methods:
             raise UserError(f"params.yaml has no method '{name}'. {nearest(name, self.methods)}")
+        check_method(name, self.methods[name], self.train.heads)  # only now: rules that nobody asks are not imported
         return self.methods[name]
 
     def block_of(self, name: str) -> int:
@@ -360,8 +361,6 @@ def read_params(path: str | Path | None = None) -> Params:
 def parse_params(content: Any) -> Params:
     """Parameters from the file's content as plain dictionaries and lists."""
     params = build(Params, content)
-    for name, method in params.methods.items():
-        check_method(name, method, params.train.heads)
     check_names(params.train)
     return params
 

@@ -134,6 +134,13 @@ class Block:
         filled.__dict__.update(known)
         return filled
 
+    def of_rows(self, index: Tensor) -> Block:
+        """Only these rows, or those of a mask."""
+        fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost", "second")
+        known = {name: getattr(self, name) for name in fields}
+        some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
+        return replace(self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some)
+
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
         """Return this block with `gate_probs` filled by `gate`."""
         return self.having(gate_probs=gate(self))

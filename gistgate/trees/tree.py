@@ -285,7 +285,7 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     chosen = Acceptance(acceptance.length[best], acceptance.own_ids[best], acceptance.reasons[best])
     winners = paths.flatten(0, 1)[best].tolist()
     kept = [path[:length] for path, length in zip(winners, chosen.length.tolist(), strict=True)]
-    return Judged(rows_of(block, best), chosen, kept)
+    return Judged(block.of_rows(best), chosen, kept)
 
 
 def best_of(block: Block, acceptance: Acceptance, num_paths: int) -> Tensor:
@@ -345,14 +345,6 @@ def taken(values: Tensor, index: Tensor, num_paths: int) -> Tensor:
     if not values.shape[1]:  # no node at all: nothing of what comes out is valid
         return values.new_zeros(*index.shape, *values.shape[2:])
     return values[row[:, None], index]
-
-
-def rows_of(block: Block, index: Tensor) -> Block:
-    """Only these rows of a block [B']."""
-    fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost")
-    known = {name: getattr(block, name) for name in fields}
-    some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
-    return replace(block, hidden={layer: state[index] for layer, state in block.hidden.items()}, **some)
 
 
 class Trees(Chains):

@@ -41,6 +41,12 @@ def test_environment_names_the_file(tmp_path, monkeypatch):
 FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
 
 
+def check_all(content):
+    params = parse_params(content)
+    for name in params.methods:
+        params.method(name)
+
+
 @pytest.mark.parametrize(
     "content, sentence",
     [
@@ -69,7 +75,7 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
 )
 def test_bad_input_is_one_sentence(content, sentence):
     with pytest.raises(UserError) as caught:
-        parse_params(content)
+        check_all(content)
     assert sentence in str(caught.value)
 
 
