@@ -1,4 +1,4 @@
-"""Decoding as the stages need it: a method as a decoder, its certified setting, a whole split through it."""
+"""Decoding as the stages need it: the task, a method as a decoder, its certified setting, a whole split through it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import REPORTS, SEGMENTS, prompts_of
+from pipeline.paths import REPORTS, SEGMENTS, TASKS, prompts_of
 from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from pipeline.run import bar
 
 if TYPE_CHECKING:
-    from gistgate.lm_eval.task import Task
+    from gistgate.lm_eval.task import Task, TaskSpec
 
 
 def make_decoder(
@@ -192,3 +192,26 @@ def run_split(
         score = task.score(prompt["doc"], text)
         outcomes.append(Outcome(prompt["id"], answer.ids, text, score, answer.statistics, answer.finish == "length"))
     return outcomes
+
+
+def load_task(params: Params) -> Task:
+    """The task of params.yaml, prompted as its block `prompting` says."""
+    from gistgate.lm_eval import task as tasks  # costs seconds, and not every stage has a task
+
+    return tasks.load_task(task_spec(params))
+
+
+def task_parts(params: Params) -> list[Any]:
+    """What verdicts depend on besides code, for a fingerprint: the task's settings, its files and its documents."""
+    data = [Path(params.task_data)] if params.task_data else []
+    return [params.task, params.task_metric, TASKS, *data]
+
+
+def task_spec(params: Params) -> TaskSpec:
+    """What params.yaml says about the task."""
+    from gistgate.lm_eval.task import Prompting, TaskSpec
+
+    asked = params.prompting
+    prompting = Prompting(asked.num_fewshot, asked.chat_template, asked.system)
+    longest = params.decoding.max_new_tokens
+    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code)

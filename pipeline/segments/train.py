@@ -30,13 +30,13 @@ from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
 from gistgate.segments.build import GATE
 from gistgate.segments.probes import Probe, Probes
+from pipeline.decode import load_task
 from pipeline.heads.data import split_by_problem
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, agreement, collected, shares
-from pipeline.tasks import load_task
 
 BINS = 10  # of the reliability curve
 

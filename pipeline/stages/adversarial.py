@@ -20,14 +20,22 @@ from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from pipeline.decode import Operating, load_gate, make_decoder, operating_point, read_prompts, request_of, seeds_of
+from pipeline.decode import (
+    Operating,
+    load_gate,
+    load_task,
+    make_decoder,
+    operating_point,
+    read_prompts,
+    request_of,
+    seeds_of,
+)
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
-from pipeline.tasks import load_task
 
 AT_ONCE = 3  # an answer that ends within so many tokens says nothing
 REFUSAL = re.compile(

@@ -16,7 +16,7 @@ import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
-from pipeline.decode import read_prompts
+from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import gated_collector, strict_collector
 from pipeline.labels.rollouts import Cost, report_costs
@@ -25,7 +25,6 @@ from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
 from pipeline.run import Shards, is_first, run, side_by_side
-from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:

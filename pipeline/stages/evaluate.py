@@ -7,18 +7,23 @@ summary says so.
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from gistgate.core.certificate import scope_mismatch
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.gate import Gate
+from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.lm_eval.model import GatedLM
+from gistgate.lm_eval.task import Task
 from pipeline.decode import (
     Operating,
     calibration_file,
     evaluation_folder,
     load_gate,
+    load_task,
     make_decoder,
     operating_point,
     read_prompts,
@@ -28,7 +33,54 @@ from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
-from pipeline.tasks import Judged, judge, load_task
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What lm-eval found."""
+
+    samples: list[dict[str, Any]]
+    """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
+    statistics: Statistics  # the sum over the prompts
+
+    @property
+    def accuracy(self) -> float:
+        """Mean of the task's metric."""
+        return float(sum(sample["correct"] for sample in self.samples) / len(self.samples))
+
+    @property
+    def cut(self) -> int:
+        """Answers that the limit ended; their metric says little about their meaning."""
+        return sum(sample["cut"] for sample in self.samples)
+
+
+def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
+    """Evaluate the documents of `prompts` with lm-eval."""
+    from lm_eval.evaluator import evaluate
+
+    # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
+    wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
+    task.restart_examples()
+    results = evaluate(
+        lm=lm,
+        task_dict={"tasks": {task.harness.task_name: task.harness}},
+        limit=max(wanted) + 1,
+        log_samples=True,
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=True,  # a task that runs programs was refused when it was loaded, unless allowed
+        **task.evaluation_arguments(),
+    )
+    found = task.verdicts_of(results)
+    samples, counted = [], []
+    for index, prompt in wanted.items():
+        answers = lm.served.answers.get(tuple(prompt["ids"]))
+        if answers is None:
+            raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
+        counted.append(answers[0].statistics)
+        score, text = found[index]
+        told = {"cut": answers[0].finish == "length", "statistics": answers[0].statistics.as_dict(timed=False)}
+        samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
+    return Judged(samples, total(counted))
 
 
 def main(name: str) -> None:
@@ -60,8 +112,6 @@ class Evaluation:
 
     def judge(self, decoder: Decoder) -> Judged:
         """lm-eval's verdict on a decoder."""
-        from gistgate.lm_eval.model import GatedLM
-
         lm = GatedLM(
             self.pair.target,
             decoder=decoder,

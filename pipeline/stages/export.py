@@ -28,13 +28,20 @@ from gistgate.core.utils import UserError
 from gistgate.export.write import write_code
 from gistgate.lm_eval.task import Task
 from gistgate.rules import RULES
-from pipeline.decode import Operating, calibration_file, make_decoder, operating_point, read_prompts, run_split
+from pipeline.decode import (
+    Operating,
+    calibration_file,
+    load_task,
+    make_decoder,
+    operating_point,
+    read_prompts,
+    run_split,
+)
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import EXPORT, HEADS
 from pipeline.report.tables import card, evaluations
 from pipeline.run import run
-from pipeline.tasks import load_task
 from pipeline.tracking import register_gate
 
 ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it

@@ -21,12 +21,12 @@ from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from gistgate.models.loading import warn_untemplated
+from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
 from pipeline.pair.world import further_documents
 from pipeline.params import Params, read_params
 from pipeline.paths import LEARNED, PROMPTS
 from pipeline.run import run
-from pipeline.tasks import load_task
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""

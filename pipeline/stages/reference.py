@@ -12,14 +12,13 @@ import torch
 
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
-from pipeline.decode import make_decoder, read_prompts, run_split
+from pipeline.decode import load_task, make_decoder, read_prompts, run_split
 from pipeline.methods import MethodParams
 from pipeline.outcomes import TOGETHER, maker_of, mark
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import reference_of
 from pipeline.run import run, side_by_side
-from pipeline.tasks import load_task
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""

@@ -13,7 +13,7 @@ from gistgate.core.rule import allowed, settle
 from gistgate.core.session import Verifier
 from gistgate.core.utils import UserError
 from gistgate.rules import PRESETS, RULES, make_rule
-from gistgate.rules.entropy import Fly
+from gistgate.rules.divergence import Fly
 from tests.blocks import accepted, random_block
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 
