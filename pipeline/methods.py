@@ -20,20 +20,6 @@ from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 MODEL = "model"  # the drafter of the pair: its draft model, or what its file names instead
 SEGMENT = "segment"  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
 T = TypeVar("T")
-WANTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "tuple": "a list",
-    "dict": "a block of keys",
-    "dataclass": "a block of keys",
-    "literal": "{expected}",
-    "greater": "at least {ge:g}",
-    "less": "at most {le:g}",
-}
-"""What a value has to be, by the first word of pydantic's name for the error."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -81,9 +67,8 @@ def sentence(cls: type, error: ErrorDetails, where: str) -> str:
         return f" has an unknown key '{place}'. {nearest(keys[-1], known_keys(cls, keys[:-1]))}"
     if error["type"].startswith("missing"):
         return f" lacks the key '{place}'. Add it; the field has no default."
-    wanted = WANTED.get(error["type"].split("_")[0], error["msg"]).format(**error.get("ctx", {}))
     subject = f"'{place}'" if place else "the file"
-    return f": {subject} is {error['input']!r}, but it has to be {wanted}. Change the value."
+    return f": {subject} is {error['input']!r}. {error['msg'].replace('Input', 'It')}. Change the value."
 
 
 def known_keys(hint: Any, path: list[str]) -> list[str]:

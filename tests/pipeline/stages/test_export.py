@@ -167,7 +167,7 @@ def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
     guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5)
     monkeypatch.setattr(export, "load_pair", lambda params: Pair(TARGET, DRAFT, TOKENIZER, "tiny"))
     monkeypatch.setattr(export, "load_task", lambda params: None)
-    monkeypatch.setattr(export, "fit_domain", lambda params, pair, task, gate, point, prompts: guard)
+    monkeypatch.setattr(export, "fit_domain", lambda params, pair, gate, point, prompts: guard)
     write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
     for number in (77, 78):
         write_json_lines("data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)])
