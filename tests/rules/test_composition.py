@@ -179,7 +179,7 @@ def test_sampling_is_that_of_transformers():
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
 def test_impossible_sampling_is_refused(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="Sampling"):
+    with pytest.raises(UserError, match="Impossible sampling"):
         Sampling(**{"temperature": 1.0, **wrong})
 
 
