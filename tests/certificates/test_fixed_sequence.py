@@ -68,12 +68,9 @@ def test_clear_shares_the_error():
 
 
 def test_scores_that_are_not_right_or_wrong_get_the_plug_in_bound():
-    d = np.random.default_rng(0).normal(0, 0.02, 2000).clip(-1, 1)
-    tested = try_setting(chunks(d), [0.02], 0.95, "planned", ternary=False)
-    assert (tested.bounds[0].kind, tested.within) == (PLUG_IN, (True,))
-    equal = try_setting(chunks(np.zeros(500)), [0.02], 0.95, "planned", ternary=False)
-    assert equal.bounds[0].kind == PLUG_IN
-    assert fixed_sequence(sequence(np.zeros(500)), [0.02], 0.95, ternary=False).bound(0.02).kind == PLUG_IN
+    for d in (np.random.default_rng(0).normal(0, 0.02, 2000).clip(-1, 1), np.zeros(2000)):
+        tested = try_setting(chunks(d), [0.02], 0.95, "planned", ternary=False)
+        assert (tested.bounds[0].kind, tested.within) == (PLUG_IN, (True,))
 
 
 def sequence(*settings):

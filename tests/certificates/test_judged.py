@@ -10,7 +10,6 @@ import pytest
 
 from gistgate.certificates.calibration import DECIDING, SOMETIMES, Request, hypothesis
 from gistgate.certificates.judged import LOCAL, PUBLISHED, Look, check, hash_of, judged_marks, level, read_looks, record
-from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError
 
 OLD, FRESH = ([hash_of([kind, number]) for number in range(20)] for kind in (1, 2))
@@ -100,14 +99,6 @@ def test_looks_of_several_processes_are_all_kept():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(record, [replace(LOOK, claim=str(number)) for number in range(12)]))
     assert sorted(row["claim"] for row in looks()) == sorted(map(str, range(12)))
-
-
-@pytest.mark.parametrize("damage", [lambda content: [content], lambda content: {**content, "marks": {}}])
-def test_a_damaged_file_is_named(damage):
-    record(LOOK)
-    write_json(LOCAL, damage(read_json(LOCAL)))
-    with pytest.raises(UserError, match=r"judged\.json is no list of judged prompts"):
-        record(LOOK)
 
 
 def test_an_error_that_no_number_of_prompts_can_show_is_refused():

@@ -41,6 +41,11 @@ def test_plans_grow_as_budgets_shrink_and_end_where_the_loss_uses_them_up(ternar
     assert needed_for(0.02, 0.95, 0.05, ternary, loss=0.02) is None
 
 
+def test_without_a_number_twice_the_plan_is_taken_as_far_as_there_are_prompts():
+    assert planning.default_n(0.02, 0.95, True, 10_000) == 2 * 466
+    assert planning.default_n(0.02, 0.95, True, 300) == 300
+
+
 @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 9, 1000, planning.MOST])
 def test_fewest(least):
     assert fewest(lambda n: n >= least) == least
@@ -63,20 +68,11 @@ def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
 
 
 def test_losses_and_gains_alternate_over_all_prompts():
-    assert spread_out(2, 2, 8).tolist() == [-1.0, 0.0, 1.0, 0.0] * 2
-    assert (spread_out(1, 0, 4).tolist(), spread_out(0, 3, 3).tolist()) == ([1.0, 0.0, 0.0, 0.0], [-1.0] * 3)
     for losses in range(8):
         d = spread_out(losses, 7 - losses, 21)
         assert ((d > 0).sum(), (d < 0).sum()) == (losses, 7 - losses)
         assert np.flatnonzero(d).tolist() == [0, 3, 6, 9, 12, 15, 18]
         assert np.abs(d[:10].sum() - d.sum() / 2) <= 1.5
-
-
-def test_a_plan_is_said_before_anything_is_decoded():
-    text = planning.plan_sentence(0.01, 0.95, 500)
-    assert "831 at 2%" in text and "There are 500." in text
-    assert planning.default_n(0.02, 0.95, True, 10_000) == 2 * 466
-    assert planning.default_n(0.02, 0.95, True, 300) == 300
 
 
 @pytest.mark.parametrize(
@@ -108,10 +104,3 @@ def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
     assert [len(lines) for lines in printed] == [2] * 4
     assert printed[0] == printed[1] and printed[3] == ["none", "none"]
     assert all(int(with_loss) > int(without) for without, with_loss in zip(printed[0], printed[2], strict=True))
-
-
-@pytest.mark.parametrize("words", ["", "0.05", "two 0.05", "0.05 0.05 0 0", "0 0.05", "0.02 1.5", "0.02 0.01 0.02"])
-def test_the_command_says_what_it_wants(monkeypatch, words):
-    monkeypatch.setattr("sys.argv", ["planning", *words.split()])
-    with pytest.raises(SystemExit, match=r"0\.02 0\.05"):
-        planning.main()

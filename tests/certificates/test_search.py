@@ -48,20 +48,6 @@ def test_measurements_are_bounded_and_never_repeated():
     assert [setting.value for setting in choice.measured] == sorted(call.value for call in world.calls)
 
 
-@pytest.mark.parametrize("evaluations", [1, 2, 3])
-def test_no_measurement_is_left_unused_while_something_is_open(evaluations):
-    """All variants lose so little that their values stay open."""
-    world, variants = World(n=4000), [{"window": 0}, {"window": 1}, {"window": 2}]
-    choose_settings(tuple(np.linspace(0.05, 0.65, 61)), variants, world, replace(AIMS, evaluations=evaluations))
-    assert len(world.calls) == evaluations + 2
-
-
-def test_most_of_what_is_far_too_loose_is_never_decoded():
-    world = World(loss=lambda x: min(0.5, 2 * x))
-    choose_settings(GRID, [{}], world, AIMS)
-    assert sum(world.loss(call.value) > 0.3 for call in world.calls) <= 2
-
-
 @pytest.mark.parametrize("loss, chosen", [(0.0, [GRID[0], GRID[-1]]), (0.3, [GRID[0]])])
 def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing_at_its_start(loss, chosen):
     choice = choose_settings(GRID, [{}], World(loss=lambda x: loss), AIMS)
@@ -117,16 +103,6 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
     assert not target.keeps(0.01, 0.04, 100, exact=True)
     assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
     assert target.keeps(0.0, 0.0, 300, exact=True) and not target.keeps(0.0, 0.0, 20, exact=True)
-
-
-def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_setting():
-    curve = Curve(13)
-    for index, losses in ((1, 0), (3, 4), (5, 8), (6, 9), (8, 10)):
-        curve.add(index, np.r_[np.ones(losses), np.zeros(300 - losses)], tau=5.0 + index)
-    target = AIMS.target(0.03)
-    assert curve.loosest(target) == 1
-    assert [curve.between(target, places) for places in ([1, 8], [1], [1, 3])] == [[5], [], []]
-    assert Curve(13).between(target, []) == []
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():

@@ -76,12 +76,6 @@ def test_what_holds_no_template_can_still_be_wrapped_and_ids_of_another_tokenize
         PromptFile([EncodedPrompt("Tom has", (5, 6, 7))]).encode(target)
 
 
-@pytest.mark.parametrize("ids", [[], "abc", [1, -1], [1.5], [True]])
-def test_ids_that_are_none_are_refused(place, target, ids):
-    with pytest.raises(UserError, match="`ids` are no token ids"):
-        read_prompts(str(write(place, target, ids=ids)))
-
-
 def test_bench_wraps_prompts_as_the_other_commands_do(run, place, target, monkeypatch):
     timed: list[list[int]] = []
     monkeypatch.setattr(race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or [])

@@ -7,7 +7,7 @@ import pytest
 from gistgate.demo.page import trace_page
 from tests.demo.answers import LOOSE, STRICT
 from tests.demo.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
-from tests.demo.playing import decoding_threads, playground, served, wait_for
+from tests.demo.playing import decoding_threads, demo_session, served, wait_for
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def demo():
     """The address of the demo."""
     pytest.importorskip("uvicorn")
-    with served(playground()) as address:
+    with served(demo_session()) as address:
         yield address
 
 

@@ -7,10 +7,10 @@ from gistgate.core.utils import UserError
 from gistgate.demo.page import record, strict_run
 from gistgate.demo.server import Question, knob_values, stream
 from gistgate.measure.trace import trace
-from tests.demo.playing import playground
+from tests.demo.playing import demo_session
 from tests.tiny import byte_tokenizer, tiny_pair
 
-GROUND = playground()
+GROUND = demo_session()
 TOKENIZER = GROUND.target.tokenizer
 IDS = GROUND.target.encode("Tom has")
 ASKED = {"prompt": "Tom has", "setting": 1, "max_new_tokens": 12}
@@ -42,7 +42,7 @@ def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_an
 
 
 @pytest.mark.parametrize("change, sentence", [
-    ({"prompt": " "}, "prompt is empty"), ({"setting": 99}, "no such position"), ({"max_new_tokens": 0}, "1 to 4096"),
+    ({"prompt": " "}, "has some text"), ({"setting": 99}, "Reload the page"), ({"max_new_tokens": 0}, "1 to 4096"),
     ({"setting": "x"}, "Reload the page"),
 ])  # fmt: skip
 def test_a_bad_question_is_one_sentence(change, sentence):

@@ -201,12 +201,11 @@ OF_A = SharedSuffixes(tenant="a")
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        *[({name: value}, name) for name, value in (("factor", 0.5), ("min_probability", 1.5), ("depth", 1))],
-        ({"scope": "global"}, "scope='global' does not go with"),
-        ({"shared": SharedSuffixes()}, "scope='request' does not go with"),
-        ({"tenant": "a"}, "scope='request' does not go with"),
-        ({"scope": "tenant", "tenant": "b", "shared": OF_A}, "the shared texts are those of a"),
-        ({"scope": "global", "shared": OF_A}, "the shared texts are those of a"),
+        *[({name: 0.0}, r"factor \+ offset is 1 or more") for name in ("factor", "depth")],
+        ({"min_probability": 1.5}, r"factor \+ offset is 1 or more"),
+        *[({**one}, "'request' takes no shared=") for one in ({"scope": "global"}, {"shared": OF_A}, {"tenant": "a"})],
+        ({"scope": "tenant", "tenant": "b", "shared": OF_A}, "the shared texts are another tenant's"),
+        ({"scope": "global", "shared": OF_A}, "the shared texts are another tenant's"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):

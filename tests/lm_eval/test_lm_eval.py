@@ -18,7 +18,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import save_file
 
-from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import load_tensors
@@ -84,14 +83,12 @@ class Rows:
         self.counts.append(len(rows))
 
 
-@pytest.mark.parametrize("memory", [None, 0, 100])
-def test_a_finished_row_gives_its_place_to_the_next_prompt(tmp_path, pair, tokenizer, memory):
+def test_a_finished_row_gives_its_place_to_the_next_prompt(tmp_path, pair, tokenizer):
     tasks = write_task(tmp_path, num_test=9, **{'"\\n", "Q:"': '"\\n", "e"'})  # answers of unequal length
     target, draft = pair
     rows = Rows()
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, tokenizer=tokenizer, observer=rows)
-    decode = decode_all if memory is None else PromptCache(memory).decode_all
-    lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3, decode=decode)
+    lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3)
     found = answers(evaluate(lm, tasks))
     assert len(found) == 9 and lm.batch_size == 3
     # Places become empty at the end alone; batches of three would have empty places and full ones again.

@@ -20,7 +20,7 @@ from gistgate.rules.history import PairCounts
 from gistgate.rules.learned import Costs
 from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import pair, prompts
-from tests.blocks import SURE, TORN, block, random_block, rows_of
+from tests.blocks import SURE, TORN, block, random_block
 from tests.core.watching import HalfGate, Markers
 from tests.rules.extremes import LOOSE, LOSSLESS
 
@@ -128,7 +128,7 @@ def test_every_row_has_its_own_counts():
     for one in blocks:
         state = rule.advance(one, settle(rule, one, state), state)
     for row in range(12):
-        alone = counted(rule, *(rows_of(one, torch.tensor([row])) for one in blocks))
+        alone = counted(rule, *(one.of_rows(torch.tensor([row])) for one in blocks))
         assert alone == {name: int(state[name][row]) for name in rule.counters}
     assert state["shadow_first"].unique().numel() > 2 and state["shadow_loose"].unique().numel() > 1
 

@@ -219,9 +219,9 @@ def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
 
 
 def test_the_command_line_names_every_drafter() -> None:
-    from gistgate.cli.options import Drafter
+    from gistgate.cli.options import DECODER
 
-    said = Drafter.__metadata__[0].help.split(";")[0].replace(" or ", ", ").split(", ")
+    said = DECODER["drafter"].help.split(";")[0].replace(" or ", ", ").split(", ")
     assert said == list(KNOWN)
 
 
