@@ -3,15 +3,16 @@
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.utils import UserError, hints
+from gistgate.core.utils import UserError
 
 State = dict[str, Tensor]
 """What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
@@ -27,6 +28,33 @@ class Context:
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
         return {}
+
+
+class Between(NamedTuple):
+    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # leaves `low` out
+    below: bool = False  # leaves `high` out
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in it; NaN lies nowhere."""
+        ends = (self.above and value == self.low) or (self.below and value == self.high)
+        return self.low <= value <= self.high and not ends
+
+
+Share = Annotated[float, Between(0, 1)]
+PositiveShare = Annotated[float, Between(0, 1, above=True)]
+Positive = Annotated[float, Between(0, above=True)]
+Amount = Annotated[float, Between(0)]
+Risk = Annotated[float, Between(high=1)]  # a probability of harm; below 0 a rule is strict
+Logits = Annotated[float, Between()]
+Natural = Annotated[int, Between(0)]
+Count = Annotated[int, Between(1)]
 
 
 class Rule:
@@ -60,14 +88,16 @@ class Rule:
         for name, value in traits.items():
             setattr(cls, name, value)
 
-    def check(self, fits: bool, ranges: str) -> None:
-        """Refuse settings that are out of their ranges, or none of the names that a setting may have."""
-        values = {name: (getattr(self, name), hint) for name, hint in hints(type(self)).items()}
-        if not fits or any(
-            get_origin(hint) is Literal and value not in get_args(hint) for value, hint in values.values()
-        ):
-            settings = ", ".join(f"{name} {value!r}" for name, (value, _) in values.items())
-            raise UserError(f"{self.id}: {settings} do not fit: {ranges}.")
+    def __post_init__(self) -> None:
+        """Refuse settings out of their ranges, and those that are none of the names that a setting may have."""
+        annotations = get_type_hints(type(self), include_extras=True)
+        for item in fields(self):  # type: ignore[arg-type]
+            value, hint = getattr(self, item.name), annotations[item.name]
+            names = get_args(hint) if get_origin(hint) is Literal else (value,)
+            ranges = [one for one in getattr(hint, "__metadata__", ()) if not one.holds(value)]
+            if ranges or value not in names:
+                wanted = f"it lies in {ranges[0]}" if ranges else f"it is one of {', '.join(names)}"
+                raise UserError(f"{self.id}: {item.name} {value!r} does not fit: {wanted}.")
 
     @property
     def known_by(self) -> tuple[object, ...]:

@@ -150,7 +150,7 @@ def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
     ],
 )
 def test_sampling_at_which_nothing_can_be_drawn_is_refused(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="Sampling"):
+    with pytest.raises(UserError, match="Impossible sampling"):
         Sampling(**{"temperature": 1.0, **wrong})
 
 

@@ -183,5 +183,5 @@ def test_a_policy_is_a_number_or_a_file(tmp_path):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(UserError, match="says nothing about when drafts end"):
             stopping_from(tmp_path / "bad.json")
-    with pytest.raises(UserError, match="the points rise"):
+    with pytest.raises(UserError, match="and points rise"):
         Stopping(0.5, ((0.0, 0.9), (1.0, 0.1)))
