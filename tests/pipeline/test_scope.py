@@ -1,7 +1,6 @@
 """A certificate names everything that decides what is decoded."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,18 +50,6 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
         "ends": [2], "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip
-
-
-def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pair, path = Pair(*tiny_pair(), byte_tokenizer(), "tiny"), Path("data/prompts/calibration.jsonl")
-    params = Params(methods={"fly": MethodParams("fly")})
-    path.parent.mkdir(parents=True)
-    path.write_text("one")
-    before = scope_of(params, "fly", pair, TASK, None)
-    path.write_text("two")
-    after = scope_of(params, "fly", pair, TASK, None)
-    assert {key for key in before if before[key] != after[key]} == {"prompts"}
 
 
 @pytest.mark.parametrize("changed", ["sums.yaml", "base.yaml", "judges/strict.py"])

@@ -19,18 +19,9 @@ def rows_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (
-            lambda t: t["h_tok:post"][7, 3].fill_(torch.nan),
-            r"rows-00001.safetensors: 'h_tok:post' is not finite in 1 rows, the first is row 7",
-        ),
+        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), "'h_tok:post' is not finite in 1 rows, the first is row 7"),
         (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks scalars"),
-        (lambda t: t["kept"].fill_(1.5), "'kept' is out of range in 150 rows, the first is row 0"),
-        (lambda t: t.update(problem=t["problem"][:3]), "'policy' has 150 rows, the first column has 3"),
         (lambda t: t.update({"h_tok:post": t["h_tok:post"][:, :4].clone()}), "features of widths"),
-        (
-            lambda t: t.update({"h_tok:post": t["h_tok:post"].half()}),
-            "holds torch.float16 with 2 axes, not torch.float32",
-        ),
     ],
 )
 def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):
