@@ -17,7 +17,7 @@ EXPORTS = {
     "Decoder": "gistgate.core.decoder",
     "Generation": "gistgate.core.request",
     "Statistics": "gistgate.core.request",
-    "decode_all": "gistgate.core.decoder",
+    "decode_all": "gistgate.core.batches",
     "DRAFTERS": "gistgate.drafters",
     "ModelDrafter": "gistgate.drafters.model",
     "PromptLookup": "gistgate.drafters.text",

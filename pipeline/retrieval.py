@@ -63,7 +63,7 @@ def main() -> None:
     params, texts = read_params(), training_texts()
     own, num_keys = params.datastore, sum(len(text.answer) for text in texts)
     # An index that cannot be made is refused before the states are computed, which may take hours.
-    index = None if fits_exactly(num_keys) else new_index("ivf", num_keys, own.key_size)
+    index = None if fits_exactly(num_keys) else new_index(num_keys, own.key_size)
     store, explained = build(load_pair(params), texts, own.layer, own.key_size)
     store.save(DATASTORE, index_writer(store, index))
     size = sum(path.stat().st_size for path in DATASTORE.iterdir())
@@ -88,9 +88,7 @@ def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Dat
     texts = [text for text in texts if text.answer]
     num, width = sum(len(text.answer) for text in texts), pair.target.config.get_text_config().hidden_size
     if not 1 <= size <= min(num, width):
-        raise UserError(
-            f"params.yaml: 'datastore.key_size' is {size}, but there are {num} states of width {width}. Lower it."
-        )
+        raise UserError(f"params.yaml: 'datastore.key_size' is {size}, and there are {num} states of width {width}.")
     with TemporaryFile() as scratch:
         states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
         scaler, place = StandardScaler(), 0

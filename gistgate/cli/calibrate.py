@@ -5,58 +5,39 @@ import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import (
-    PANEL,
-    AsJson,
-    BlockLength,
-    Draft,
-    Drafter,
-    DraftGguf,
-    DraftVocabulary,
-    GateFolder,
-    QuantiseDraft,
-    RuleName,
-    Seed,
-    Settings,
-    StopDrafting,
-    module_of,
-    option,
-)
+from gistgate.cli.options import DECODER, PANEL, AsJson, Seed, module_of, option, typed
 from gistgate.core.utils import UserError
 
 SERVERS = "Two servers"
-
-
-def served(help: str, **limits: Any) -> Any:
-    """An option that compares two servers."""
-    return typer.Option(help=help, rich_help_panel=SERVERS, **limits)
+asked, served = partial(option, panel=None), partial(option, panel=SERVERS)
 
 
 @dataclass(frozen=True)
 class Options:
     """Those of the decoder, but for the gate, mean nothing where two servers are compared, and the reverse."""
 
-    task: Annotated[str, typer.Option(help="Task that judges: a file in data/tasks or any lm-eval task.")]
-    budget: Annotated[float, typer.Option(help="Largest loss to certify, as a share: 0.01 is one point.")] = 0.02
-    confidence: Annotated[float, typer.Option(help="Probability with which the certificate holds.")] = 0.95
-    gate: GateFolder = None
-    rule: RuleName = None
+    task: Annotated[str, asked("Task that judges: a file in data/tasks or any lm-eval task.")]
+    budget: Annotated[float, asked("Largest loss to certify, as a share: 0.01 is one point.")] = 0.02
+    confidence: Annotated[float, asked("Probability with which the certificate holds.")] = 0.95
+    gate: Annotated[str | None, DECODER["gate"]] = None
+    rule: Annotated[str | None, DECODER["rule"]] = None
     target: Annotated[str | None, option("Target model; default: the gate's.")] = None
     gguf: Annotated[str | None, option("GGUF file in the target's folder or repository.", "--gguf")] = None
-    draft: Draft = None
-    draft_gguf: DraftGguf = None
-    quantise_draft: QuantiseDraft = None
-    stop_drafting: StopDrafting = None
-    draft_vocabulary: DraftVocabulary = None
-    drafter: Drafter = None
-    settings: Settings = ()  # type: ignore[assignment]
-    block: BlockLength = None
+    draft: Annotated[str | None, DECODER["draft"]] = None
+    draft_gguf: Annotated[str | None, DECODER["draft_gguf"]] = None
+    quantise_draft: Annotated[str | None, DECODER["quantise_draft"]] = None
+    stop_drafting: Annotated[str | None, DECODER["stop_drafting"]] = None
+    draft_vocabulary: Annotated[str | None, DECODER["draft_vocabulary"]] = None
+    drafter: Annotated[str | None, DECODER["drafter"]] = None
+    settings: Annotated[list[str], DECODER["settings"]] = ()  # type: ignore[assignment]
+    block: Annotated[int | None, DECODER["block"]] = None
     development: Annotated[int, option("Prompts that choose the settings to test.", min=1)] = 300
     score: Annotated[
         str, option("What is compared: task (its metric), capped (answers cut at the limit), logprob or judge.")
@@ -65,40 +46,32 @@ class Options:
     batch_size: Annotated[int, option("Rows decoded together.", min=1)] = 32
     prompts: Annotated[
         int | None,
-        typer.Option(
-            help="Calibration prompts; default: twice what the budget needs if 5 % of the answers differ.", min=1
-        ),
+        asked("Calibration prompts; default: twice what the budget needs if 5 % of the answers differ.", min=1),
     ] = None
     stop: Annotated[
-        str,
-        typer.Option(
-            help="When a setting ends early: planned (never), lost (once it fails), clear (once it fails or holds)."
-        ),
+        str, asked("When a setting ends early: planned (never), lost (once it fails), clear (once it fails or holds).")
     ] = "lost"
-    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="Ask in the form of a chat; default: the gate's way.")
-    ] = None
-    system: Annotated[
-        str | None, typer.Option(help='System text; default: the gate\'s; "" for none.', show_default=False)
-    ] = None
+    task_data: Annotated[str | None, asked("Folder of .jsonl files that replaces the task's data.")] = None
+    allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
+    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.", "--chat/--no-chat")] = (
+        None
+    )
+    system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
     num_fewshot: Annotated[
-        int | None, typer.Option(help="Solved examples in front; default: the gate's, else the task's own.", min=0)
+        int | None, asked("Solved examples in front; default: the gate's, else the task's own.", min=0)
     ] = None
     metric: Annotated[
-        str | None,
-        typer.Option(help="Metric and filter that judge, such as exact_match,strict-match; default: the gate's."),
+        str | None, asked("Metric and filter that judge, such as exact_match,strict-match; default: the gate's.")
     ] = None
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
+        asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Folder of the certificate; default: the gate's.")] = None
+    out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
     draw: Annotated[
-        int, typer.Option(help="Number of the set of calibration prompts; another number takes other prompts.", min=1)
+        int, asked("Number of the set of calibration prompts; another number takes other prompts.", min=1)
     ] = 1
-    looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1
+    looks: Annotated[int, asked("Planned looks at the same prompts; they divide the error.", min=1)] = 1
     seed: Seed = 0
     strict_endpoint: Annotated[str | None, served("The reference server, such as http://HOST:8000/v1.")] = None
     loose_endpoint: Annotated[str | None, served("The server that is certified against it.")] = None
@@ -137,11 +110,7 @@ def calibrate(**given: Any) -> None:
         raise UserError(certificate.refusal)
 
 
-calibrate.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-    *(
-        field.replace(kind=field.KEYWORD_ONLY, default=[] if name == "settings" else field.default)
-        for name, field in FIELDS.items()
-    ),
-    inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson),
-])  # fmt: skip
-calibrate.__annotations__ = {}  # Typer reads the signature, whose annotations are evaluated
+typed(
+    calibrate,
+    [*FIELDS.values(), inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)],
+)

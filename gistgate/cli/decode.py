@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gistgate.cli.options import (
-    AsJson,
-    Chat,
-    Dtype,
-    Gguf,
-    Length,
-    Prompt,
-    Prompts,
-    Seed,
-    Stops,
-    System,
-    TargetName,
-    read_prompt,
-    read_prompts,
-    with_options,
-)
+from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt, read_prompts
 from gistgate.core.utils import UserError
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, PromptFile
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile
 
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
@@ -37,16 +22,14 @@ if TYPE_CHECKING:
     from gistgate.models.loading import Target
 
 
-@with_options
+@decodes()
 def generate(
-    target: TargetName, prompt: Prompt, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
-    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False, system: System = None,
+    target: TargetName, prompt: Prompt, *, asking: Asking,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0, seed: Seed = 0,
     in_shadow: Annotated[
         bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJson = False, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.cli import show
@@ -56,23 +39,24 @@ def generate(
 
     if in_shadow and options.speculate_up_to is not None:
         raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
-    loaded = load(target, dtype, options, PromptFile((), chat, system, temperature), gguf, measures=True)
+    loaded = load(target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature, measures=True)
+    decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
     if in_shadow:
-        loaded = replace(loaded, decoder=shadow(loaded.decoder))
-    ids = loaded.target.encode(read_prompt(prompt), chat, system)
-    request = {"sampling": Sampling(temperature), **loaded.request(max_new_tokens, stop)}
+        decoder = shadow(decoder)
+    request = {"sampling": Sampling(temperature), **loaded.request}
     if options.speculate_up_to == AUTO:
-        settle_batches(loaded.decoder, [ids], **request)
+        settle_batches(decoder, loaded.ids, **request)
     request["seeds"] = [seed]
     if as_json:
-        answer = loaded.decoder.generate([ids], **request)[0]
-        text = loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True)
+        answer = decoder.generate(loaded.ids, **request)[0]
+        text = tokenizer.decode(answer.ids, skip_special_tokens=True)
         counters = {"finish": answer.finish, "statistics": answer.statistics.as_dict()}
-        typer.echo(show.in_json({"text": text, "ids": answer.ids, **counters}))
+        typer.echo(json.dumps({"text": text, "ids": answer.ids, **counters}))
     else:
-        writer = Writer(loaded.target.tokenizer)  # compiled programs show nothing before they are done
-        eager = loaded.decoder.engine.name == "eager"
-        answer = (loaded.decoder.watched_by(writer) if eager else loaded.decoder).generate([ids], **request)[0]
+        writer = Writer(tokenizer)
+        if decoder.engine.name == "eager":  # compiled programs show nothing before they are done
+            decoder = decoder.watched_by(writer)
+        answer = decoder.generate(loaded.ids, **request)[0]
         writer.finish(answer.ids)
     typer.echo(show.counted(answer), err=True)
     if options.guards:
@@ -81,15 +65,14 @@ def generate(
         typer.echo(summary(answer.statistics), err=True)
 
 
-@with_options
+@decodes()
 def trace(
-    target: TargetName, prompt: Prompt, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
-    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006
-    chat: Chat = False, system: System = None, as_json: AsJson = False,
+    target: TargetName, prompt: Prompt, *, asking: Asking, as_json: AsJson = False,
     html: Annotated[
         Path | None,
         typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours."),
     ] = None,
+    options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Continue one prompt and show why every token is there."""
     from gistgate.cli import show
@@ -97,35 +80,32 @@ def trace(
 
     if html is not None and as_json:
         raise UserError("--html and --json are two forms of one answer. Leave one of them out.")
-    loaded, text = load(target, dtype, options, PromptFile((), chat, system), gguf), read_prompt(prompt)
-    ids = loaded.target.encode(text, chat, system)
+    text = read_prompt(prompt)
+    loaded = load(target, asking, options, [EncodedPrompt(text)])
     if html is not None:
         from gistgate.demo.page import write_trace
 
-        write_trace(html, loaded, text, ids, loaded.request(max_new_tokens, stop))
+        write_trace(html, loaded, text, loaded.ids[0], loaded.request)
         typer.echo(f"{html} is written.")
         return
-    answer, tokens = traced(loaded.decoder, ids, loaded.target.tokenizer, **loaded.request(max_new_tokens, stop))
+    answer, tokens = traced(loaded.decoder, loaded.ids[0], loaded.target.tokenizer, **loaded.request)
     if as_json:
-        typer.echo("\n".join(show.in_json(token.as_dict()) for token in tokens))
+        typer.echo("\n".join(json.dumps(token.as_dict()) for token in tokens))
     else:
         show.say(show.coloured(tokens))
     typer.echo(show.counted(answer), err=True)
 
 
-@with_options
+@decodes(max_new_tokens=128, stop=None)
 def bench(
-    target: TargetName, prompts: Prompts, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
-    max_new_tokens: Length = 128, chat: Chat = False, system: System = None, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    target: TargetName, prompts: Prompts, *, asking: Asking, as_json: AsJson = False, options: DecodeOptions
+) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate.cli import show
     from gistgate.measure.speed import side_by_side
 
-    asking = PromptFile(read_prompts(prompts), chat, system)
-    loaded = load(target, dtype, options, asking, gguf)
-    ids = asking.encode(loaded.target)
-    clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
+    loaded = load(target, asking, options, read_prompts(prompts))
+    clocks = side_by_side(loaded.decoder, loaded.ids, **loaded.request)
     if as_json:
         rows = [{"name": one.name, "seconds": one.seconds, "statistics": one.statistics.as_dict()} for one in clocks]
         typer.echo(json.dumps(rows))
@@ -135,21 +115,20 @@ def bench(
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target with the decoder around it."""
+    """A target with the decoder around it, and what it is asked."""
 
     target: Target
     decoder: Decoder
     options: DecodeOptions  # what the user says
+    ids: list[list[int]]  # token ids of the prompts
+    request: dict[str, Any]  # arguments of `Decoder.generate` that all prompts share
     uncovered: str | None = None  # why the certificate beside the gate does not cover the requests, where it does not
-
-    def request(self, max_new_tokens: int, stops: list[str]) -> dict[str, Any]:
-        """Arguments of `Decoder.generate` that all prompts share."""
-        return {"max_new_tokens": max_new_tokens, "stops": list(stops), "eos_ids": self.target.eos_ids}
 
 
 def load(
-    target: str, dtype: str, options: DecodeOptions, asking: PromptFile, gguf: str | None = None, measures: bool = False
-) -> Loaded:
+    name: str, asking: Asking, options: DecodeOptions, prompts: Sequence[EncodedPrompt] = (), temperature: float = 0.0,
+    measures: bool = False,
+) -> Loaded:  # fmt: skip
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
     `measures` says that the command finds out itself up to how many rows speculation pays.
@@ -162,19 +141,21 @@ def load(
     Engine(options.engine)
     if options.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
+    asked = PromptFile(prompts, asking.chat, asking.system, temperature)
     if (certificate := named_certificate(options)) is not None:
-        asking.check(certificate)
-    loaded = load_target(target, dtype, gguf=gguf)
+        asked.check(certificate)
+    target = load_target(name, asking.dtype, gguf=asking.gguf)
     if certificate is not None:
-        asking.check(certificate, loaded)
-    decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, options), None
+        asked.check(certificate, target)
+    decoder, uncovered = build_decoder(target.model, target.tokenizer, options), None
     if decoder.certificate is not None:  # also one that nobody named, of `gistgate tune`
-        asking.check(decoder.certificate, loaded)
+        asked.check(decoder.certificate, target)
     elif (beside := certificate_in_use(decoder)) is not None:
-        uncovered = warn_uncovered(lambda: asking.check(beside, loaded))
+        uncovered = warn_uncovered(lambda: asked.check(beside, target))
     if options.segments is not None:
-        uncovered = warn_uncovered(lambda: check_greedy(asking.temperature))
-    return Loaded(loaded, decoder, options, uncovered)
+        uncovered = warn_uncovered(lambda: check_greedy(temperature))
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": list(asking.stop), "eos_ids": target.eos_ids}
+    return Loaded(target, decoder, options, asked.encode(target), request, uncovered)
 
 
 class Writer:
@@ -184,8 +165,7 @@ class Writer:
     wants_q: bool = False
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.shown = ""
+        self.tokenizer, self.shown = tokenizer, ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         """Only the next round knows where the last one was cut, so its tokens appear then."""

@@ -43,7 +43,9 @@ def init(
     ] = False,
 ) -> None:
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
-    from gistgate.core.files import write_atomic, write_text
+    import yaml
+
+    from gistgate.core.files import write_text
     from gistgate.models.loading import RETRIEVAL
 
     if embedded and (target or draft or drafter):
@@ -70,7 +72,7 @@ def init(
         models["target"] = model_of(str(target), target_revision, target_gguf, dtype, device_map)
         models |= {"drafter": drafter} if drafter else {}
         models |= {"draft": model_of(str(draft), draft_revision, draft_gguf, dtype, device_map)} if draft else {}
-        pair_text = "# The pair. A draft model has to share the target's tokenizer.\n" + as_yaml(models)
+        pair_text = yaml.safe_dump(models, sort_keys=False)
     is_gguf = any("gguf_file" in model for model in models.values() if isinstance(model, dict))
     name, contents = task_files(task)
     in_git = any((above / ".git").exists() for above in folder.resolve().parents)  # DVC wants to know
@@ -84,14 +86,8 @@ def init(
         "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
     }
 
-    def write(part: Path) -> None:
-        for place, text in contents.items():
-            write_text(part / place, text)
-
-    if folder.is_dir():  # a folder in which somebody may stand stays itself
-        write(folder)
-    else:
-        write_atomic(folder, write)
+    for place, text in contents.items():
+        write_text(folder / place, text)
     for place in sorted(contents):
         typer.echo(folder / place)
     fill = " Fill in data/tasks first." if task == OWN_TASK else ""
@@ -155,16 +151,6 @@ def model_of(
         raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
     values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}
     return {**{key: value for key, value in values.items() if value is not None}, "dtype": dtype}
-
-
-def as_yaml(models: dict[str, Any]) -> str:
-    """Models as YAML; a JSON text is a YAML text too, whatever characters a path has."""
-    text = ""
-    for name, value in models.items():
-        entries = value.items() if isinstance(value, dict) else ()
-        inner = "".join(f"\n  {key}: {json.dumps(item)}" for key, item in entries)
-        text += f"{name}:{inner or ' ' + json.dumps(value)}\n"
-    return text
 
 
 def task_files(task: str) -> tuple[str, dict[str, str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -23,9 +21,8 @@ if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
 
-# Escapes of the characters that a terminal would obey, and those of them that json writes as they are.
+# Escapes of the characters that a terminal would obey.
 ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-CONTROLS = re.compile(r"[\x7f-\x9f]")
 COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
@@ -70,11 +67,6 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
         gate = "" if token.kept is None else f", gate {token.kept:.3f}"
         shown.append(f"\n  {token.text!r}: target {token.probability:.3f}{gate}")
     return shown
-
-
-def in_json(value: Any) -> str:
-    """JSON on one line that cannot steer a terminal: json itself escapes the control characters of ASCII alone."""
-    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def compared(certificate: ServedCertificate) -> str:

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.cli.options import (
+    DECODER,
     AsJson,
-    Chat,
-    DraftGguf,
+    Asking,
     Dtype,
     Gguf,
-    Length,
     Prompts,
-    Stops,
-    System,
     TargetName,
+    decodes,
     read_prompts,
     refuse_options,
-    with_options,
 )
 from gistgate.core.utils import UserError
 from gistgate.models.options import DecodeOptions, PromptFile
@@ -41,12 +38,10 @@ IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "
 CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
 
 
-@with_options
+@decodes(max_new_tokens=64)
 def doctor(
-    target: TargetName, prompts: Prompts, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
-    max_new_tokens: Length = 64, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False, system: System = None, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    target: TargetName, prompts: Prompts, *, asking: Asking, as_json: AsJson = False, options: DecodeOptions
+) -> None:
     """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay.
 
     It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
@@ -60,14 +55,13 @@ def doctor(
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
     if options.drafter == HYBRID:
         raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
-    asking = PromptFile(read_prompts(prompts)[:DOCTOR_PROMPTS], chat, system)
-    loaded = load(target, dtype, options, asking, gguf)
-    ids = asking.encode(loaded.target)
-    request = loaded.request(max_new_tokens, stop)
+    loaded = load(target, asking, options, read_prompts(prompts)[:DOCTOR_PROMPTS])
+    ids, request = loaded.ids, loaded.request
     costs = prospects.measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
     mismatches = prospects.Mismatches()
     answers = prospects.strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
-    counted, lengths = total([answer.statistics for answer in answers]), prospects.lengths_of(answers, max_new_tokens)
+    counted = total([answer.statistics for answer in answers])
+    lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
     effort = prospects.labelling(counted, mismatches.number, len(ids))
     limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
@@ -80,20 +74,18 @@ def doctor(
     typer.echo(f"{limit}\n\n{advice}")
 
 
-@with_options
+@decodes(max_new_tokens=128, stop=None)
 def fit_draft(
-    target: TargetName, prompts: Prompts, *, options: DecodeOptions,
+    target: TargetName, prompts: Prompts, *,
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
-    dtype: Dtype = "auto", gguf: Gguf = None, max_new_tokens: Length = 128, chat: Chat = False, system: System = None,
+    asking: Asking, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
     from gistgate.cli.decode import load
     from gistgate.measure.fit_draft import fit_stopping
 
-    asking = PromptFile(read_prompts(prompts), chat, system)
-    loaded = load(target, dtype, options, asking, gguf)
-    ids = asking.encode(loaded.target)
-    stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
+    loaded = load(target, asking, options, read_prompts(prompts))
+    stopping = fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
     stopping.save(out)
     expected = stopping.measured["expected"]
     whole, ended = expected["whole drafts"], expected["policy"]
@@ -114,7 +106,8 @@ def draft_vocabulary(
     *, draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
-    dtype: Dtype = "auto", gguf: Gguf = None, draft_gguf: DraftGguf = None,
+    dtype: Dtype = "auto", gguf: Gguf = None,
+    draft_gguf: Annotated[str | None, DECODER["draft_gguf"]] = None,
 ) -> None:  # fmt: skip
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.models.lighter import Subset
@@ -177,30 +170,28 @@ def evaluate(context: typer.Context) -> None:
     harness()
 
 
-@with_options
+@decodes()
 def demo(
-    target: TargetName, *, options: DecodeOptions, dtype: Dtype = "auto", gguf: Gguf = None,
-    max_new_tokens: Length = 256, stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    chat: Chat = False, system: System = None,
+    target: TargetName, *, asking: Asking,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
     from gistgate.cli.decode import load
     from gistgate.demo.page import claim
-    from gistgate.demo.server import Playground, knob_values, launch
+    from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
 
-    def playground() -> Playground:
-        loaded = load(target, dtype, options, PromptFile(chat=chat, system=system), gguf)
+    def session() -> DemoSession:
+        loaded = load(target, asking, options)
         rule = slider_rule(loaded.decoder)
-        return Playground(
+        return DemoSession(
             loaded.decoder, loaded.target, rule,
             {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
-            name=heading(gguf or target, options), max_new_tokens=max_new_tokens,
-            request=loaded.request(max_new_tokens, stop), chat=chat, system=system,
+            heading(asking.gguf or target, options), asking.max_new_tokens, loaded.request, asking.chat, asking.system,
         )  # fmt: skip
 
-    launch(playground, port, browser=browser, say=typer.echo)
+    launch(session, port, browser=browser, say=typer.echo)
 
 
 def heading(target: str, options: DecodeOptions) -> str:
@@ -209,30 +200,20 @@ def heading(target: str, options: DecodeOptions) -> str:
     return " and ".join(Path(str(name)).name for name in (target, draft) if name is not None)
 
 
-def slider_rule(decoder: Any) -> Any:
-    """The rule whose knob is on the slider: the decoder's, or that of its gate where the decoder runs strictly."""
-    from gistgate.models.choose import GATED
-    from gistgate.rules import make_rule
-
-    runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
-    return make_rule(GATED) if runs_strictly else decoder.rule
-
-
-@with_options
+@decodes(max_new_tokens=128)
 def tune(
-    target: TargetName, prompts: Prompts, *, options: DecodeOptions,
+    target: TargetName, prompts: Prompts, *,
     also: Annotated[
         list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
-    ] = [],  # noqa: B006 (Typer's form of an option that can be repeated)
-    dtype: Dtype = "auto", gguf: Gguf = None, max_new_tokens: Length = 128, stop: Stops = [],  # noqa: B006
-    chat: Chat = False, system: System = None, as_json: AsJson = False,
+    ] = (),  # type: ignore[assignment]
+    asking: Asking, as_json: AsJson = False, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Time what is certified against plain and strict decoding here, and keep the winner in the gate's folder.
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
     from gistgate.cli import show
-    from gistgate.measure.tune import Workshop
+    from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED
     from gistgate.models.loading import load_target
@@ -240,13 +221,13 @@ def tune(
     refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
     if (gate := options.gate) is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
-    asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
-    loaded = load_target(target, dtype, gguf=gguf)
-    shop = Workshop(loaded, options, asking)
-    candidates = shop.candidates([gate, *also])
-    ids = asking.encode(loaded)
-    found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
-    for sentence in shop.refused:
+    asked = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], asking.chat, asking.system)
+    loaded = load_target(target, asking.dtype, gguf=asking.gguf)
+    candidates = Candidates(loaded, options, asked)
+    every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stop, "eos_ids": loaded.eos_ids}
+    found = race(every, ids, **request)
+    for sentence in candidates.refused:
         typer.echo(f"Left out: {sentence}", err=True)
     if not as_json:
         show.say(show.raced(found))  # before anything is written, which may fail

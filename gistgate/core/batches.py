@@ -1,5 +1,7 @@
 """Many prompts through one decoder: a finished row leaves its slot to the next prompt."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ def decode_all(
     costs: Sequence[float] | None = None,
     progress: Callable[[int], object] = lambda _finished: None,
     usage: Usage | None = None,
+    memory: PromptCache | None = None,
     **request: Any,
 ) -> list[Generation]:
     """Decode every prompt and return the answers in the order of the prompts.
@@ -31,20 +34,24 @@ def decode_all(
         costs: one per prompt, as in `Decoder.generate`.
         progress: called with the number of prompts just finished, one prompt at a time.
         usage: counts how many slots had a row; `usage.idle` is the share that had none.
+        memory: remembers the prompts for the next setting that decodes them; needs the eager engine, and no costs.
         request: the other arguments of `Decoder.generate`.
     """
     order = longest_first(prompts)
+    texts, slots = [list(prompts[index]) for index in order], Slots(batch_size, progress, usage or Usage())
 
     def ordered(values: Sequence[Any]) -> Sequence[Any]:  # too many or too few are left for `generate` to refuse
         return [values[index] for index in order] if len(values) == len(order) else values
 
-    done = decoder.generate(
-        [prompts[index] for index in order],
-        seeds=ordered(range(len(prompts)) if seeds is None else seeds),
-        costs=None if costs is None else ordered(costs),
-        slots=Slots(batch_size, progress, usage or Usage()),
-        **request,
-    )
+    own_seeds = ordered(range(len(prompts)) if seeds is None else seeds)
+    if memory is None:
+        own_costs = None if costs is None else ordered(costs)
+        done = decoder.generate(texts, seeds=own_seeds, costs=own_costs, slots=slots, **request)
+    else:
+        prefixes = memory.prefixes(decoder, texts, batch_size)
+        ends, lengths = [(len(text) - 1, text[-1:]) for text in texts], [len(text) for text in texts]
+        both = decoder.resume(prefixes, ends, lengths, seeds=own_seeds, remember=False, slots=slots, **request)
+        done = [answer for answer, _ in both]
     answers = dict(zip(order, done, strict=True))
     return [answers[index] for index in range(len(prompts))]
 
@@ -69,42 +76,16 @@ class PromptCache:
         self.room = limit_mb * 1_000_000
         self._known: dict[tuple[str, tuple[int, ...]], PrefixState] = {}
 
-    def decode_all(
-        self,
-        decoder: Decoder,
-        prompts: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        seeds: Sequence[int],
-        progress: Callable[[int], object] = lambda _finished: None,
-        usage: Usage | None = None,
-        **request: Any,
-    ) -> list[Generation]:
-        """As `decode_all`; prompts that are not known are read a batch at a time."""
-        order = longest_first(prompts)
-        texts = [list(prompts[index]) for index in order]
+    def prefixes(self, decoder: Decoder, texts: list[list[int]], ahead: int) -> Iterator[PrefixState]:
+        """What both models of `decoder` remember of these texts; unknown ones are read `ahead` at a time."""
+        return read_ahead(lambda places: self._read(decoder, [texts[place] for place in places]), len(texts), ahead)
 
-        def read(places: range) -> list[PrefixState]:
-            return self._prefixes(decoder, [texts[place] for place in places])
-
-        done = decoder.resume(
-            read_ahead(read, len(texts), batch_size),
-            [(len(text) - 1, text[-1:]) for text in texts],
-            [len(text) for text in texts],
-            seeds=[seeds[index] for index in order],
-            remember=False,
-            slots=Slots(batch_size, progress, usage or Usage()),
-            **request,
-        )
-        answers = dict(zip(order, (answer for answer, _ in done), strict=True))
-        return [answers[index] for index in range(len(prompts))]
-
-    def _prefixes(self, decoder: Decoder, texts: list[list[int]]) -> list[PrefixState]:
+    def _read(self, decoder: Decoder, texts: list[list[int]]) -> list[PrefixState]:
         kind = type(decoder.drafter).__name__
         keys = [(kind, tuple(text)) for text in texts]
         missing = [text for text, key in zip(texts, keys, strict=True) if key not in self._known]
         fresh = dict(zip(map(tuple, missing), decoder.remember(missing) if missing else [], strict=True))
-        prefixes = [self._known.get(key) or fresh[tuple(key[1])] for key in keys]
+        prefixes = [self._known.get(key) or fresh[key[1]] for key in keys]
         for text, prefix in fresh.items():
             if (size := prefix.num_bytes) <= self.room:
                 self.room -= size

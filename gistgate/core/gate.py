@@ -63,10 +63,7 @@ class GateConfig:
         """Read what `as_json` wrote; `where` names the file in messages."""
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
-            raise UserError(
-                f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. Install the version that "
-                "wrote it, or train and calibrate the gate again."
-            )
+            raise UserError(f"{where} has format version {version}, not {FORMAT_VERSION}. Train and calibrate again.")
         try:
             parts = {
                 "features": {item["id"]: item["size"] for item in value["features"]},
@@ -304,15 +301,6 @@ class Gate(nn.Module):
             check_tokenizer(self.config.tokenizer, tokenizer)
 
 
-STANDS_FOR = {  # words in the place of what only the user knows
-    "TASK": "the task that judges",
-    "TARGET": "a folder or file with the target",
-    "DRAFT": "a folder or file with the draft",
-    "VOCABULARY": "the file of the draft's vocabulary",
-    "POLICY": "the file of fit-draft that ended the drafts",
-}
-
-
 def strange_roles(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> list[str]:
     """The roles whose models have weights that are known to differ from those that the gate was trained with."""
     strange = []
@@ -335,52 +323,25 @@ def until_certified(
 ) -> str:
     """The clause that says the weights of which `roles` differ and which command certifies the gate on them.
 
-    The `certificate` beside the gate is about other weights, and still names rule, drafter and K.
+    What the user alone knows stands there in capitals. The `certificate` beside the gate is about other weights, and
+    still names rule, drafter and K.
     """
-    task = str(config.labels.get("task", "TASK"))
-    options = {
-        "--task": "TASK" if "," in task else task,  # a gate that learned from several is certified for each of them
-        "--gate": str(folder),
-        **of_models(config, target, draft),
-        **({} if certificate is None else of_certificate(certificate)),
-    }
-    consent = ["--allow-code"] if config.labels.get("code") else []
-    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
-    legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
-    clause = (
-        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
-        f"verified strictly until `{command}` has certified it here" + (f" ({legend})" if legend else "")
-    )
-    trained = None if draft is None or config.draft is None else config.draft
-    if trained is None or trained.quantisation == getattr(draft, "quantised", None):
-        return clause
-    return f"{clause}; or load the draft {lightening('quantisation', trained.quantisation)}, as in training"
-
-
-def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> dict[str, str]:
-    """The options that load these models, the draft as light as it is."""
-    options = {}
+    task = str(config.labels.get("task", "TASK"))  # a gate that learned from several is certified for each of them
+    options = {"--task": "TASK" if "," in task else task, "--gate": str(folder)}
     for role, model in {"target": target, "draft": draft}.items():
         if model is not None:
-            name = getattr(model, "gguf_file", None) or model.config.name_or_path
-            is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a GGUF file of unknown name
-            options[f"--{role}"] = role.upper() if not name or is_bare else str(name)
-    kind = getattr(draft, "quantised", None)
-    if kind or (draft is not None and config.draft is not None and config.draft.quantisation):
-        options["--quantise-draft"] = str(kind or "none")
-    is_bound = draft is None and config.draft is not None and config.draft.draft_vocabulary
-    if getattr(draft, "subset", None) or is_bound:
-        options["--draft-vocabulary"] = getattr(draft, "subset_file", None) or "VOCABULARY"
-    return options
-
-
-def of_certificate(certificate: Certificate) -> dict[str, str]:
-    """The options that calibrate the same way of decoding again, without those that `gistgate calibrate` presumes."""
-    drafting, ends = certificate.scope.get("drafting"), {}
-    if drafting:
-        policy = drafting.get("stopping") or {}
-        is_number = policy.items() >= {"joint": False, "points": [[0.0, 0.0], [1.0, 1.0]]}.items()  # nothing is fitted
-        ends["--stop-drafting"] = str(policy.get("floor")) if is_number else "POLICY"
-    options = {"--rule": certificate.rule, "--drafter": certificate.drafter, **ends, "--block": str(certificate.block)}
-    usual = {"--rule": "autojudge", "--drafter": "model"}
-    return {name: value for name, value in options.items() if usual.get(name) != value}
+            options[f"--{role}"] = str(getattr(model, "gguf_file", None) or model.config.name_or_path or role.upper())
+    rounded, trained = getattr(draft, "quantised", None), None if config.draft is None else config.draft.quantisation
+    if draft is not None and (rounded or trained):
+        options["--quantise-draft"] = str(rounded or "none")
+    if certificate is not None:
+        options |= {"--rule": certificate.rule, "--drafter": certificate.drafter, "--block": str(certificate.block)}
+    consent = ["--allow-code"] if config.labels.get("code") else []
+    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
+    clause = (
+        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
+        f"verified strictly until `{command}` has certified it here"
+    )
+    if draft is None or config.draft is None or trained == rounded:
+        return clause
+    return f"{clause}; or load the draft {lightening('quantisation', trained)}, as in training"

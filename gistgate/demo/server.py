@@ -21,7 +21,9 @@ from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError
 from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
 from gistgate.measure.trace import TracedToken, Watch
+from gistgate.models.choose import GATED
 from gistgate.models.loading import Target
+from gistgate.rules import make_rule
 
 HOST = "127.0.0.1"
 MOST_TOKENS = 4096  # longest answer that a question may ask for
@@ -119,7 +121,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Playground:
+class DemoSession:
     """A decoder with the settings of its rule between which the page's slider chooses."""
 
     decoder: Decoder
@@ -153,14 +155,11 @@ class Playground:
         """Check what the page sent."""
         try:
             question = Question(str(values["prompt"]), int(values["setting"]), int(values["max_new_tokens"]))
-        except (KeyError, TypeError, ValueError) as error:
+            assert 0 <= question.setting < len(self.settings)
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise UserError("A question has a prompt, a setting and max_new_tokens. Reload the page.") from error
-        if not question.prompt.strip():
-            raise UserError("The prompt is empty. Type some text.")
-        if not 1 <= question.max_new_tokens <= MOST_TOKENS:
-            raise UserError(f"An answer has 1 to {MOST_TOKENS} tokens here. Change the number of tokens.")
-        if not 0 <= question.setting < len(self.settings):
-            raise UserError("The slider has no such position. Reload the page.")
+        if not question.prompt.strip() or not 1 <= question.max_new_tokens <= MOST_TOKENS:
+            raise UserError(f"A question has some text, and an answer 1 to {MOST_TOKENS} tokens. Change that.")
         return question
 
     def answer(self, question: Question) -> Generator[dict[str, Any], None, None]:
@@ -187,8 +186,14 @@ def knob_values(rule: Any) -> list[float]:
     return sorted({*rule.grid, getattr(rule, rule.knob)}, reverse=rule.looser == "down")
 
 
+def slider_rule(decoder: Decoder) -> Any:
+    """The rule whose knob is on the slider: the decoder's, or that of its gate where the decoder runs strictly."""
+    runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
+    return make_rule(GATED) if runs_strictly else decoder.rule
+
+
 def launch(
-    load: Callable[[], Playground], port: int = 8765, *, browser: bool = True, say: Callable[[str], object] = print
+    load: Callable[[], DemoSession], port: int = 8765, *, browser: bool = True, say: Callable[[str], object] = print
 ) -> None:
     """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `say` shows its address to the user.
 
@@ -202,10 +207,10 @@ def launch(
             f"The demo needs the package '{error.name}'. Run `pip install '.[demo]'` in the clone of GistGate."
         ) from error
     with claim(port) as listener:
-        playground = load()
-        for _ in playground.answer(Question("Hello.", playground.start, 2 * playground.decoder.block + 2)):
+        session = load()
+        for _ in session.answer(Question("Hello.", session.start, 2 * session.decoder.block + 2)):
             pass  # the first forwards are slower than the others
-        app = make_app(playground)
+        app = make_app(session)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         say(f"The demo runs at {address}. Ctrl-C ends it.")
         has_display = sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -233,7 +238,7 @@ def claim(port: int) -> socket.socket:
     return listener
 
 
-def make_app(playground: Playground) -> Any:
+def make_app(session: DemoSession) -> Any:
     """The ASGI application. It answers one question at a time, because all questions share the models.
 
     Host names other than this machine's are refused, so that no foreign page can pose as ours.
@@ -250,10 +255,10 @@ def make_app(playground: Playground) -> Any:
         scripts=(TEMPLATES / "tokens.js", TEMPLATES / "demo.js"),
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css", TEMPLATES / "demo.css"),
         connects="'self'",
-        name=playground.name,
-        settings=[{"label": one.label, "claim": one.claim} for one in playground.settings],
-        start=playground.start,
-        max_new_tokens=playground.max_new_tokens,
+        name=session.name,
+        settings=[{"label": one.label, "claim": one.claim} for one in session.settings],
+        start=session.start,
+        max_new_tokens=session.max_new_tokens,
         meanings=MEANINGS,
     )
 
@@ -264,10 +269,10 @@ def make_app(playground: Playground) -> Any:
         if request.headers.get("content-type") != "application/json":  # a foreign page could send a plain form
             return JSONResponse({"error": "Send JSON."}, status_code=415)
         try:
-            question = playground.question(await request.json())
+            question = session.question(await request.json())
         except (UserError, ValueError) as error:  # the latter where the body is no JSON
             return JSONResponse({"error": str(error)}, status_code=400)
-        return StreamingResponse(lines(playground.answer(question), turn), media_type="application/x-ndjson")
+        return StreamingResponse(lines(session.answer(question), turn), media_type="application/x-ndjson")
 
     routes = [Route("/", show), Route("/answer", answer, methods=["POST"])]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])

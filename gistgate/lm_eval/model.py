@@ -5,7 +5,7 @@ Importing this module registers the model `gistgate`.
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -60,7 +60,6 @@ class GatedLM(HFLM):
         decoder: Decoder | None = None,
         guards: str = "",
         seed: int = 0,
-        decode: Callable[..., list[Generation]] = decode_all,
         **kwargs: Any,
     ) -> None:
         """Either hand over a loaded model and a decoder around it, or names, as `--model_args` does.
@@ -68,7 +67,6 @@ class GatedLM(HFLM):
         Args:
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
-            decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
             kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings
                 of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named
                 certificate does not cover are refused, and so is a gate that has nothing certified.
@@ -85,7 +83,7 @@ class GatedLM(HFLM):
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
         self.certificate = self.decoder.certificate
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
-        self.decode, self.rows, self.is_quiet = decode, 0, False
+        self.rows, self.is_quiet = 0, False
         self.rendered: dict[str, str | None] = {}  # system texts by the prompts that the harness put into the template
         self.prompting: list[dict[str, Any]] = []  # chat and system text of the present requests, each way once
         self.served = Served()  # every answer by its prompt; after a run of several processes the first one has all
@@ -145,7 +143,7 @@ class GatedLM(HFLM):
         request |= {"batch_size": self.rows or len(prompts), "seeds": self._seeds(prompts)}
         silent = self.is_quiet or None  # None: silent where no terminal is
         with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
-            answers = self.decode(self.decoder, prompts, progress=shown.update, **request)
+            answers = decode_all(self.decoder, prompts, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
             self.present.add(prompt, answer)

@@ -12,10 +12,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.certificates.outcomes import Answer
-from gistgate.core.batches import PromptCache
+from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
-from gistgate.core.request import Usage, eos_ids
+from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Document, Task
 
@@ -129,16 +129,15 @@ def decode_prompts(
     batch_size: int,
     memory: PromptCache,
     progress: Callable[[int], object] = lambda _: None,
-    usage: Usage | None = None,
 ) -> list[Answer]:
     """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
-    done = memory.decode_all(
+    done = decode_all(
         decoder,
         [prompt["ids"] for prompt in prompts],
         batch_size=batch_size,
         seeds=list(seeds),
         progress=progress,
-        usage=usage,
+        memory=memory,
         max_new_tokens=prompts[0]["max_new_tokens"],
         stops=prompts[0]["stops"],
         eos_ids=eos_ids(decoder.target, decoder.tokenizer),

@@ -49,8 +49,7 @@ class Finding:
         """The certified candidate, if it is faster than strict and plain decoding beyond doubt; else None."""
         if self.loose is None or self.to_strict is None:
             return None
-        sure = self.to_strict.low > 1 and self.to_plain[self.loose.name].low > 1
-        return self.loose if sure else None
+        return self.loose if min(self.to_strict.low, self.to_plain[self.loose.name].low) > 1 else None
 
 
 def tune(candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **request: Any) -> Finding:
@@ -86,8 +85,8 @@ def times_of(
     return {one.name: [lap[one.name][0].seconds for lap in laps] for one in candidates}
 
 
-class Workshop:
-    """Everything that `gistgate tune` may choose from, made of parts that are loaded once."""
+class Candidates:
+    """What `gistgate tune` may choose from, made of parts that are loaded once."""
 
     def __init__(self, target: Target, options: DecodeOptions, asking: PromptFile) -> None:
         self.target, self.options, self.asking = target, options, asking
@@ -98,7 +97,7 @@ class Workshop:
         self.sources = Sources(model, tokenizer, self.draft, options.datastore, options.corpus, options.stop_drafting)
         self.refused: list[str] = []  # why certificates could not take part, a sentence for each
 
-    def candidates(self, certificates: Sequence[str]) -> list[Candidate]:
+    def all_of(self, certificates: Sequence[str]) -> list[Candidate]:
         """Plain decoding, what the certificates permit, and strict decoding with every K and the drafters of both."""
         certified = [one for place in certificates for one in self.certified(place)]
         own = [MODEL, "lookup"] if self.draft is not None else ["lookup"]

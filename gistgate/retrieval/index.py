@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from math import sqrt
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,9 @@ from torch import Tensor
 from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
 
-CHUNK = 1 << 18
-"""Keys that are compared at once: bounds the memory of the scores."""
-ROUNDS = 4
-"""Rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index."""
-POINTS_PER_LIST = 40
-"""Keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least."""
+CHUNK = 1 << 18  # keys that are compared at once: bounds the memory of the scores
+ROUNDS = 4  # rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index
+POINTS_PER_LIST = 40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}
 """Most keys that are all compared with a query, by device type. 100 000 take 3.7 ms of one core; two million of width
 64 are 256 MB of float16 on a GPU."""
@@ -61,7 +58,7 @@ class ExactIndex:
 
 
 class FaissIndex:
-    """An inverted file or a graph in front of the stored keys."""
+    """An inverted file in front of the stored keys."""
 
     def __init__(self, index: Any, keys: Tensor, effort: int = 16, refine: int = 16) -> None:
         """Put an index in front of `keys [N, P]`, float16.
@@ -69,15 +66,12 @@ class FaissIndex:
         Args:
             index: a FAISS index of the same keys in the same order.
             keys: what the proposed neighbours are ranked by.
-            effort: lists visited (nprobe) or candidates kept on the way (efSearch).
+            effort: lists visited.
             refine: proposed neighbours for every one that is asked for.
         """
         faiss = import_faiss()
         self.index, self.keys, self.refine = index, keys, refine
-        if isinstance(index, faiss.IndexHNSW):
-            self._parameters = faiss.SearchParametersHNSW(efSearch=effort)
-        else:
-            self._parameters = faiss.SearchParametersIVF(nprobe=effort)
+        self._parameters = faiss.SearchParametersIVF(nprobe=effort)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
@@ -116,19 +110,17 @@ def import_faiss() -> Any:
         raise UserError(f"Searching by FAISS needs faiss-cpu. {WITHOUT_FAISS}") from error
 
 
-def new_index(kind: Literal["ivf", "hnsw"], num_keys: int, size: int) -> Any:
+def new_index(num_keys: int, size: int) -> Any:
     """An empty FAISS index for so many keys of width `size`.
 
-    "ivf": 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
-    "hnsw": a graph over 8-bit keys.
+    It has 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
     """
     faiss = import_faiss()
     if size % 4:
         raise UserError(f"FAISS takes no keys of width {size}. Use a multiple of 4 as key_size.")
-    description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8" if kind == "ivf" else "HNSW32,SQ8"
+    description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8"
     index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    if kind == "ivf":
-        index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
+    index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
     return index
 
 

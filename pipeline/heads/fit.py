@@ -1,8 +1,7 @@
 """Fit heads and probability maps: regressions by scikit-learn, nets by PyTorch Lightning; plain modules come back.
 
-A training of a net that was killed goes on from its last epoch and ends with the same weights: the order of an
-epoch's batches follows from the seed and the number of the epoch, and the dropout of a step from the seed and the
-number of the step.
+The order of an epoch's batches follows from the seed and the number of the epoch, and the dropout of a step from the
+seed and the number of the step.
 
 Axis letters: N rows, F features.
 """
@@ -12,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.heads.data import Array, Rows, as_classes
-from pipeline.pair.training import WholeCheckpoints, lightning_bar
+from pipeline.pair.training import lightning_bar
 from pipeline.params import TrainParams
 
 for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
@@ -47,10 +47,7 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
     """
     kept, raw = rows.kept.double().numpy(), rows.x.double().numpy()
     if not 0 < kept.mean() < 1:
-        raise UserError(
-            f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), so nothing can be learnt. "
-            "Raise prompts.train in params.yaml."
-        )
+        raise UserError(f"All {len(kept)} training labels are alike. Raise prompts.train in params.yaml.")
     scaler = StandardScaler().fit(raw)
     x, problem, losses = scaler.transform(raw), rows.problem.numpy(), dict.fromkeys(sorted(strengths), 0.0)
     splits = GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem) if len(losses) > 1 else ()
@@ -119,9 +116,6 @@ class HeadTraining(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["curves"] = self.curves
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.curves = checkpoint["curves"]
-
     def on_train_epoch_end(self) -> None:
         for name, values in self.curves.items():
             values.append(float(self.trainer.callback_metrics[name]))
@@ -146,12 +140,9 @@ class HeadTraining(pl.LightningModule):
 
 
 def fit_net(
-    kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int, scratch: Path
+    kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training went.
-
-    Checkpoints live in `scratch`; a training that finds one there continues from it.
-    """
+    """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training went."""
     pl.seed_everything(seed, verbose=False)
     net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
     # The untrained net gives the base rate to every row: few rows are lost, and a bias learns slowly.
@@ -160,47 +151,37 @@ def fit_net(
     nn.init.constant_(output.bias, float(torch.tensor(float(train.kept.mean())).logit(eps=1e-3)))
     std, mean = torch.std_mean(train.x.double(), dim=0, correction=0)
     scale = torch.where(std > 1e-6, std, 1.0)  # a constant feature keeps scale 1
-    # A checkpoint in the middle of an epoch would repeat its batches.
-    saving: Any = {"save_last": True, "save_on_train_epoch_end": True, "enable_version_counter": False}
-    best = ModelCheckpoint(scratch, "best", monitor="validation_loss", **saving)
-    stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
-    batches = EpochBatches(len(train), params.batch_size, seed)
-    trainer = pl.Trainer(
-        max_epochs=params.epochs,
-        accelerator="auto",
-        devices=params.devices,
-        strategy="ddp_spawn" if params.devices > 1 else "auto",
-        use_distributed_sampler=False,  # EpochBatches divides the rows
-        logger=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=scratch,
-        plugins=[WholeCheckpoints()],
-        callbacks=[best, stop, lightning_bar(20)],
-    )
     in_order = torch.arange(len(validation)).split(params.batch_size)
+    batches = EpochBatches(len(train), params.batch_size, seed)
     seen, unseen = (  # batches of one indexing operation each, not one per row
         DataLoader(TensorDataset(((rows.x - mean) / scale).float(), rows.kept), sampler=order, batch_size=None)
         for rows, order in ((train, batches), (validation, in_order))
     )
-    last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
-    states = torch.load(last, weights_only=True)["callbacks"] if last.exists() else {}
-    waited = [state["wait_count"] for name, state in states.items() if name.startswith("EarlyStopping")]
-    with warnings.catch_warnings():
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        # Lightning would train on where an interrupted training had stopped, since a trainer does not keep that.
-        if not any(count >= params.patience for count in waited):
-            trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
-    # Processes of their own leave nothing but files behind.
-    ended = torch.load(last, weights_only=True)
-    state = torch.load(scratch / "best.ckpt", weights_only=True)["state_dict"]
-    net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
+        best = ModelCheckpoint(folder, "best", monitor="validation_loss", save_last=True, save_on_train_epoch_end=True)
+        stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
+        trainer = pl.Trainer(
+            max_epochs=params.epochs,
+            accelerator="auto",
+            devices=params.devices,
+            strategy="ddp_spawn" if params.devices > 1 else "auto",
+            use_distributed_sampler=False,  # EpochBatches divides the rows
+            logger=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=folder,
+            callbacks=[best, stop, lightning_bar(20)],
+        )
+        trainer.fit(HeadTraining(net, params, seed), seen, unseen)
+        # Processes of their own leave nothing but files behind.
+        last, state = (torch.load(Path(folder) / f"{name}.ckpt", weights_only=True) for name in ("last", "best"))
+    net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state["state_dict"].items()})
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, mean, scale)
-    score = float(ended["callbacks"][best.state_key]["best_model_score"])
-    curves = training.curves if training.curves["training_loss"] else ended["curves"]
-    return net.float().eval(), {"validation_loss": score, "epochs": ended["epoch"] + 1, "curves": curves}
+    score = float(last["callbacks"][best.state_key]["best_model_score"])
+    return net.float().eval(), {"validation_loss": score, "epochs": last["epoch"] + 1, "curves": last["curves"]}
 
 
 def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, float]:

@@ -8,7 +8,6 @@ The first two hold the texts of their rows as well: many mismatches share a text
 to it. Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -51,77 +50,50 @@ class Policy(IntEnum):
     GATED = 2  # the text of a gate
 
 
-class Column(NamedTuple):
-    """What a column holds; the range includes both ends."""
-
-    dtype: torch.dtype
-    low: float = -math.inf
-    high: float = math.inf
-    axes: int = 1
-    may_be_nan: bool = False
-
-
+Columns = Mapping[str, torch.dtype]  # columns by name; each has the shape [N] unless its comment says otherwise
 PLACE = {  # which text a row lies on, and where
-    "problem": Column(torch.int64, 0),  # index of the training prompt
-    "policy": Column(torch.int8, 0, len(Policy) - 1),  # whose text, a Policy
-    "position": Column(torch.int64, 0),  # answer tokens in front of the mismatch
+    "problem": torch.int64,  # index of the training prompt
+    "policy": torch.int8,  # whose text, a Policy
+    "position": torch.int64,  # answer tokens in front of the mismatch
 }
 BLOCK = {  # its place, and what stood in the block from the mismatch on; enough to read it again
     **PLACE,
-    "draft_id": Column(torch.int64, 0),  # x, the draft token
-    "target_id": Column(torch.int64, 0),  # t*, the target's most probable token
-    "behind": Column(torch.int32, -1, axes=2),  # [N, K - 1] draft tokens behind x in its block, then -1
+    "draft_id": torch.int64,  # x, the draft token
+    "target_id": torch.int64,  # t*, the target's most probable token
+    "behind": torch.int32,  # [N, K - 1] draft tokens behind x in its block, then -1
 }
 MISMATCHES = {
     **BLOCK,
-    "accepted": Column(torch.int8, 0, 1),  # 1 where the rule of this pass accepted x
-    "greedy_kept": Column(torch.int8, -1, 1),  # as in LABELS; -1 where no rollout has been made yet
+    "accepted": torch.int8,  # 1 where the rule of this pass accepted x
+    "greedy_kept": torch.int8,  # as in LABELS; -1 where no rollout has been made yet
 }
 LABELS = {
     **BLOCK,
-    "greedy_kept": Column(torch.int8, 0, 1),  # 1 where the greedy rollout behind x keeps the meaning
-    "kept": Column(torch.float32, 0, 1),  # the label: probability that x keeps the meaning
-    "rollouts": Column(torch.int16, 1),  # rollouts behind the label
+    "greedy_kept": torch.int8,  # 1 where the greedy rollout behind x keeps the meaning
+    "kept": torch.float32,  # the label: probability that x keeps the meaning
+    "rollouts": torch.int16,  # rollouts behind the label
 }
 ROWS = {  # what a head's training needs beside the features
     **PLACE,
-    "kept": Column(torch.float32, 0, 1),  # the label
-    "kl": Column(torch.float32, may_be_nan=True),  # KL(p || q) in nats; nan without draft probabilities
+    "kept": torch.float32,  # the label
+    "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
-FEATURES = {**ROWS, "same_target": Column(torch.int8, 0, 1)}  # 0 where t* differs when read again: a near tie
+FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
 
 
-def feature_columns(names: Iterable[str]) -> dict[str, Column]:
+def feature_columns(names: Iterable[str]) -> Columns:
     """The columns [N, F] of features, by id; their units are those of gistgate.core.features."""
-    return {name: Column(torch.float32, axes=2) for name in names}
+    return dict.fromkeys(names, torch.float32)
 
 
-def checked(
-    table: Table, columns: Mapping[str, Column], where: object, remedy: str = "Repeat the stage that writes it."
-) -> Table:
-    """The table, once every column is there, equally long, of its dtype, finite and in range."""
-    if missing := [name for name in columns if name not in table]:
-        raise UserError(f"{where} lacks {', '.join(missing)}. {remedy}")
-    num = len(table[next(iter(columns))])
-    for name, column in columns.items():
-        if problem := _problem_of(table[name], column, num):
-            raise UserError(f"{where}: '{name}' {problem}. {remedy}")
+def checked(table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it.") -> Table:
+    """The table, once every column is there with its dtype and finite (`kl` may be unknown)."""
+    for name, dtype in columns.items():
+        if name not in table or table[name].dtype != dtype:
+            raise UserError(f"{where} lacks '{name}' as {dtype}. {remedy}")
+        if name != "kl" and not table[name].isfinite().all():
+            raise UserError(f"{where}: '{name}' is not finite everywhere. {remedy}")
     return table
-
-
-def _problem_of(values: Tensor, column: Column, num: int) -> str | None:
-    """What is wrong with the values of a column, as the rest of a sentence; None where nothing is."""
-    if len(values) != num:
-        return f"has {len(values)} rows, the first column has {num}"
-    if values.dtype != column.dtype or values.ndim != column.axes:
-        return f"holds {values.dtype} with {values.ndim} axes, not {column.dtype} with {column.axes}"
-    strange = ~(values.isfinite() | values.isnan()) if column.may_be_nan else ~values.isfinite()
-    outside = ((values < column.low) | (values > column.high)) & ~strange
-    for bad, what in ((strange, "not finite"), (outside, "out of range")):
-        rows = bad.flatten(1).any(-1).nonzero() if bad.ndim > 1 else bad.nonzero()
-        if len(rows):
-            return f"is {what} in {len(rows)} rows, the first is row {int(rows[0])}"
-    return None
 
 
 class AnswerText(NamedTuple):
@@ -155,7 +127,7 @@ def unpack(shard: Table) -> tuple[Table, Texts]:
     return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
 
 
-def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Table, Texts]]:
+def read_records(folder: Path, columns: Columns) -> list[tuple[Table, Texts]]:
     """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts."""
     shards = [unpack(load_tensors(file)) for file in shard_files(folder)]
     for index, (records, _) in enumerate(shards):

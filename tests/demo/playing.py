@@ -1,4 +1,4 @@
-"""A playground with a tiny pair, and its server in a thread."""
+"""A session of the demo with a tiny pair, and its server in a thread."""
 
 import threading
 import time
@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from gistgate import Decoder, ModelDrafter, make_rule
-from gistgate.demo.server import Playground, claim, make_app
+from gistgate.demo.server import DemoSession, claim, make_app
 from gistgate.models.loading import Target
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
-def playground(**changes: Any) -> Playground:
+def demo_session(**changes: Any) -> DemoSession:
     """A tiny pair with a rule that tolerates most drafts."""
     tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
     rule = make_rule("prob", r=0.002)
     decoder = Decoder(target, ModelDrafter(draft), rule, 4, tokenizer=tokenizer)
     claims = {0.002: "Certified: loses at most 3 points with 95 % confidence (bound 2.10), from 500 prompts."}
-    return Playground(decoder, Target(target, tokenizer), rule, **{"claims": claims, "max_new_tokens": 24, **changes})
+    return DemoSession(decoder, Target(target, tokenizer), rule, **{"claims": claims, "max_new_tokens": 24, **changes})
 
 
 @contextmanager
-def served(ground: Playground) -> Iterator[str]:
+def served(ground: DemoSession) -> Iterator[str]:
     """The address of a server that runs until the end of the block."""
     import uvicorn
 

@@ -8,7 +8,7 @@ import pytest
 
 from gistgate.demo.page import trace_page
 from tests.demo.answers import LOOSE, STRICT
-from tests.demo.playing import decoding_threads, playground, served, wait_for
+from tests.demo.playing import decoding_threads, demo_session, served, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def browser():
 def demo():
     """The address of the demo."""
     pytest.importorskip("uvicorn")
-    with served(playground()) as address:
+    with served(demo_session()) as address:
         yield address
 
 

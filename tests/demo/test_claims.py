@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gistgate.cli.tools import slider_rule
 from gistgate.demo.page import certificate_table, claim, own_claim, provenance_table, write_trace
+from gistgate.demo.server import slider_rule
 from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target
 from gistgate.models.options import DecodeOptions

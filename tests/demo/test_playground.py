@@ -6,10 +6,10 @@ from gistgate import Decoder, ModelDrafter, make_rule
 from gistgate.demo.page import record, strict_run
 from gistgate.demo.server import Question, knob_values, stream
 from gistgate.measure.trace import trace
-from tests.demo.playing import playground
+from tests.demo.playing import demo_session
 from tests.tiny import byte_tokenizer, tiny_pair
 
-GROUND = playground()
+GROUND = demo_session()
 TOKENIZER = GROUND.target.tokenizer
 IDS = GROUND.target.encode("Tom has")
 

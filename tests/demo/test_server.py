@@ -10,7 +10,7 @@ import pytest
 
 from gistgate.core.utils import UserError
 from gistgate.demo.server import claim
-from tests.demo.playing import decoding_threads, playground, served, wait_for
+from tests.demo.playing import decoding_threads, demo_session, served, wait_for
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="module")
 def address():
-    with served(playground()) as address:
+    with served(demo_session()) as address:
         yield address
 
 
@@ -78,7 +78,7 @@ def test_bad_and_foreign_questions_are_refused(address, body, headers, status):
 
 def test_an_unexpected_error_is_a_sentence_too():
     """Memory that runs out is no UserError; the page shows it instead of a stream that breaks off."""
-    ground = playground(request={"eos_ids": object()})
+    ground = demo_session(request={"eos_ids": object()})
     with served(ground) as address:
         _, response = send(address, 4)
         assert json.loads(response.read())["error"].startswith("Decoding failed (TypeError")

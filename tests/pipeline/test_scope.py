@@ -40,14 +40,14 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     """Certificates that were made before have these entries and no other, but for how texts are divided and end."""
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    params = Params(methods={"fly": MethodParams("fly", block=4)})
+    params = Params(methods={"fly": MethodParams("fly", block=4, knob="theta", grid=(0.1,))})
     params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
     assert scope_of(params, "fly", pair, TASK, None, prompts=[[1]]) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
         "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
-        "ends": [2], "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
+        "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip
 

@@ -24,10 +24,9 @@ def low_rank(num: int) -> torch.Tensor:
     return torch.nn.functional.normalize(mixed, dim=-1).half()
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(kind, tmp_path: Path):
+def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(tmp_path: Path):
     keys = low_rank(3000)
-    index = fill(new_index(kind, 3000, 16), keys[:2000], keys.split(1000))
+    index = fill(new_index(3000, 16), keys[:2000], keys.split(1000))
     faiss.write_index(index, str(tmp_path / "index"))
     queries = keys[::100].float()
     exact = ExactIndex(keys).search(queries, 8)[1]
@@ -42,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of so many keys that its folder has an index."""
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10)
     store = store_of("llama", prompts(5, 17, 2, 10, 6, 8, 4, 12))
-    store.save(tmp_path / "store", index_writer(store, new_index("ivf", *store.keys.shape)))
+    store.save(tmp_path / "store", index_writer(store, new_index(*store.keys.shape)))
     return tmp_path / "store"
 
 
@@ -61,10 +60,10 @@ def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: 
 
 def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="width 50"):
-        new_index("ivf", 20_000, 50)
+        new_index(20_000, 50)
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match=r"'\.\[retrieval\]'"):
-        new_index("ivf", 20_000, 64)
+        new_index(20_000, 64)
 
 
 def test_exact_search_finds_the_nearest(monkeypatch: pytest.MonkeyPatch):

@@ -19,8 +19,8 @@ def rows_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), "'h_tok:post' is not finite in 1 rows, the first is row 7"),
-        (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks scalars"),
+        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), "rows-00001.safetensors: 'h_tok:post' is not finite"),
+        (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks 'scalars'"),
         (lambda t: t.update({"h_tok:post": t["h_tok:post"][:, :4].clone()}), "features of widths"),
     ],
 )
