@@ -32,8 +32,7 @@ from pipeline.params import Params
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
 
-TOGETHER = 2
-"""Batches that calibration decodes between two looks at whether a setting is lost."""
+TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
 SPLITS = ("development", "calibration")
 PROMPTS = prompts_of("calibration")
 

@@ -54,10 +54,7 @@ class WorldParams:
 
     def __post_init__(self) -> None:
         if self.min_steps > self.max_steps:
-            raise UserError(
-                f"params.yaml: 'world.min_steps' is {self.min_steps}, more than 'world.max_steps', which is "
-                f"{self.max_steps}. Raise the latter."
-            )
+            raise UserError("params.yaml: 'world.min_steps' is more than 'world.max_steps'. Raise the latter.")
 
     @property
     def wording_skew(self) -> float:
@@ -119,7 +116,6 @@ class PairTrainingParams:
     target: ModelTraining = field(default_factory=ModelTraining)
     draft: DraftTraining = field(default_factory=DraftTraining)
     warmup: Annotated[Number, between(0, 0.99)] = 0.05
-    save_every: Count = 50
     check_problems: Natural = 200
     min_target_accuracy: Share = 0.9
 
@@ -213,10 +209,7 @@ class TrainParams:
                 f"({', '.join(self.heads)}). Add it there or choose one of them."
             )
         if self.test_share + self.calibration_share + self.validation_share >= 1:
-            raise UserError(
-                "params.yaml: 'train.test_share', 'train.calibration_share' and 'train.validation_share' leave no "
-                "problem to train on. Their sum has to be below 1."
-            )
+            raise UserError("params.yaml: the shares of 'train' leave nothing to train on. Keep their sum below 1.")
 
 
 def kind_of(head: str) -> str:

@@ -30,8 +30,7 @@ from gistgate.core.identity import ModelIdentity, TokenizerIdentity, check_ident
 from gistgate.core.utils import UserError, dataclass_from
 from gistgate.retrieval.corpus import END
 
-FORMAT_VERSION = 1
-"""Version of the folder's layout that this code reads and writes."""
+FORMAT_VERSION = 1  # version of the folder's layout that this code reads and writes
 INDEX_FILE = "index.faiss"
 PROJECTION_FILE = "projection.safetensors"
 KEYS_FILE = "keys.safetensors"
@@ -119,10 +118,7 @@ class Datastore:
         place = folder / "config.json"
         described, sealed = read_sealed(place)
         if (version := described.get("format_version")) != FORMAT_VERSION:
-            raise UserError(
-                f"{place} has format version {version}, this gistgate reads {FORMAT_VERSION}. Build the datastore "
-                "again, or install the version that wrote it."
-            )
+            raise UserError(f"{place} has format version {version}, not {FORMAT_VERSION}. Build the datastore again.")
         parts = {"target": dataclass_from(ModelIdentity, described["target"])}
         parts["tokenizer"] = dataclass_from(TokenizerIdentity, described["tokenizer"])
         config: DatastoreConfig = dataclass_from(DatastoreConfig, {**described, **parts})

@@ -68,8 +68,7 @@ def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
     return out.to(device)
 
 
-MASKABLE = ("sdpa", "eager")
-"""Attention of transformers that takes a mask for every pair of tokens."""
+MASKABLE = ("sdpa", "eager")  # attention of transformers that takes a mask for every pair of tokens
 
 
 def tree_layout(parents: Tensor) -> Layout:
@@ -121,8 +120,7 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     return kinds
 
 
-Candidate = tuple[Sequence[int], float]
-"""Tokens that may follow, and how good they are held to be; higher is better."""
+Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good they are held to be; higher is better
 
 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int, forwards: int = 0) -> Draft:
@@ -169,8 +167,7 @@ def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], forward
     return Draft(right_padded(ids, widest), valid, None, forwards, above)
 
 
-Passing = Callable[[int, float], bool]
-"""Whether node n passes a test that it has to pass with a probability."""
+Passing = Callable[[int, float], bool]  # whether node n passes a test that it has to pass with a probability
 
 
 @dataclass(frozen=True)

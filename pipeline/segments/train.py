@@ -68,10 +68,7 @@ def check_samples(rows: Sequence[dict[str, Any]]) -> None:
     for role in ROLES:
         num = len({row["problem"] for row in rows if role in row["roles"]})
         if num < 4:
-            raise UserError(
-                f"The {role} finished segments in {num} problems, and four are needed. Raise segments.limit or "
-                "segments.problems in params.yaml, or choose another segments.style."
-            )
+            raise UserError(f"The {role} finished segments in {num} problems, and four are needed. Raise their number.")
 
 
 @dataclass(frozen=True)
@@ -142,10 +139,7 @@ def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Prob
     for name in ("train", "validation", "test"):
         for writer in writers:
             if not int(examples.drawn[writer][getattr(parts, name)].sum()):
-                raise UserError(
-                    f"The {writer} finished no segment in the part `{name}`. Raise segments.problems, segments.samples "
-                    "or segments.limit in params.yaml, or the part's share there."
-                )
+                raise UserError(f"The {writer} finished no segment in the part `{name}`. Raise segments.problems.")
     train, validation = (examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation))
     probe, report = fit_probe(train, validation, params.segments, params.seed), {}
     for writer in writers:

@@ -37,8 +37,7 @@ from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
 
-AT_ONCE = 3
-"""An answer that ends within so many tokens says nothing."""
+AT_ONCE = 3  # an answer that ends within so many tokens says nothing
 REFUSAL = re.compile(
     r"\b(I (can(no|')t|won't|will not|am (not able|unable)|must decline)|I'm (sorry|unable|not able)|sorry, |as an AI)",
     re.IGNORECASE,

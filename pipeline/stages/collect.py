@@ -82,10 +82,7 @@ def minable(params: Params) -> list[int]:
         i for i, row in enumerate(read_json_lines(REFERENCE)) if row["score"] > 0 or not params.collect.solved_only
     ]
     if not problems:
-        raise UserError(
-            "The target solves no training prompt, so there is no answer that could be lost. "
-            "Choose a stronger target or an easier task, or set collect.solved_only to false."
-        )
+        raise UserError("The target solves no training prompt. Take an easier task, or collect.solved_only: false.")
     return problems
 
 
@@ -99,10 +96,7 @@ def no_records(block: int, of_gate: bool) -> Table:
 def check_met(shards: Shards, count: int) -> None:
     """Refuse a pass without a single mismatch."""
     if not any(len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)):
-        raise UserError(
-            "No text has a mismatch: target and draft agree on all answers, or none could be read. Take more training "
-            "prompts if they are few; else choose a weaker draft or check the task's filter."
-        )
+        raise UserError("No text has a mismatch: target and draft agree. Take more prompts or a weaker draft.")
 
 
 if __name__ == "__main__":

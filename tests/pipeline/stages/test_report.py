@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_refused(folder):
     with pytest.raises(UserError, match="lacks 'exact'"):
         read_results(replace(PARAMS, methods={}))
     write_json_lines("reports/evaluation/judge/samples.jsonl", [{"id": "test-9", "correct": 1}])
-    with pytest.raises(UserError, match="cannot be paired"):
+    with pytest.raises(UserError, match="have other test prompts"):
         found()
     write_json("reports/benchmark.json", {"methods": {}, "baselines": {}})
     with pytest.raises(UserError, match="no times of 'plain'"):
