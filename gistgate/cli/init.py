@@ -49,15 +49,12 @@ def init(
     from gistgate.models.loading import RETRIEVAL
 
     if embedded and (target or draft or drafter):
-        raise UserError(
-            "--embedded trains a pair of its own. Leave --target, --draft and --drafter away, or leave it away."
-        )
+        raise UserError("--embedded trains a pair of its own. Leave it, or --target, --draft and --drafter, away.")
     if drafter not in (None, *RETRIEVAL):
         raise UserError(f"There is no drafter '{drafter}' for a project. Use one of: {', '.join(RETRIEVAL)}.")
     if not embedded and not (target and bool(draft) != bool(drafter)):
         raise UserError(
-            "A project needs --target and either --draft, or --drafter suffix or lookup for a target without a draft "
-            "model. --embedded takes the small pair that is trained on the spot."
+            "A project needs --target and either --draft, or --drafter suffix or lookup; or else --embedded."
         )
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")

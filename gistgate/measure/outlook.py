@@ -43,10 +43,8 @@ def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
 
 def tau_at(histogram: Mapping[int, int], block: int) -> float:
     """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there."""
-    rounds = sum(histogram.values())
-    if not rounds:
-        raise UserError("Nothing was decoded, so nothing can be said about this pair. Pass prompts with an answer.")
-    return sum(count * (min(length, block) + 1) for length, count in histogram.items()) / rounds
+    kept = sum(count * (min(length, block) + 1) for length, count in histogram.items())
+    return kept / sum(histogram.values())
 
 
 def advice(outlooks: Sequence[Outlook]) -> str:

@@ -11,7 +11,7 @@ from tests.tiny import byte_tokenizer, tiny_pair
 
 
 def test_a_judge_that_prefers_the_first_place_says_nothing(monkeypatch):
-    judge = PairwiseJudge(None, None, byte_tokenizer())
+    judge = PairwiseJudge(None, byte_tokenizer())
     monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: True)
     assert judge.differences([{"context": ""}], [[5]], [[6]]).tolist() == [0.0]
     monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: one < other)
@@ -40,7 +40,7 @@ class Reader:
 
 def test_a_judge_reads_request_and_answers_and_says_a_or_b():
     reader = Reader()
-    judge = PairwiseJudge(reader, byte_tokenizer(), byte_tokenizer())
+    judge = PairwiseJudge(SimpleNamespace(model=reader, tokenizer=byte_tokenizer()), byte_tokenizer())
     plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
     prompts = [{"context": "2 + 2?"}]
     assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [1.0]  # an end of text is not shown

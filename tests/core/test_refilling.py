@@ -219,6 +219,13 @@ def test_longest_prompts_first():
     assert longest_first([[1], [1, 2, 3], [1, 2], [4, 5, 6]]) == [1, 3, 2, 0]
 
 
+def test_a_refused_prompt_is_named_by_its_own_place():
+    """Although the longest is decoded first."""
+    for wrong, said in (([10**6], "Prompt 1 holds the token id"), ([], "Prompt 1 is empty")):
+        with pytest.raises(UserError, match=said):
+            decode_all(decoder_of(), [[5], wrong, [5, 6, 7]], batch_size=2, max_new_tokens=4)
+
+
 def watched(
     batch: list[list[int]], slots: int, stop: Stop, noise: float = 0.0
 ) -> tuple[list[Any], list[int], list[int]]:

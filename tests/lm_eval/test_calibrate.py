@@ -270,7 +270,7 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
         (
             lambda options: calibrate.make_scorer(options, None, None),
             {"judge": "some/model"},
-            "only --score judge asks",
+            "belong together",
         ),
         # No request could ever match such a certificate.
         (lambda options: spec_of(options, None), {"system": "Be short."}, "Add --chat, or leave --system out"),
