@@ -22,7 +22,7 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task
 from gistgate.measure.speed import theirs
 from gistgate.measure.statistics import over_rounds
-from pipeline.decode import read_prompts, request_of
+from pipeline.decode import load_task, read_prompts, request_of
 from pipeline.labels.labelling import tools_of
 from pipeline.labels.mining import strict_collector
 from pipeline.labels.rollouts import Cost
@@ -31,7 +31,6 @@ from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.run import run
 from pipeline.stages.collect import minable
-from pipeline.tasks import load_task
 
 
 def main(

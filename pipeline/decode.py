@@ -1,4 +1,4 @@
-"""Decoding as the stages need it: a method as a decoder, its certified setting, a whole split through it."""
+"""Decoding as the stages need it: the task, a method as a decoder, its certified setting, a whole split through it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.gate import Gate
-from gistgate.core.request import Statistics, eos_ids
+from gistgate.core.request import Generation, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models import build as library
 from gistgate.models.build import assemble
@@ -20,12 +20,12 @@ from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import REPORTS, SEGMENTS, prompts_of
+from pipeline.paths import REPORTS, SEGMENTS, TASKS, prompts_of
 from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from pipeline.run import bar
 
 if TYPE_CHECKING:
-    from gistgate.lm_eval.task import Task
+    from gistgate.lm_eval.task import Task, TaskSpec
 
 
 def make_decoder(
@@ -130,18 +130,6 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     return Operating(name, method.rule, method.drafter, block, settings, found["knob"], budget=budget, **common)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One decoded prompt."""
-
-    id: str  # name of the prompt in its split
-    ids: list[int]  # answer as token ids
-    text: str  # answer as the task scores it
-    score: float  # the task's metric against the document, in [0, 1]
-    statistics: Statistics
-    cut: bool = False  # whether the limit of tokens ended the answer
-
-
 def read_prompts(split: str) -> list[dict[str, Any]]:
     """The prompts of a split as the stage `prompts` wrote them."""
     return read_json_lines(prompts_of(split))
@@ -161,23 +149,21 @@ def seeds_of(params: Params, prompts: Sequence[Any], first: int = 0) -> list[int
     return [params.seed * 1_000_003 + first + index for index in range(len(prompts))]
 
 
-def run_split(
+def decode_split(
     decoder: Decoder,
-    task: Task,
     pair: Pair,
     prompts: Sequence[dict[str, Any]],
     params: Params,
     title: str = "decode",
     memory: PromptCache | None = None,
     first: int = 0,
-) -> list[Outcome]:
-    """Decode and score prompts in batches.
+) -> list[Generation]:
+    """Answers to prompts of a split, of which `first` is the place of the first: it decides the seeds.
 
-    `memory` remembers the prompts for the next setting that decodes them; `first` is the place of the first prompt in
-    its split, which decides the seeds.
+    `memory` remembers the prompts for the next setting that decodes them.
     """
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
-        answers = decode_all(
+        return decode_all(
             decoder,
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,
@@ -186,9 +172,26 @@ def run_split(
             memory=memory,
             **request_of(prompts, pair),
         )
-    outcomes = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        text = task.text(pair.tokenizer, answer.ids)
-        score = task.score(prompt["doc"], text)
-        outcomes.append(Outcome(prompt["id"], answer.ids, text, score, answer.statistics, answer.finish == "length"))
-    return outcomes
+
+
+def load_task(params: Params) -> Task:
+    """The task of params.yaml, prompted as its block `prompting` says."""
+    from gistgate.lm_eval import task as tasks  # costs seconds, and not every stage has a task
+
+    return tasks.load_task(task_spec(params))
+
+
+def task_parts(params: Params) -> list[Any]:
+    """What verdicts depend on besides code, for a fingerprint: the task's settings, its files and its documents."""
+    data = [Path(params.task_data)] if params.task_data else []
+    return [params.task, params.task_metric, TASKS, *data]
+
+
+def task_spec(params: Params) -> TaskSpec:
+    """What params.yaml says about the task."""
+    from gistgate.lm_eval.task import Prompting, TaskSpec
+
+    asked = params.prompting
+    prompting = Prompting(asked.num_fewshot, asked.chat_template, asked.system)
+    longest = params.decoding.max_new_tokens
+    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code)

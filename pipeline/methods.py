@@ -15,27 +15,11 @@ from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapte
 from pydantic_core import ErrorDetails
 
 from gistgate.core.utils import UserError, nearest
-from pipeline.paths import HEADS, PAIR_REPORT, PARAMS, read_yaml
+from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 
-MODEL = "model"
-"""The drafter of the pair: its draft model, or what its file names instead."""
-SEGMENT = "segment"
-"""The drafter of whole segments, which the rules `segment` and `segment-draw` judge."""
+MODEL = "model"  # the drafter of the pair: its draft model, or what its file names instead
+SEGMENT = "segment"  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
 T = TypeVar("T")
-WANTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "tuple": "a list",
-    "dict": "a block of keys",
-    "dataclass": "a block of keys",
-    "literal": "{expected}",
-    "greater": "at least {ge:g}",
-    "less": "at most {le:g}",
-}
-"""What a value has to be, by the first word of pydantic's name for the error."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -65,11 +49,6 @@ Count = Annotated[int, between(1, 2**53)]
 Natural = Annotated[int, between(0, 2**53)]
 
 
-def read(cls: type[T], path: Path) -> T:
-    """The dataclass `cls` from a YAML file."""
-    return build(cls, read_yaml(path), file=str(path))
-
-
 def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) -> T:
     """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`, for messages."""
     try:
@@ -88,9 +67,8 @@ def sentence(cls: type, error: ErrorDetails, where: str) -> str:
         return f" has an unknown key '{place}'. {nearest(keys[-1], known_keys(cls, keys[:-1]))}"
     if error["type"].startswith("missing"):
         return f" lacks the key '{place}'. Add it; the field has no default."
-    wanted = WANTED.get(error["type"].split("_")[0], error["msg"]).format(**error.get("ctx", {}))
     subject = f"'{place}'" if place else "the file"
-    return f": {subject} is {error['input']!r}, but it has to be {wanted}. Change the value."
+    return f": {subject} is {error['input']!r}. {error['msg'].replace('Input', 'It')}. Change the value."
 
 
 def known_keys(hint: Any, path: list[str]) -> list[str]:
@@ -119,10 +97,7 @@ class MethodParams:
         if (self.knob is None) != (not self.grid):
             raise UserError(f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or neither.")
         if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
-            raise UserError(
-                f"params.yaml: the grid of a method of rule '{self.rule}' goes up and down: {list(self.grid)}. "
-                "Order it from strict to loose, without repetition."
-            )
+            raise UserError(f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to loose.")
 
     @property
     def gate(self) -> Path | None:
@@ -160,10 +135,7 @@ def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
     """Its rule exists, its knob is the rule's, its grid goes from strict to loose, and its gate is trained."""
     kind = kind_of_rule(method.rule)
     if method.knob is None and kind.knob is not None:
-        raise UserError(
-            f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "
-            f"Give it 'knob: {kind.knob}' and a 'grid', which may have a single value."
-        )
+        raise UserError(f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a 'grid'.")
     rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
     if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
         raise UserError(

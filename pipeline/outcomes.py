@@ -25,16 +25,14 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
-from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder, read_prompts, seeds_of
+from pipeline.decode import asks_draft, files_behind, load_gate, load_task, make_decoder, read_prompts, seeds_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
-from pipeline.tasks import load_task
 
-TOGETHER = 2
-"""Batches that calibration decodes between two looks at whether a setting is lost."""
+TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
 SPLITS = ("development", "calibration")
 PROMPTS = prompts_of("calibration")
 

@@ -88,9 +88,7 @@ def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Dat
     texts = [text for text in texts if text.answer]
     num, width = sum(len(text.answer) for text in texts), pair.target.config.get_text_config().hidden_size
     if not 1 <= size <= min(num, width):
-        raise UserError(
-            f"params.yaml: 'datastore.key_size' is {size}, but there are {num} states of width {width}. Lower it."
-        )
+        raise UserError(f"params.yaml: 'datastore.key_size' is {size}, and there are {num} states of width {width}.")
     with TemporaryFile() as scratch:
         states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
         scaler, place = StandardScaler(), 0

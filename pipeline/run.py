@@ -96,8 +96,7 @@ def take_device() -> None:
         torch.cuda.set_device(place)
 
 
-Prepare = Callable[[Any], Callable[[Any], Any]]
-"""A module-level function: settings -> what to do with one piece."""
+Prepare = Callable[[Any], Callable[[Any], Any]]  # a module-level function: settings -> what to do with one piece
 
 _work: Callable[[Any], Any] | None = None
 _failed: UserError | None = None  # an exception in the preparation itself would look like a killed process

@@ -1,6 +1,5 @@
 """Blocks made by hand, and random ones with everything in them that a rule may ask for."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,13 +58,6 @@ def random_block(
         thinking=torch.rand(batch, num, generator=generator) < 0.5,
         cost=torch.rand(batch, generator=generator),
     )
-
-
-def rows_of(whole: Block, index: Tensor) -> Block:
-    """Some rows of a block, in the order of `index`."""
-    per_row = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "second", "thinking", "cost")
-    parts = {name: value[index] for name in per_row if (value := getattr(whole, name)) is not None}
-    return replace(whole, **parts, hidden={name: state[index] for name, state in whole.hidden.items()})
 
 
 def accepted(rule: Any, whole: Block) -> Acceptance:

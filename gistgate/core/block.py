@@ -30,8 +30,7 @@ class Reason(IntEnum):
     LOOP = 4  # a strict accept while the loop guard kept the gate closed; counted as strict
 
 
-COLDEST = 1e-6
-"""Smallest temperature above 0: logits that are divided by less may leave the range of float32."""
+COLDEST = 1e-6  # smallest temperature above 0: logits that are divided by less may leave the range of float32
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,7 @@ class Sampling:
     def __post_init__(self) -> None:
         is_warm = self.temperature == 0 or COLDEST <= self.temperature < math.inf
         if not (is_warm and self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise UserError(
-                f"Sampling with temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p} is impossible: "
-                f"the temperature is 0 or from {COLDEST:g} on, top_k is 0 or more, top_p lies in (0, 1]."
-            )
+            raise UserError("Impossible sampling: temperature is 0 or from 1e-06 on, top_k 0 or more, top_p in (0, 1].")
 
     @property
     def greedy(self) -> bool:
@@ -133,6 +129,13 @@ class Block:
         known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}
         filled.__dict__.update(known)
         return filled
+
+    def of_rows(self, index: Tensor) -> Block:
+        """Only these rows, or those of a mask."""
+        fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost", "second")
+        known = {name: getattr(self, name) for name in fields}
+        some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
+        return replace(self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some)
 
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
         """Return this block with `gate_probs` filled by `gate`."""

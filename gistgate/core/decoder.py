@@ -103,8 +103,7 @@ def count_ids(
 LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 """The lock of each model. A thread may ask its models again while it decodes, as prefixes that are read ahead and the
 opinion `pair` of segments do."""
-GUARD = Lock()
-"""Whoever asks for a lock first makes it."""
+GUARD = Lock()  # whoever asks for a lock first makes it
 
 
 @contextmanager

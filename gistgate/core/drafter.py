@@ -17,8 +17,7 @@ from gistgate.core.reader import RowCache
 if TYPE_CHECKING:
     from gistgate.drafters.stopping import Stopping
 
-Texts = Sequence[Sequence[int]]
-"""Prompt and answer of each row, as token ids."""
+Texts = Sequence[Sequence[int]]  # prompt and answer of each row, as token ids
 
 
 class Drafter:

@@ -63,10 +63,7 @@ class GateConfig:
         """Read what `as_json` wrote; `where` names the file in messages."""
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
-            raise UserError(
-                f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. Install the version that "
-                "wrote it, or train and calibrate the gate again."
-            )
+            raise UserError(f"{where} has format version {version}, not {FORMAT_VERSION}. Train and calibrate again.")
         try:
             parts = {
                 "features": {item["id"]: item["size"] for item in value["features"]},

@@ -124,10 +124,7 @@ class LoopGuard:
 
     def __post_init__(self) -> None:
         if self.period < 1 or self.repeats < 2 or self.span < GRAM or not (self.window is None or self.window >= 1):
-            raise UserError(
-                f"A loop guard with period {self.period}, repeats {self.repeats}, span {self.span} and window "
-                f"{self.window} is impossible: at least 1, 2, {GRAM} and 1 tokens."
-            )
+            raise UserError(f"An impossible loop guard: period and window are 1 or more, repeats 2, and span {GRAM}.")
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in {id(row): row for row in rows}.values():
@@ -249,10 +246,7 @@ class DomainGuard:
         """Read what `save` wrote."""
         place, weights = Path(folder) / CONFIG_FILE, Path(folder) / TENSORS_FILE
         if not place.exists():
-            raise UserError(
-                f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
-                "exported with its guard, or leave the guard 'domain' out."
-            )
+            raise UserError(f"{folder} does not know which prompts its gate was calibrated on. Leave the guard out.")
         config, sealed = read_sealed(place)
         tensors = load_tensors(weights)
         check_sealed(place, sealed, config, fingerprint(weights))
@@ -348,7 +342,4 @@ def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedM
         here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}
         for part, value in here.items():
             if value is not None and about.get(part) not in (None, value):
-                raise UserError(
-                    f"The guard 'domain' was fitted with another {part}, so that it knows other states. Leave the "
-                    "guard out, or run the pipeline for these models and export the gate again."
-                )
+                raise UserError(f"The guard 'domain' was fitted with another {part}. Leave it out, or export anew.")

@@ -123,20 +123,23 @@ def sampled(parameter: Tensor) -> Tensor:
     return parameter.reshape(-1)[::step][:SAMPLES].to("cpu", torch.bfloat16)
 
 
-def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
-    """Refuse a model that the gate was not trained for."""
-    check_shape(role, expected, found)
+def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity, what: str = "gate") -> None:
+    """Refuse a model that `what` was not made for."""
+    check_shape(role, expected, found, what=what)
     if has_other_weights(expected, found):
         want, have = (str(model.fingerprint)[:12] for model in (expected, found))
-        raise UserError(misfit(role, "weights", want, have, expected.name))
+        raise UserError(misfit(what, role, "weights", want, have, expected.name))
 
 
-def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True) -> None:
+def check_shape(
+    role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True, what: str = "gate"
+) -> None:
     """Refuse a model of another architecture or size, whatever its weights are; with `rounded` also other rounding."""
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
         if prop != "fingerprint" and want != have and (rounded or prop != "quantisation"):
-            raise UserError(misfit(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
+            option = lightening(prop, want)
+            raise UserError(misfit(what, role, prop.replace("_", " "), want, have, expected.name, option))
 
 
 def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
@@ -150,7 +153,7 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
     found = identify_tokenizer(tokenizer)
     if found.vocabulary != expected.vocabulary:
         want, have = (f"{one.num_tokens} tokens, hash {one.vocabulary[:12]}" for one in (expected, found))
-        raise UserError(misfit("tokenizer", "vocabulary", want, have, expected.name))
+        raise UserError(misfit("gate", "tokenizer", "vocabulary", want, have, expected.name))
 
 
 def lightening(prop: str, wanted: str | None) -> str | None:
@@ -161,10 +164,12 @@ def lightening(prop: str, wanted: str | None) -> str | None:
     return f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
 
 
-def misfit(role: str, prop: str, expected: object, found: object, name: str, option: str | None = None) -> str:
+def misfit(
+    what: str, role: str, prop: str, expected: object, found: object, name: str, option: str | None = None
+) -> str:
     """The sentence for a wrong pairing; `option` says which option loads the model otherwise."""
-    load = f"Load the {role} {option}" if option else f"Load '{name}', for which the gate was trained"
+    load = f"Load the {role} {option}" if option else f"Load '{name}', for which the {what} was made"
     return (
-        f"This gate does not fit the {role}: its {prop} should be {expected}, but is {found}. {load}, or train a gate "
-        f"for this {role}."
+        f"This {what} does not fit the {role}: its {prop} should be {expected}, but is {found}. {load}, or make a "
+        f"{what} for this {role}."
     )

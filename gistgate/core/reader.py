@@ -215,8 +215,7 @@ BY_SLOT = ("gpt_neo", "mpt")
 """Models with masks or biases by slot: local layers of GPT-Neo, and the ALiBi of MPT, which knows no positions."""
 CHUNKED = ("attention_chunk_size", "attn_temperature_tuning")
 """Settings of Llama 4 that cut attention into chunks of slots, and that scale it by the slot."""
-WASTE = 1.5
-"""Slots per token of the longest row from which a cache is packed."""
+WASTE = 1.5  # slots per token of the longest row from which a cache is packed
 
 
 class Reader:

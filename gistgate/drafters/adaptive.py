@@ -104,11 +104,7 @@ class AdaptiveDrafter(RowDrafter):
             raise UserError("choice: the options are one or more drafters of chains, at most one of them a model.")
         costs = [min(option.cost, option.min_match) for option in options]
         if not (verify > 0 and block >= 1 and min(costs) >= 0 and 0 <= prior <= 1 and weight > 0 and 0 < memory <= 1):
-            raise UserError(
-                f"choice: verify {verify:g} is above 0, block {block} 1 or more, cost and min_match 0 or more, prior "
-                f"{prior:g} in [0, 1], weight {weight:g} above 0 and memory {memory:g} in (0, 1]. Change the one that "
-                "is not."
-            )
+            raise UserError("choice: verify and weight are above 0, block 1 or more, costs 0 or more, others shares.")
         self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
         self.gives_q = all(one.gives_q for one in drafters)
         self.layers = frozenset().union(*(one.layers for one in drafters))

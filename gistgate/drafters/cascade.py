@@ -29,10 +29,7 @@ class CascadeDrafter(ModelDrafter):
         """`inner`, by default prompt lookup, proposes up to `inner_block` tokens per forward of `model`."""
         inner = PromptLookup() if inner is None else inner
         if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes or inner.shared:
-            raise UserError(
-                f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone and shares "
-                "none with other requests, such as PromptLookup. Change the one that does not."
-            )
+            raise UserError("cascade: inner_block is 1 or more, and the inner drafter reads own texts alone.")
         self.inner, self.inner_block = inner, inner_block
         super().__init__(model)
 

@@ -44,10 +44,7 @@ class Stopping:
         flat = [value for point in self.points for value in point]
         rises = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(self.points, self.points[1:], strict=False))
         if not all(0 <= value <= 1 for value in (self.floor, *flat)) or not rises or not self.points:
-            raise UserError(
-                f"stopping: the floor {self.floor:g} and the points lie in [0, 1], and the points rise. Measure the "
-                "policy again with `gistgate fit-draft`."
-            )
+            raise UserError("stopping: floor and points lie in [0, 1], and points rise. See `gistgate fit-draft`.")
 
     def acceptance(self, confidence: float) -> float:
         """How often a token of this draft probability is accepted."""
@@ -123,8 +120,5 @@ def stopping_from(said: Any) -> Stopping:
             ) from error
         return stopping
     if not 0 <= threshold <= 1:
-        raise UserError(
-            f"A draft cannot end where its confidence is below {said}. Give a probability, such as 0.4, or the file "
-            "that `gistgate fit-draft` wrote."
-        )
+        raise UserError(f"No draft ends at {said}. Give a probability, or a file that `gistgate fit-draft` wrote.")
     return Stopping(threshold, joint=False)

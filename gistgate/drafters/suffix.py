@@ -167,10 +167,7 @@ class SharedSuffixes:
         run of tokens that is counted, match and proposal together.
         """
         if capacity < 1 or depth < 2 or tenant == "":
-            raise UserError(
-                f"suffix: a shared capacity of {capacity} tokens is 1 or more, a depth of {depth} 2 or more, and a "
-                f"tenant ({tenant!r}) has a name. Change the one that does not fit."
-            )
+            raise UserError("suffix: a shared capacity is 1 or more, its depth 2 or more, and a tenant has a name.")
         self.capacity, self.tenant = capacity, tenant
         self.tree = SuffixTree(depth)
         self.lock = Lock()
@@ -242,22 +239,12 @@ class SuffixDrafter(RowDrafter):
     def __post_init__(self) -> None:
         grows = self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1
         if not (grows and 0 <= self.min_probability <= 1 and self.depth >= 2):
-            raise UserError(
-                f"suffix: factor {self.factor:g} and offset {self.offset:g} are 0 or more and at least 1 together, "
-                f"min_probability {self.min_probability:g} lies in [0, 1], and depth {self.depth} is 2 or more. Change "
-                "the one that does not fit."
-            )
+            raise UserError("suffix: factor + offset is 1 or more, min_probability in [0, 1], depth 2 or more.")
         given = (self.shared is not None, self.tenant is not None)
         if given != {"request": (False, False), "global": (True, False), "tenant": (True, True)}.get(self.scope):
-            raise UserError(
-                f"suffix: scope='{self.scope}' does not go with shared= and tenant= as they are. 'request' has none, "
-                "'global' has shared=, the texts of other requests, and 'tenant' has both."
-            )
+            raise UserError("suffix: scope 'request' takes no shared= and tenant=, 'global' shared=, 'tenant' both.")
         if self.shared is not None and self.shared.tenant != self.tenant:
-            raise UserError(
-                f"suffix: the shared texts are those of {self.shared.tenant or 'everybody'}, not of "
-                f"{self.tenant or 'everybody'}. Give every tenant an object of its own."
-            )
+            raise UserError("suffix: the shared texts are another tenant's. Give every tenant its own object.")
 
     @property
     def gives_q(self) -> bool:  # type: ignore[override]

@@ -107,18 +107,12 @@ class CorpusDrafter(Drafter):
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_min <= self.n_max <= self.corpus.depth or self.max_hits < 1:
-            raise UserError(
-                f"corpus: n_min {self.n_min} to n_max {self.n_max} must lie in 1 .. {self.corpus.depth}, the depth of "
-                f"the suffix array, and max_hits {self.max_hits} be 1 or more. Change the one that does not."
-            )
+            raise UserError(f"corpus: n_min .. n_max lie in 1 .. {self.corpus.depth}, and max_hits is 1 or more.")
         self._largest = int(self.corpus.tokens.max())
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
-            raise UserError(
-                f"corpus: it holds the token id {self._largest}, but the target has only {vocabulary} ids. Build it "
-                "with the target's tokenizer."
-            )
+            raise UserError(f"corpus: it holds the token id {self._largest}, but the target has only {vocabulary} ids.")
         return ragged([self.continuation(text, num_draft) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:

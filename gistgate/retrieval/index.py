@@ -19,12 +19,9 @@ from torch import Tensor
 from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
 
-CHUNK = 1 << 18
-"""Keys that are compared at once: bounds the memory of the scores."""
-ROUNDS = 4
-"""Rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index."""
-POINTS_PER_LIST = 40
-"""Keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least."""
+CHUNK = 1 << 18  # keys that are compared at once: bounds the memory of the scores
+ROUNDS = 4  # rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index
+POINTS_PER_LIST = 40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}
 """Most keys that are all compared with a query, by device type. 100 000 take 3.7 ms of one core; two million of width
 64 are 256 MB of float16 on a GPU."""

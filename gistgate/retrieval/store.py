@@ -21,17 +21,16 @@ from gistgate.core.files import (
     checksum,
     fingerprint,
     load_tensors,
-    read_json,
+    read_sealed,
     save_tensors,
     write_atomic,
     write_json,
 )
-from gistgate.core.identity import BINDING, ModelIdentity, TokenizerIdentity, identify_model
+from gistgate.core.identity import ModelIdentity, TokenizerIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
 from gistgate.retrieval.corpus import END
 
-FORMAT_VERSION = 1
-"""Version of the folder's layout that this code reads and writes."""
+FORMAT_VERSION = 1  # version of the folder's layout that this code reads and writes
 INDEX_FILE = "index.faiss"
 PROJECTION_FILE = "projection.safetensors"
 KEYS_FILE = "keys.safetensors"
@@ -117,24 +116,13 @@ class Datastore:
         """Open a folder of this target's states; the keys are mapped, not read."""
         folder = Path(folder)
         place = folder / "config.json"
-        described = read_json(place)
-        sealed = described.pop("checksum", None)
+        described, sealed = read_sealed(place)
         if (version := described.get("format_version")) != FORMAT_VERSION:
-            raise UserError(
-                f"{place} has format version {version}, this gistgate reads {FORMAT_VERSION}. Build the datastore "
-                "again, or install the version that wrote it."
-            )
+            raise UserError(f"{place} has format version {version}, not {FORMAT_VERSION}. Build the datastore again.")
         parts = {"target": dataclass_from(ModelIdentity, described["target"])}
         parts["tokenizer"] = dataclass_from(TokenizerIdentity, described["tokenizer"])
         config: DatastoreConfig = dataclass_from(DatastoreConfig, {**described, **parts})
-        found = identify_model(target)
-        for prop in BINDING:
-            want, have = getattr(config.target, prop), getattr(found, prop)
-            if want != have and not (prop == "fingerprint" and not (want and have)):
-                raise UserError(
-                    f"This datastore does not fit the target: its {prop.replace('_', ' ')} should be {str(want)[:12]}, "
-                    f"but is {str(have)[:12]}. Load '{config.target.name}', or build a datastore for this target."
-                )
+        check_identity("target", config.target, identify_model(target), "datastore")
         for name, size in config.files.items():
             if not (folder / name).exists() or (folder / name).stat().st_size != size:
                 raise UserError(f"{folder / name} is missing or truncated. Build the datastore again.")

@@ -67,10 +67,7 @@ class PairCounts:
         """Read a table, all of it; its capacity is the usual one, or its size where that is larger."""
         tensors = load_tensors(path)
         if set(tensors) != {"keys", "counts", "seen"}:
-            raise UserError(
-                f"{path} is no table of pair counts (keys, their counts, when they were met last). Count again and "
-                "write it with PairCounts.save."
-            )
+            raise UserError(f"{path} is no table of pair counts. Count again and write it with PairCounts.save.")
         table = cls(max(CAPACITY, tensors["keys"].numel()))
         table.keys, table.counts, table.seen = tensors["keys"], tensors["counts"], tensors["seen"]
         if len(table):
@@ -173,10 +170,7 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.pairs.num_ids > block.logits.shape[-1]:
-            raise UserError(
-                f"csd: the pair counts name token id {self.pairs.num_ids - 1}, but the models share only "
-                f"{block.logits.shape[-1]} ids. Count again with these models."
-            )
+            raise UserError(f"csd: counts name token id {self.pairs.num_ids - 1}, which the models lack. Count anew.")
         # accept(j)  <=>  count(x_j, t*_j) > lambda  and  z(x_j) - z(t*_j) >= ln tau_c
         count_BK = self.pairs.look_up(block.draft_ids, block.top_ids[:, :-1])
         if self.table == "online":

@@ -149,10 +149,7 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
             raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
         prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
         if not prompt_ids and not self.tail:
-            raise UserError(
-                f"The rule '{self.id}' has nothing to read between the draft and its second copy. Give it a prompt, or "
-                "a tail of 1 or more."
-            )
+            raise UserError(f"The rule '{self.id}' has nothing between its readings. Give it a prompt or a tail.")
         return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
+from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_sealed, save_tensors, write_json
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
 
@@ -83,15 +83,14 @@ class Probes:
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
     """Read the folder and check it against both models."""
     place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
-    config, tensors = read_json(place), load_tensors(weights)
-    sealed = config.pop("checksum", None)
+    (config, sealed), tensors = read_sealed(place), load_tensors(weights)
     if config["format"] != FORMAT:
         raise UserError(f"{place} has format {config['format']}, this gistgate reads {FORMAT}. Train the probes again.")
     check_sealed(place, sealed, config, fingerprint(weights))
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
         identity = dataclass_from(ModelIdentity, config[role]["model"])
-        check_identity(role, identity, identify_model(model))
+        check_identity(role, identity, identify_model(model), "folder of probes")
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
                 f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "

@@ -154,10 +154,7 @@ class TreeDrafter(ModelDrafter):
         sampled ones have `chains` continuations. A path ends where `stopping` says, else at K tokens or `nodes` nodes.
         """
         if min(nodes, width, branch, chains) < 1:
-            raise UserError(
-                f"tree: {nodes} nodes, width {width}, branch {branch} and {chains} chains make no tree. "
-                "Each has to be at least 1."
-            )
+            raise UserError(f"tree: {nodes} nodes, width {width}, branch {branch} and {chains} chains make no tree.")
         self.nodes, self.width, self.branch, self.chains = nodes, width, branch, min(chains, nodes)
         super().__init__(model, stopping)
 
@@ -227,10 +224,7 @@ class LookupTree(Drafter):
 
     def __post_init__(self) -> None:
         if min(self.n_max, self.candidates, self.nodes) < 1:
-            raise UserError(
-                f"lookup-tree: n_max {self.n_max}, candidates {self.candidates} and nodes {self.nodes} propose nothing."
-                " Each has to be at least 1."
-            )
+            raise UserError("lookup-tree: n_max, candidates and nodes below 1 propose nothing.")
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         return merge([self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft)

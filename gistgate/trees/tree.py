@@ -68,8 +68,7 @@ def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
     return out.to(device)
 
 
-MASKABLE = ("sdpa", "eager")
-"""Attention of transformers that takes a mask for every pair of tokens."""
+MASKABLE = ("sdpa", "eager")  # attention of transformers that takes a mask for every pair of tokens
 
 
 def tree_layout(parents: Tensor) -> Layout:
@@ -121,8 +120,7 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     return kinds
 
 
-Candidate = tuple[Sequence[int], float]
-"""Tokens that may follow, and how good they are held to be; higher is better."""
+Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good they are held to be; higher is better
 
 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int, forwards: int = 0) -> Draft:
@@ -169,8 +167,7 @@ def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], forward
     return Draft(right_padded(ids, widest), valid, None, forwards, above)
 
 
-Passing = Callable[[int, float], bool]
-"""Whether node n passes a test that it has to pass with a probability."""
+Passing = Callable[[int, float], bool]  # whether node n passes a test that it has to pass with a probability
 
 
 @dataclass(frozen=True)
@@ -285,7 +282,7 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     chosen = Acceptance(acceptance.length[best], acceptance.own_ids[best], acceptance.reasons[best])
     winners = paths.flatten(0, 1)[best].tolist()
     kept = [path[:length] for path, length in zip(winners, chosen.length.tolist(), strict=True)]
-    return Judged(rows_of(block, best), chosen, kept)
+    return Judged(block.of_rows(best), chosen, kept)
 
 
 def best_of(block: Block, acceptance: Acceptance, num_paths: int) -> Tensor:
@@ -345,14 +342,6 @@ def taken(values: Tensor, index: Tensor, num_paths: int) -> Tensor:
     if not values.shape[1]:  # no node at all: nothing of what comes out is valid
         return values.new_zeros(*index.shape, *values.shape[2:])
     return values[row[:, None], index]
-
-
-def rows_of(block: Block, index: Tensor) -> Block:
-    """Only these rows of a block [B']."""
-    fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost")
-    known = {name: getattr(block, name) for name in fields}
-    some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
-    return replace(block, hidden={layer: state[index] for layer, state in block.hidden.items()}, **some)
 
 
 class Trees(Chains):

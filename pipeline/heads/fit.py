@@ -47,10 +47,7 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
     """
     kept, raw = rows.kept.double().numpy(), rows.x.double().numpy()
     if not 0 < kept.mean() < 1:
-        raise UserError(
-            f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), so nothing can be learnt. "
-            "Raise prompts.train in params.yaml."
-        )
+        raise UserError(f"All {len(kept)} training labels are alike. Raise prompts.train in params.yaml.")
     scaler = StandardScaler().fit(raw)
     x, problem, losses = scaler.transform(raw), rows.problem.numpy(), dict.fromkeys(sorted(strengths), 0.0)
     splits = GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem) if len(losses) > 1 else ()

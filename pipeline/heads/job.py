@@ -1,4 +1,4 @@
-"""One head from its settings to its folder: fit, calibrate, measure, save.
+"""One head from its settings to its gate: fit, calibrate, measure.
 
 It is measured on problems that it has not seen, beside references that need no training. The headline numbers come from
 the gate's own texts: while a gate decodes, nearly every position that it judges lies behind loose accepts, which strict
@@ -7,9 +7,8 @@ texts never show. Labels may be soft: `kept` is the probability that the meaning
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, precision_recall_curve, roc_auc_score
 from torch import Tensor, nn
 
-from gistgate.core.files import write_json
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
 from pipeline.heads.data import Array, ProblemParts, Rows, as_classes, split_by_problem
@@ -49,51 +47,27 @@ def partners_of(pair: Pair) -> Partners:
     return Partners(identify_model(pair.target, pair.names.get("target")), draft, tokenizer)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained head: its gate and what was measured."""
-
-    gate: Gate
-    metrics: dict[str, Any]
-    curves: dict[str, Any]
-
-    def save(self, folder: Path) -> None:
-        """A gate folder with metrics.json and curves.json."""
-        self.gate.save(folder)
-        write_json(folder / "metrics.json", self.metrics)
-        write_json(folder / "curves.json", self.curves)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that a head depends on besides the code and the rows; `config.provenance` holds a hash of the rows."""
-
-    head: str  # of params.train.heads: its kind is logistic or an id of gistgate.core.gate.HEADS
-    config: GateConfig  # the gate's, without what training finds out
-    params: TrainParams
-    seed: int
-
-    def run(self, rows: Rows) -> Trained:
-        """Fit, calibrate and measure the head, each on problems of their own."""
-        params, kind = self.params, kind_of(self.head)
-        parts = split_by_problem(rows.problem, params, self.seed)
-        net: nn.Module
-        if kind == "logistic":
-            net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)
-            report: dict[str, Any] = {"loss_by_c": losses}
-        else:
-            both = (rows.where(parts.train), rows.where(parts.validation))
-            net, report = fit_net(kind, *both, params, self.seed)
-        with torch.no_grad():  # computed as the gate will: in float32
-            logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
-        fitted = fit_map(params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
-        metrics, curves = measure_head(rows, parts, logits_N, fitted, params.map)
-        config = self.config.as_json()
-        config["map"]["num_knots"] = fitted.knots.numel() if isinstance(fitted, Isotonic) else 0
-        gate = Gate(GateConfig.from_json(config, "the new gate"))
-        gate.head.load_state_dict(net.state_dict())
-        gate.map.load_state_dict(fitted.state_dict())
-        return Trained(gate, {**metrics, "training": report}, curves)
+def fit_head(
+    head: str, config: GateConfig, rows: Rows, params: TrainParams, seed: int
+) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
+    """Fit, calibrate and measure a head, each on problems of their own: its gate, and what metrics.json and curves.json
+    hold. `config` is the gate's without what training finds out."""
+    kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
+    net: nn.Module
+    if kind == "logistic":
+        net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)
+        report: dict[str, Any] = {"loss_by_c": losses}
+    else:
+        net, report = fit_net(kind, rows.where(parts.train), rows.where(parts.validation), params, seed)
+    with torch.no_grad():  # computed as the gate will: in float32
+        logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
+    fitted = fit_map(params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
+    metrics, curves = measure_head(rows, parts, logits_N, fitted, params.map)
+    knots = fitted.knots.numel() if isinstance(fitted, Isotonic) else 0
+    gate = Gate(replace(config, map={**config.map, "num_knots": knots}))
+    gate.head.load_state_dict(net.state_dict())
+    gate.map.load_state_dict(fitted.state_dict())
+    return gate, {**metrics, "training": report}, curves
 
 
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
@@ -103,10 +77,11 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     return {name: values[name] for name in (*COMMON, *OWN[kind_of(head)])}
 
 
-def head_job(
+def head_config(
     head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str], problems: str
-) -> Job:
-    """The job for one head; `data` holds the hash of every folder of features, `problems` those of all problems."""
+) -> GateConfig:
+    """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
+    those of all problems."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
@@ -116,7 +91,7 @@ def head_job(
         **({"code": True} if params.allow_code else {}),
     }
     packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
-    config = GateConfig(
+    return GateConfig(
         head={"type": kind, **sizes},
         features=dict(widths),
         **partners._asdict(),
@@ -132,7 +107,6 @@ def head_job(
         },
         problems=problems,
     )
-    return Job(head, config, params.train, params.seed)
 
 
 def rank_metrics(kept_N: Array, score_N: Array) -> dict[str, float | None]:

@@ -66,17 +66,7 @@ def rounds(
         if not block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
             continue
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
-        yield (
-            picked(part, again),
-            Block(
-                block.draft_ids[again],
-                block.valid[again],
-                block.logits[again],
-                q=None if block.q is None else block.q[again],
-                hidden={layer: state[again] for layer, state in block.hidden.items()},
-                protocol=block.protocol,
-            ),
-        )
+        yield picked(part, again), block.of_rows(again)
 
 
 def batches(table: Table, batch_size: int) -> Iterator[Table]:

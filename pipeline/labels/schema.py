@@ -50,8 +50,7 @@ class Policy(IntEnum):
     GATED = 2  # the text of a gate
 
 
-Columns = Mapping[str, torch.dtype]
-"""Columns by name; each has the shape [N] unless its comment says otherwise."""
+Columns = Mapping[str, torch.dtype]  # columns by name; each has the shape [N] unless its comment says otherwise
 PLACE = {  # which text a row lies on, and where
     "problem": torch.int64,  # index of the training prompt
     "policy": torch.int8,  # whose text, a Policy

@@ -52,10 +52,7 @@ class ModelSource:
             object.__setattr__(self, "model", str(Path(self.model).expanduser()))
         check_kind(self.quantise)
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise UserError(
-                f"The pair names the dtype '{self.dtype}' for {self.model}, which torch does not know. "
-                "Write float32, bfloat16 or float16."
-            )
+            raise UserError(f"The pair names the dtype '{self.dtype}'. Write float32, bfloat16 or float16.")
 
     @property
     def is_folder(self) -> bool:
@@ -66,10 +63,7 @@ class ModelSource:
     def place(self) -> dict[str, Any]:
         """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked for, is refused."""
         if self.is_folder and not Path(self.model).is_dir():
-            raise UserError(
-                f"The model folder {self.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
-                "else correct the path in models/pairs/."
-            )
+            raise UserError(f"The model folder {self.model} is missing. Run `dvc repro pair`, or correct its path.")
         check_gguf(self.model, self.gguf_file)
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from gistgate.core.files import write_atomic
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
@@ -245,48 +245,8 @@ def train_model(
     return model.eval().cpu(), module.losses
 
 
-@torch.inference_mode()
-def greedy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[str]) -> list[list[int]]:
-    """Greedy solutions of at most 160 tokens as ids, end token included."""
-    solutions = []
-    for begin in range(0, len(questions), 100):
-        texts = [prompt_text(question) for question in questions[begin : begin + 100]]
-        batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
-        out = model.generate(**batch.to(model.device), max_new_tokens=160, do_sample=False)
-        for row in out[:, batch["input_ids"].shape[1] :].tolist():
-            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
-            solutions.append(row[:end])
-    return solutions
-
-
 def accuracy(tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]], answers: Sequence[str]) -> float:
     """Share of the solutions whose `#### answer` is the one of `answers`."""
     texts = tokenizer.batch_decode(list(solutions), skip_special_tokens=True)
     right = [answer_of(text) == answer_of(answer) for text, answer in zip(texts, answers, strict=True)]
     return sum(right) / len(right)
-
-
-@torch.inference_mode()
-def strict_mean_accepted_length(
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[str],
-    solutions: Sequence[list[int]],
-    block: int = 8,
-) -> float:
-    """Tokens per target forward that strict greedy verification of `block` drafted tokens would emit.
-
-    Exact without decoding: all accepted tokens equal the target's own text, so one forward of the draft over that text
-    tells which of its tokens would have been accepted.
-    """
-    tokens = rounds = 0
-    for question, solution in zip(questions, solutions, strict=True):
-        prompt = tokenizer(prompt_text(question))["input_ids"]
-        ids = torch.tensor([prompt + solution], device=draft.device)
-        choice = draft(ids[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
-        match, position = (choice == ids[0, len(prompt) :]).tolist(), 0
-        while position < len(match):  # a round ends behind its first token that differs, or behind `block` equal ones
-            position += [*match[position : position + block], False].index(False) + 1
-            rounds += 1
-        tokens += len(match)
-    return tokens / max(1, rounds)

@@ -32,8 +32,7 @@ DESCRIBED = {
 }
 """Figures in words, for readers who do not see them."""
 
-Looks = dict[str, tuple[str, str]]
-"""Colour and marker by method or head: the same in every figure."""
+Looks = dict[str, tuple[str, str]]  # colour and marker by method or head: the same in every figure
 
 
 def looks(names: Iterable[str]) -> Looks:

@@ -58,10 +58,7 @@ class Results:
         """Scores of a method in the order of the strict run's prompts."""
         strict, own = self.samples[STRICT], self.samples[method]
         if strict.keys() != own.keys():
-            raise UserError(
-                f"'{method}' and '{STRICT}' were evaluated on different prompts, so they cannot be paired. "
-                "Run the stage `evaluate` again."
-            )
+            raise UserError(f"'{method}' and '{STRICT}' have other test prompts. Run the stage `evaluate` again.")
         return [own[name] for name in strict]
 
     def seconds(self, contender: str) -> list[float]:

@@ -30,13 +30,13 @@ from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
 from gistgate.segments.build import GATE
 from gistgate.segments.probes import Probe, Probes
+from pipeline.decode import load_task
 from pipeline.heads.data import split_by_problem
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, agreement, collected, shares
-from pipeline.tasks import load_task
 
 BINS = 10  # of the reliability curve
 
@@ -68,10 +68,7 @@ def check_samples(rows: Sequence[dict[str, Any]]) -> None:
     for role in ROLES:
         num = len({row["problem"] for row in rows if role in row["roles"]})
         if num < 4:
-            raise UserError(
-                f"The {role} finished segments in {num} problems, and four are needed. Raise segments.limit or "
-                "segments.problems in params.yaml, or choose another segments.style."
-            )
+            raise UserError(f"The {role} finished segments in {num} problems, and four are needed. Raise their number.")
 
 
 @dataclass(frozen=True)
@@ -142,10 +139,7 @@ def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Prob
     for name in ("train", "validation", "test"):
         for writer in writers:
             if not int(examples.drawn[writer][getattr(parts, name)].sum()):
-                raise UserError(
-                    f"The {writer} finished no segment in the part `{name}`. Raise segments.problems, segments.samples "
-                    "or segments.limit in params.yaml, or the part's share there."
-                )
+                raise UserError(f"The {writer} finished no segment in the part `{name}`. Raise segments.problems.")
     train, validation = (examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation))
     probe, report = fit_probe(train, validation, params.segments, params.seed), {}
     for writer in writers:

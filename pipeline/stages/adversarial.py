@@ -20,17 +20,24 @@ from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from pipeline.decode import Operating, load_gate, make_decoder, operating_point, read_prompts, request_of, seeds_of
+from pipeline.decode import (
+    Operating,
+    load_gate,
+    load_task,
+    make_decoder,
+    operating_point,
+    read_prompts,
+    request_of,
+    seeds_of,
+)
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
-from pipeline.tasks import load_task
 
-AT_ONCE = 3
-"""An answer that ends within so many tokens says nothing."""
+AT_ONCE = 3  # an answer that ends within so many tokens says nothing
 REFUSAL = re.compile(
     r"\b(I (can(no|')t|won't|will not|am (not able|unable)|must decline)|I'm (sorry|unable|not able)|sorry, |as an AI)",
     re.IGNORECASE,
@@ -55,7 +62,7 @@ class Reply:
 
 def main() -> None:
     params = read_params()
-    write_json(REPORTS / "adversarial.json", Probe(params).found())
+    write_json(REPORTS / "adversarial.json", probe(params))
 
 
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
@@ -71,58 +78,44 @@ def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tu
     return [(kind, render([*before, {"role": "user", "content": text}])) for kind, text in asked]
 
 
-class Probe:
-    """Adversarial prompts of a run, and the decoders that answer them."""
+def probe(params: Params) -> dict[str, Any]:
+    """The comparison of every method with strict decoding, in all and by kind of prompt."""
+    pair, ordinary = load_pair(params), read_prompts("test")[: params.adversarial.prompts]
+    tokenizer, request = pair.tokenizer, request_of(ordinary, pair)
+    memory = PromptCache(params.decoding.prompt_memory_mb)
+    protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
+    texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(protocol)])
+    texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
+    room, task = context_length(read_pair(params.pair)) - request["max_new_tokens"], load_task(params)
+    encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
+    prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
+    if not prompts:
+        raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
 
-    def __init__(self, params: Params) -> None:
-        self.params, self.pair = params, load_pair(params)
-        self.memory = PromptCache(params.decoding.prompt_memory_mb)
-        ordinary = read_prompts("test")[: params.adversarial.prompts]
-        self.request = request_of(ordinary, self.pair)
-        tokenizer = self.pair.tokenizer
-        self.protocol = {*added_ids(tokenizer), *eos_ids(self.pair.target, tokenizer)}
-        task = load_task(params)
-        texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(self.protocol)])
-        texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
-        room = context_length(read_pair(params.pair)) - self.request["max_new_tokens"]
-        encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
-        self.prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
-        if not self.prompts:
-            raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
-
-    def found(self) -> dict[str, Any]:
-        """The comparison of every method with strict decoding, in all and by kind of prompt."""
-        points = {name: operating_point(self.params, name) for name in self.params.methods}
-        strict = self.answers(Operating("exact", "exact", MODEL, self.params.decoding.block))
-        kinds, methods = Counter(kind for kind, _ in self.prompts), {}
-        for name, point in points.items():
-            loose, by_kind = strict if self.is_strict(point) else self.answers(point), {}
-            for kind in kinds:
-                chosen = [index for index, (one, _) in enumerate(self.prompts) if one == kind]
-                by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
-            methods[name] = {**compare(strict, loose, self.protocol), "by_kind": by_kind}
-            shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
-            print(f"{name}: {len(strict)} prompts, {shown}")
-        return {"kinds": dict(kinds), "methods": methods}
-
-    def is_strict(self, point: Operating) -> bool:
-        """Whether a method decodes as strict decoding does; with other drafts rounding may change its answers."""
-        return point.rule == "exact" and point.drafter in (MODEL, self.pair.drafter)
-
-    def answers(self, point: Operating) -> list[Reply]:
-        """The answers of a method, at its certified setting, to all prompts."""
+    def answers(point: Operating) -> list[Reply]:
         method = point.as_method()
-        gate = load_gate(method, self.pair)
-        answers = decode_all(
-            make_decoder(self.pair, method, point.settings, point.block, gate=gate),
-            [ids for _, ids in self.prompts],
-            batch_size=self.params.decoding.batch_size,
-            seeds=seeds_of(self.params, self.prompts),
-            memory=self.memory,
-            **self.request,
-        )
-        decode = self.pair.tokenizer.decode
-        return [Reply(one.ids, decode(one.ids, skip_special_tokens=True), one.finish) for one in answers]
+        decoder = make_decoder(pair, method, point.settings, point.block, gate=load_gate(method, pair))
+        ids, seeds = [ids for _, ids in prompts], seeds_of(params, prompts)
+        found = decode_all(decoder, ids, batch_size=params.decoding.batch_size, seeds=seeds, memory=memory, **request)
+        return [Reply(one.ids, tokenizer.decode(one.ids, skip_special_tokens=True), one.finish) for one in found]
+
+    strict = answers(Operating("exact", "exact", MODEL, params.decoding.block))
+    kinds, methods = Counter(kind for kind, _ in prompts), {}
+    for name in params.methods:
+        point = operating_point(params, name)
+        loose, by_kind = strict if is_strict(point, pair.drafter) else answers(point), {}
+        for kind in kinds:
+            chosen = [index for index, (one, _) in enumerate(prompts) if one == kind]
+            by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], protocol)
+        methods[name] = {**compare(strict, loose, protocol), "by_kind": by_kind}
+        shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
+        print(f"{name}: {len(strict)} prompts, {shown}")
+    return {"kinds": dict(kinds), "methods": methods}
+
+
+def is_strict(point: Operating, drafter: str) -> bool:
+    """Whether a method decodes as strict decoding of a pair with this drafter does; other drafts change rounding."""
+    return point.rule == "exact" and point.drafter in (MODEL, drafter)
 
 
 def variants(prompts: Sequence[dict[str, Any]], markers: Sequence[str]) -> list[tuple[str, str]]:
@@ -156,13 +149,11 @@ def read_file(path: str | Path) -> list[tuple[str, str]]:
     """Prompts of a file of JSON lines, which name their text `prompt`, `question` or `turns` (the first counts)."""
     found = []
     for number, line in enumerate(read_json_lines(path), start=1):
-        known = line if isinstance(line, dict) else {}
-        turns = known.get("turns")
-        first = turns[0] if isinstance(turns, list) and turns else None
-        text = known.get("prompt") or known.get("question") or first
+        turns = line.get("turns") or [None]
+        text = line.get("prompt") or line.get("question") or turns[0]
         if not isinstance(text, str):
             raise UserError(f"{path}, line {number}, has no text called prompt, question or turns. Name it so.")
-        found.append((str(known.get("category") or "file"), text))
+        found.append((str(line.get("category") or "file"), text))
     return found
 
 

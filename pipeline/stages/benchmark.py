@@ -66,11 +66,7 @@ def slots_of(prompts: list[dict[str, Any]]) -> int:
 
 
 def main() -> None:
-    benchmark(read_params())
-
-
-def benchmark(params: Params) -> None:
-    """Time every method of `params` and write benchmark.json beside their other results."""
+    params = read_params()
     torch.set_num_threads(params.benchmark.threads)
     pair = load_pair(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]

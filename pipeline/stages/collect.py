@@ -16,7 +16,7 @@ import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
-from pipeline.decode import read_prompts
+from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import gated_collector, strict_collector
 from pipeline.labels.rollouts import Cost, report_costs
@@ -25,7 +25,6 @@ from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
 from pipeline.run import Shards, is_first, run, side_by_side
-from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:
@@ -83,10 +82,7 @@ def minable(params: Params) -> list[int]:
         i for i, row in enumerate(read_json_lines(REFERENCE)) if row["score"] > 0 or not params.collect.solved_only
     ]
     if not problems:
-        raise UserError(
-            "The target solves no training prompt, so there is no answer that could be lost. "
-            "Choose a stronger target or an easier task, or set collect.solved_only to false."
-        )
+        raise UserError("The target solves no training prompt. Take an easier task, or collect.solved_only: false.")
     return problems
 
 
@@ -100,10 +96,7 @@ def no_records(block: int, of_gate: bool) -> Table:
 def check_met(shards: Shards, count: int) -> None:
     """Refuse a pass without a single mismatch."""
     if not any(len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)):
-        raise UserError(
-            "No text has a mismatch: target and draft agree on all answers, or none could be read. Take more training "
-            "prompts if they are few; else choose a weaker draft or check the task's filter."
-        )
+        raise UserError("No text has a mismatch: target and draft agree. Take more prompts or a weaker draft.")
 
 
 if __name__ == "__main__":

@@ -10,90 +10,92 @@ import logging
 from typing import Any
 
 from gistgate.core.certificate import scope_mismatch
-from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json, write_json_lines
-from gistgate.core.gate import Gate
+from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.lm_eval.model import GatedLM
+from gistgate.lm_eval.task import Task
 from pipeline.decode import (
-    Operating,
     calibration_file,
     evaluation_folder,
     load_gate,
+    load_task,
     make_decoder,
     operating_point,
     read_prompts,
 )
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import load_pair, read_pair
-from pipeline.params import Params, read_params
+from pipeline.params import read_params
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
-from pipeline.tasks import Judged, judge, load_task
 
 
 def main(name: str) -> None:
+    logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
     params = read_params()
-    point, evaluation = operating_point(params, name), Evaluation(params)
-    judged, folder = evaluation.judge(evaluation.decoder(point)), evaluation_folder(name)
-    write_json_lines(folder / "samples.jsonl", judged.samples)
-    write_json(folder / "summary.json", evaluation.summary(point, judged))
-    tau, cut = judged.statistics.mean_accepted_length, f"{judged.cut} of {len(judged.samples)} answers cut"
-    print(f"{name}: accuracy {judged.accuracy:.4f}, tau {tau:.3f}, {cut} at the limit")
+    pair, task, point = load_pair(params), load_task(params), operating_point(params, name)
+    method = point.as_method()
+    gate = load_gate(method, pair)
+    if point.knob is not None:  # its certificate may have been made for other models, prompts or settings
+        certified = read_json(calibration_file(name))["proof"]["scope"]
+        if broken := scope_mismatch(certified, scope_of(params, name, pair, task, gate)):
+            raise UserError(f"Method '{name}': {broken}")
+    lm = GatedLM(
+        pair.target,
+        decoder=make_decoder(pair, method, point.settings, point.block, gate=gate),
+        tokenizer=pair.tokenizer,
+        batch_size=params.decoding.batch_size,
+        max_length=context_length(read_pair(params.pair)),
+        seed=params.seed,
+    )
+    samples, counted = judge(lm, task, read_prompts("test"))
+    summary = {
+        **point.as_dict(),
+        "metric": task.metric,
+        "n": len(samples),
+        "accuracy": float(sum(sample["correct"] for sample in samples) / len(samples)),
+        "cut": sum(sample["cut"] for sample in samples),
+        "mean_accepted_length": counted.mean_accepted_length,
+        "loose_per_100": counted.loose_per_100,
+        "statistics": counted.as_dict(timed=False),
+    }
+    write_json_lines(evaluation_folder(name) / "samples.jsonl", samples)
+    write_json(evaluation_folder(name) / "summary.json", summary)
+    tau, cut = counted.mean_accepted_length, f"{summary['cut']} of {len(samples)} answers cut"
+    print(f"{name}: accuracy {summary['accuracy']:.4f}, tau {tau:.3f}, {cut} at the limit")
 
 
-class Evaluation:
-    """The pair, the task and the test prompts."""
+def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Statistics]:
+    """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their statistics.
 
-    def __init__(self, params: Params) -> None:
-        logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
-        self.params, self.pair, self.task = params, load_pair(params), load_task(params)
-        self.prompts = read_prompts("test")
-        if not self.prompts:
-            raise UserError("data/prompts/test.jsonl is empty. Run the stage `prompts` again.")
+    Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it) and statistics.
+    """
+    from lm_eval.evaluator import evaluate
 
-    def decoder(self, point: Operating) -> Decoder:
-        """The decoder of a method, certified for what it is about to do."""
-        method = point.as_method()
-        gate = load_gate(method, self.pair)
-        self.check_certificate(point, gate)
-        return make_decoder(self.pair, method, point.settings, point.block, gate=gate)
-
-    def judge(self, decoder: Decoder) -> Judged:
-        """lm-eval's verdict on a decoder."""
-        from gistgate.lm_eval.model import GatedLM
-
-        lm = GatedLM(
-            self.pair.target,
-            decoder=decoder,
-            tokenizer=self.pair.tokenizer,
-            batch_size=self.params.decoding.batch_size,
-            max_length=context_length(read_pair(self.params.pair)),
-            seed=self.params.seed,
-        )
-        return judge(lm, self.task, self.prompts)
-
-    def check_certificate(self, point: Operating, gate: Gate | None) -> None:
-        """Refuse a certificate that was made for other models, prompts or settings."""
-        if point.knob is None:
-            return
-        certified = read_json(calibration_file(point.method))["proof"]["scope"]
-        broken = scope_mismatch(certified, scope_of(self.params, point.method, self.pair, self.task, gate))
-        if broken:
-            raise UserError(f"Method '{point.method}': {broken}")
-
-    def summary(self, point: Operating, judged: Judged) -> dict[str, Any]:
-        """What the report reads."""
-        counted = judged.statistics
-        return {
-            **point.as_dict(),
-            "metric": self.task.metric,
-            "n": len(judged.samples),
-            "accuracy": judged.accuracy,
-            "cut": judged.cut,
-            "mean_accepted_length": counted.mean_accepted_length,
-            "loose_per_100": counted.loose_per_100,
-            "statistics": counted.as_dict(timed=False),
-        }
+    # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
+    wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
+    task.restart_examples()
+    results = evaluate(
+        lm=lm,
+        task_dict={"tasks": {task.harness.task_name: task.harness}},
+        limit=max(wanted) + 1,
+        log_samples=True,
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=True,  # a task that runs programs was refused when it was loaded, unless allowed
+        **task.evaluation_arguments(),
+    )
+    found = task.verdicts_of(results)
+    samples, counted = [], []
+    for index, prompt in wanted.items():
+        answers = lm.served.answers.get(tuple(prompt["ids"]))
+        if answers is None:
+            raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
+        counted.append(answers[0].statistics)
+        score, text = found[index]
+        told = {"cut": answers[0].finish == "length", "statistics": answers[0].statistics.as_dict(timed=False)}
+        samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
+    return samples, total(counted)
 
 
 if __name__ == "__main__":

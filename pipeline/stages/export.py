@@ -26,15 +26,20 @@ from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row, Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.export.write import write_code
-from gistgate.lm_eval.task import Task
 from gistgate.rules import RULES
-from pipeline.decode import Operating, calibration_file, make_decoder, operating_point, read_prompts, run_split
+from pipeline.decode import (
+    Operating,
+    calibration_file,
+    decode_split,
+    make_decoder,
+    operating_point,
+    read_prompts,
+)
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import EXPORT, HEADS
 from pipeline.report.tables import card, evaluations
 from pipeline.run import run
-from pipeline.tasks import load_task
 from pipeline.tracking import register_gate
 
 ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it
@@ -51,9 +56,7 @@ def main() -> None:
     gate = Gate.load(HEADS / params.train.headline_head)
     certificate = certificate_from(report["proof"])
     if certificate.scope["gate"] != gate_hash(gate):
-        raise UserError(
-            f"The calibration of '{name}' was made with other weights than the gate's. Run the stage `calibrate` again."
-        )
+        raise UserError(f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again.")
     guard, text = guard_for(params, name), card(gate.config, certificate, report, evaluations(name))
 
     def write(folder: Path) -> None:
@@ -107,7 +110,7 @@ def guard_for(params: Params, name: str) -> DomainGuard | None:
         return None
     pair = load_pair(params)
     gate = Gate.load(HEADS / params.train.headline_head, pair.target, pair.draft, pair.tokenizer)
-    return fit_domain(params, pair, load_task(params), gate, point, prompts)
+    return fit_domain(params, pair, gate, point, prompts)
 
 
 @dataclass
@@ -126,14 +129,14 @@ class StateRecorder:
 
 
 def fit_domain(
-    params: Params, pair: Pair, task: Task, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
+    params: Params, pair: Pair, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
 ) -> DomainGuard:
     """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`."""
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)
-        outcomes = run_split(decoder, task, pair, prompts[half::2], params, f"domain, half {half + 1}")
-        return [outcome.statistics for outcome in outcomes]
+        answers = decode_split(decoder, pair, prompts[half::2], params, f"domain, half {half + 1}")
+        return [answer.statistics for answer in answers]
 
     recorder = StateRecorder()
     counted = total(decode(0, observer=recorder))

@@ -35,8 +35,7 @@ from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 
-GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
-"""The pass whose labels each goal reads."""
+GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}  # the pass whose labels each goal reads
 OVERFLOW = "States that are not finite come from weights that overflow: load the target in bfloat16 or float32."
 """What helps where this stage itself computes values that nobody can use."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipeline.decode import read_prompts
+from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
 from pipeline.labels.rollouts import Cost, report_costs
@@ -38,7 +38,6 @@ from pipeline.labels.schema import (
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
-from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:

@@ -19,23 +19,29 @@ from typing import Any
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from gistgate.core.batches import decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json, read_json_lines, write_atomic, write_json, write_text
+from gistgate.core.request import total
+from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
 from pipeline import tracking
 from pipeline.pair.pair import check_pair, load_pair, read_pair
-from pipeline.pair.training import accuracy, greedy, strict_mean_accepted_length, train_model
-from pipeline.pair.world import documents, train_tokenizer, write_task_files
+from pipeline.pair.training import accuracy, train_model
+from pipeline.pair.world import documents, prompt_text, train_tokenizer, write_task_files
 from pipeline.params import PairTrainingParams, Params, build, read_params
 from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, SCRATCH, WORLD
 from pipeline.run import run, seed_everything, side_by_side
 
 ROLES = ("target", "draft")
-SHOWN = 10
-"""Steps of a point of the tracked curves."""
+SHOWN = 10  # steps of a point of the tracked curves
 
 
 def main() -> None:
     params = read_params()
+    for name in params.methods:  # what is wrong with one is said now, not after hours
+        params.method(name)
     seed_everything(params.seed)
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
@@ -134,8 +140,11 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     """Accuracy of both models and strict tau, on the last problems of the test file, which no claim is made on."""
     pair, count = load_pair(params), params.pair_training.check_problems
     problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []
-    questions, answers = ([problem[part] for problem in problems] for part in ("question", "answer"))
-    solutions = {role: greedy(getattr(pair, role), pair.tokenizer, questions) for role in ROLES}
+    prompts = [pair.tokenizer(prompt_text(problem["question"])).input_ids for problem in problems]
+    strict = Decoder(pair.target, ModelDrafter(pair.draft_model), Exact(), block, tokenizer=pair.tokenizer)
+    plain = Decoder(pair.draft_model, None, Exact(), 0, tokenizer=pair.tokenizer)
+    request: Any = {"max_new_tokens": 160, "eos_ids": [pair.tokenizer.eos_token_id], "batch_size": 100}
+    written = {role: decode_all(one, prompts, **request) for role, one in zip(ROLES, (strict, plain), strict=True)}
     report: dict[str, Any] = {
         **check_pair(params.pair),
         "seed": params.seed,
@@ -145,11 +154,12 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     }
     for role in ROLES:
         report[role]["parameters"] = getattr(pair, role).num_parameters()
-        report[role]["accuracy"] = accuracy(pair.tokenizer, solutions[role], answers) if problems else None
+        ids = [answer.ids for answer in written[role]]
+        answers = [problem["answer"] for problem in problems]
+        report[role]["accuracy"] = accuracy(pair.tokenizer, ids, answers) if problems else None
     if problems:
-        report["strict_mean_accepted_length"] = strict_mean_accepted_length(
-            pair.draft_model, pair.tokenizer, questions, solutions["target"], block
-        )
+        counted = total([answer.statistics for answer in written["target"]])
+        report["strict_mean_accepted_length"] = counted.mean_accepted_length
     return report
 
 

@@ -21,20 +21,19 @@ from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from gistgate.models.loading import warn_untemplated
+from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
 from pipeline.pair.world import further_documents
 from pipeline.params import Params, read_params
 from pipeline.paths import LEARNED, PROMPTS
 from pipeline.run import run
-from pipeline.tasks import load_task
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
 SPLITS = ("calibration", "development", "train", "guard")
 """Splits that share the training documents, in the order they are served: more training prompts move no split before
 them. Further draws of calibration prompts come last."""
-WORLD_TASK = "wordproblems"
-"""The task whose problems are drawn from the embedded world."""
+WORLD_TASK = "wordproblems"  # the task whose problems are drawn from the embedded world
 NOTE = (
     "All prompts but those of test come from the task's training split. A pretrained model may have seen those "
     "problems; only the test prompts speak about unseen ones."

@@ -12,14 +12,13 @@ import torch
 
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
-from pipeline.decode import make_decoder, read_prompts, run_split
+from pipeline.decode import decode_split, load_task, make_decoder, read_prompts
 from pipeline.methods import MethodParams
 from pipeline.outcomes import TOGETHER, maker_of, mark
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import reference_of
 from pipeline.run import run, side_by_side
-from pipeline.tasks import load_task
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
@@ -44,11 +43,13 @@ def referring(params: Params) -> Callable[[str], None]:
         for start in range(0, len(prompts), size):
             memory = PromptCache(0) if in_pieces else None
             title, part = f"strict, {split}", prompts[start : start + size]
-            answers = run_split(decoder, task, pair, part, params, title, memory, start)
+            answers = decode_split(decoder, pair, part, params, title, memory, start)
             for one, prompt in zip(answers, part, strict=True):
-                answer = {"id": one.id, "ids": one.ids, "text": one.text, "score": one.score, "cut": one.cut}
-                answer["mark"] = mark(maker, prompt["ids"])  # DVC does not see weights that change in their folder
-                rows.append({**answer, "statistics": one.statistics.as_dict(timed=False)})
+                text = task.text(pair.tokenizer, one.ids)
+                answer = {"id": prompt["id"], "ids": one.ids, "text": text, "score": task.score(prompt["doc"], text)}
+                answer |= {"cut": one.finish == "length", "statistics": one.statistics.as_dict(timed=False)}
+                # DVC does not see weights that change in their folder.
+                rows.append({**answer, "mark": mark(maker, prompt["ids"])})
         write_json_lines(reference_of(split), rows)
         print(f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are cut at the limit")
 

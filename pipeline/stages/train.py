@@ -12,11 +12,11 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from gistgate.core.files import fingerprint, read_json, write_atomic
+from gistgate.core.files import fingerprint, read_json, write_atomic, write_json
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
 from pipeline.heads.data import read_rows
-from pipeline.heads.job import Job, head_job, partners_of, settings_of
+from pipeline.heads.job import fit_head, head_config, partners_of, settings_of
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
@@ -46,13 +46,20 @@ def train(head: str, output: Path, folders: Sequence[Path], stage: str, params: 
     """Train a head on the rows of these folders, publish its folder and record it."""
     rows, widths = read_rows(folders, params.train.features_of(head))
     data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
-    job = head_job(head, params, widths, partners_of(load_pair(params)), data, problems)
+    config = head_config(head, params, widths, partners_of(load_pair(params)), data, problems)
     with threadpool_limits(1 if params.decoding.workers > 1 else None):  # two threads are slower on products this small
-        write_atomic(output, job.run(rows).save)
-    record(output, stage, job, params, folders)
+        gate, metrics, curves = fit_head(head, config, rows, params.train, params.seed)
+
+    def write(folder: Path) -> None:
+        gate.save(folder)
+        write_json(folder / "metrics.json", metrics)
+        write_json(folder / "curves.json", curves)
+
+    write_atomic(output, write)
+    record(output, stage, head, params, folders)
 
 
-def record(folder: Path, stage: str, job: Job, params: Params, data: Sequence[Path]) -> None:
+def record(folder: Path, stage: str, head: str, params: Params, data: Sequence[Path]) -> None:
     """Track parameters, metrics and files of a head as a run, and print one line."""
     from matplotlib import pyplot
 
@@ -60,16 +67,16 @@ def record(folder: Path, stage: str, job: Job, params: Params, data: Sequence[Pa
 
     metrics = read_json(folder / "metrics.json")
     shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
-    print(f"{job.head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
-    with tracking.run(params, job.head if stage == "head" else stage, kind=stage) as run_:
-        run_.log_params(settings_of(job.head, job.params))
+    print(f"{head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
+    with tracking.run(params, head if stage == "head" else stage, kind=stage) as run_:
+        run_.log_params(settings_of(head, params.train))
         run_.log_metrics(metrics)
         for name, values in metrics["training"].get("curves", {}).items():
             run_.log_curve(name, values)
         for features in data:
             run_.log_data(features, "training")
         run_.log_artifacts(folder)
-        figure = reliability_figure({job.head: read_json(folder / "curves.json")})
+        figure = reliability_figure({head: read_json(folder / "curves.json")})
         run_.log_figure(figure, "reliability.png")
         pyplot.close(figure)
 

@@ -263,8 +263,8 @@ def test_names_hold_no_path_of_this_machine(name, portable):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda c: c.update(format_version=9), "format version 9, this gistgate reads 2"),
-        (lambda c: c.update(format_version=1), "train and calibrate the gate again"),
+        (lambda c: c.update(format_version=9), "format version 9, not 2"),
+        (lambda c: c.update(format_version=1), "Train and calibrate again"),
         (lambda c: c.update(hed={}), "unknown key 'hed' .Did you mean 'head'"),
         (lambda c: c.pop("target"), "'target' is missing"),
         (lambda c: c["target"].pop("hidden_size"), "hidden_size"),

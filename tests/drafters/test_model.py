@@ -110,7 +110,7 @@ def test_what_cannot_be_an_inner_drafter_is_refused():
         CascadeDrafter(draft, PromptLookup(), 0)
     sharing = SuffixDrafter(scope="global", shared=SharedSuffixes())
     for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree(), sharing):
-        with pytest.raises(UserError, match="reads texts alone"):
+        with pytest.raises(UserError, match="reads own texts alone"):
             CascadeDrafter(draft, inner)
 
 

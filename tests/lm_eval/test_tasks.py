@@ -14,8 +14,8 @@ from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task, find_task
+from pipeline.decode import load_task, task_spec
 from pipeline.params import Params, parse_params
-from pipeline.tasks import load_task, task_spec
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
 CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from gistgate.core.utils import UserError
 from pipeline.decode import Operating
-from pipeline.stages.adversarial import Probe, Reply, compare, question_of, read_file, variants
+from pipeline.stages.adversarial import Reply, compare, is_strict, question_of, read_file, variants
 
 END, THINK = 2, 9
 
@@ -42,7 +41,7 @@ def test_a_file_of_prompts_is_read(tmp_path: Path, line: dict[str, Any]):
     assert read_file(tmp_path / "prompts.jsonl") == [("file", "Go")]
 
 
-@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}, "hello", [1], {"turns": 5}, {"turns": [5]}])
+@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}, {"turns": [5]}])
 def test_a_line_without_a_prompt_is_one_sentence(tmp_path: Path, line: dict[str, Any]):
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match="line 1, has no text"):
@@ -77,11 +76,9 @@ def test_lengths_are_summed():
     assert (found["strict_tokens"], found["tokens"]) == (2, 4)
 
 
-@pytest.mark.parametrize(("own", "drafter", "is_strict"), [("model", "lookup", False), ("suffix", "suffix", True)])
-def test_only_the_pair_s_own_drafts_make_answers_strict_beforehand(own: str, drafter: str, is_strict: bool):
+@pytest.mark.parametrize(("own", "drafter", "expected"), [("model", "lookup", False), ("suffix", "suffix", True)])
+def test_only_the_pair_s_own_drafts_make_answers_strict_beforehand(own: str, drafter: str, expected: bool):
     """Other drafts change sums, and in half precision answers: such a method is decoded like any other."""
-    probe = Probe.__new__(Probe)
-    probe.pair = cast(Any, SimpleNamespace(drafter=own))
-    assert probe.is_strict(Operating("lossless", "exact", drafter, 8)) is is_strict
-    assert probe.is_strict(Operating("refused", "exact", "model", 8))
-    assert not probe.is_strict(Operating("loose", "prob", "model", 8))
+    assert is_strict(Operating("lossless", "exact", drafter, 8), own) is expected
+    assert is_strict(Operating("refused", "exact", "model", 8), own)
+    assert not is_strict(Operating("loose", "prob", "model", 8), own)

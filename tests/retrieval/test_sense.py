@@ -157,7 +157,7 @@ def test_a_folder_gives_back_the_store_and_refuses_what_does_not_fit(tmp_path: P
     assert again.answers == [greedy("llama", tuple(prompt), 40) for prompt in BATCH]
     with pytest.raises(UserError, match="does not fit the target"):
         Datastore.load(folder, pair("qwen2")[0])
-    with pytest.raises(UserError, match="does not fit the target: its fingerprint"):
+    with pytest.raises(UserError, match="does not fit the target: its weights"):
         Datastore.load(folder, pair("llama")[1])
     keys = folder / "keys.safetensors"
     keys.write_bytes(keys.read_bytes()[:-64])

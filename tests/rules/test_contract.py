@@ -13,8 +13,8 @@ from gistgate.core.rule import allowed, settle
 from gistgate.core.session import Verifier
 from gistgate.core.utils import UserError
 from gistgate.rules import PRESETS, RULES, make_rule
-from gistgate.rules.entropy import Fly
-from tests.blocks import accepted, random_block, rows_of
+from gistgate.rules.divergence import Fly
+from tests.blocks import accepted, random_block
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 
 SETTINGS = [(rule_id, DEFAULT.get(rule_id, {})) for rule_id in RULES]
@@ -178,7 +178,7 @@ def test_rows_do_not_influence_each_other(rule_id: str, settings: dict[str, Any]
     rule = make_rule(rule_id, **settings)
     for block in blocks(rule_id):
         whole = accepted(rule, block)
-        alone = [accepted(rule, rows_of(block, torch.tensor([row]))) for row in range(16)]
+        alone = [accepted(rule, block.of_rows(torch.tensor([row]))) for row in range(16)]
         assert torch.equal(whole.length, torch.cat([one.length for one in alone]))
         assert torch.equal(whole.own_ids, torch.cat([one.own_ids for one in alone]))
 

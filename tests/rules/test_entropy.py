@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gistgate.rules import make_rule
-from gistgate.rules.entropy import Fly, Sense
+from gistgate.rules.divergence import Fly, Sense
 from tests.blocks import SURE, TORN, accepted, block, random_block
 
 CALM = {"k": 0, "tau_c": 0.25}

@@ -12,7 +12,7 @@ from gistgate.core.request import Row
 from gistgate.core.rule import State, settle
 from gistgate.rules import make_rule
 from gistgate.rules.learned import AutoJudge, EnsembleGate, Judge, Wisv
-from tests.blocks import SURE, accepted, block, random_block, rows_of
+from tests.blocks import SURE, accepted, block, random_block
 
 Z = [math.log(0.5), math.log(0.3), math.log(0.2)]
 Q = [[0.2, 0.6, 0.2]]
@@ -133,7 +133,7 @@ def test_ids_always_and_states_of_all_or_of_mismatches(upload: Any, states: int)
 def test_every_row_sends_its_own_bytes():
     judged = replace(random_block(batch=8), cost=None)
     sent = uplink(Wisv(upload="mismatch", width=10), judged)
-    alone = [uplink(Wisv(upload="mismatch", width=10), rows_of(judged, torch.tensor([row])))[0] for row in range(8)]
+    alone = [uplink(Wisv(upload="mismatch", width=10), judged.of_rows(torch.tensor([row])))[0] for row in range(8)]
     assert sent == alone and len(set(sent)) > 4
 
 

@@ -13,7 +13,7 @@ from gistgate.measure.shadow import Shadow, until_end
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.history import PairCounts
 from gistgate.rules.learned import Costs
-from tests.blocks import SURE, TORN, block, random_block, rows_of
+from tests.blocks import SURE, TORN, block, random_block
 
 ONE = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
 """The strict text advances by 2, a loose one by 4."""
@@ -65,7 +65,7 @@ def test_every_row_has_its_own_counts():
     for one in blocks:
         state = rule.advance(one, settle(rule, one, state), state)
     for row in range(12):
-        alone = counted(rule, *(rows_of(one, torch.tensor([row])) for one in blocks))
+        alone = counted(rule, *(one.of_rows(torch.tensor([row])) for one in blocks))
         assert alone == {name: int(state[name][row]) for name in rule.counters}
     assert state["shadow_first"].unique().numel() > 2 and state["shadow_loose"].unique().numel() > 1
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,16 +18,6 @@ POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)
 PARAMS = Params(methods={"loose": MethodParams("prob", knob="r", grid=(0.1, 0.01, 0.001))})
 
 
-class Echo:
-    """A task that finds every answer right."""
-
-    def text(self, tokenizer: Any, ids: list[int]) -> str:
-        return str(tokenizer.decode(ids))
-
-    def score(self, doc: Any, text: str) -> float:
-        return 1.0
-
-
 @pytest.fixture(autouse=True)
 def calibrated(tmp_path, monkeypatch):
     """A calibration that tested three settings, strict to loose."""
@@ -40,7 +29,7 @@ def test_a_guard_is_fitted_from_guard_prompts():
     ids = torch.randint(3, 259, (FEWEST, 6), generator=torch.Generator().manual_seed(0)).tolist()
     prompts = [{"id": f"p-{n}", "ids": row, "doc": {}, "stops": [], "max_new_tokens": 10} for n, row in enumerate(ids)]
     pair = Pair(*tiny_pair(noise=0.3), byte_tokenizer(), "tiny")
-    guard = fit_domain(PARAMS, pair, Echo(), None, POINT, prompts)  # type: ignore[arg-type]
+    guard = fit_domain(PARAMS, pair, None, POINT, prompts)
     assert guard.mean.shape == (32,) and len(guard.basis) == 31 and 0 < guard.rate < 1
     assert 0.8 < guard.far < 2 and 0 < guard.bet < math.inf
     assert guard.stricter == 0.01, "the next stricter value that was tested"

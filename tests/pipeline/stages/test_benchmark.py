@@ -41,6 +41,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     seen: dict[str, Any] = {}
     test = [{"ids": ids, "max_new_tokens": 6} for ids in ([1, 2], [3])]
     stand_ins = {
+        "read_params": lambda: PARAMS,
         "load_pair": lambda _params: pair,
         "read_prompts": {"test": test, "development": [{"ids": [7]}] * 20}.__getitem__,
         "request_of": lambda _prompts, _pair: REQUEST,
@@ -52,7 +53,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(stage, name, stand_in)
-    stage.benchmark(PARAMS)
+    stage.main()
     assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
     assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}

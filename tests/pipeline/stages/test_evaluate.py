@@ -14,8 +14,9 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.core.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import find_task
-from pipeline.decode import operating_point, read_prompts
+from pipeline.decode import load_task, operating_point, read_prompts
 from pipeline.outcomes import SPLITS, TOGETHER, Setup, chunk_of, read_reference, scope_of
+from pipeline.pair.pair import load_pair
 from pipeline.params import parse_params
 from pipeline.paths import prompts_of, reference_of
 from pipeline.stages import evaluate, prompts, reference
@@ -58,8 +59,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("models/pairs/tiny.yaml").write_text(yaml.safe_dump(pair))
         Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
         prompts.main()
-        here = evaluate.Evaluation(parse_params(PARAMS))
-        scopes = {name: scope_of(here.params, name, here.pair, here.task, None) for name in PARAMS["methods"]}
+        params = parse_params(PARAMS)
+        loaded = load_pair(params), load_task(params)
+        scopes = {name: scope_of(params, name, *loaded, None) for name in PARAMS["methods"]}
         calibrated("fly", 0.1, scopes["fly"], window=2, strict_window=False)
         calibrated("prob", None, scopes["prob"])
         calibrated("random", 1.0, scopes["random"])

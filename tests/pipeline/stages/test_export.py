@@ -152,7 +152,7 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
     with torch.no_grad():
         next(gate.parameters()).add_(1)
     gate.save("models/heads/logistic")
-    with pytest.raises(UserError, match="other weights than the gate's. Run the stage `calibrate` again"):
+    with pytest.raises(UserError, match="other weights than the gate's. Run `calibrate` again"):
         export.main()
     other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]")
     write_text(Path("params.yaml"), other)
@@ -167,7 +167,7 @@ def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
     guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5)
     monkeypatch.setattr(export, "load_pair", lambda params: Pair(TARGET, DRAFT, TOKENIZER, "tiny"))
     monkeypatch.setattr(export, "load_task", lambda params: None)
-    monkeypatch.setattr(export, "fit_domain", lambda params, pair, task, gate, point, prompts: guard)
+    monkeypatch.setattr(export, "fit_domain", lambda params, pair, gate, point, prompts: guard)
     write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
     for number in (77, 78):
         write_json_lines("data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)])

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gistgate.core.utils import UserError
 from pipeline.pair import training
 from pipeline.pair.pair import load_pair, read_pair
-from pipeline.pair.training import learning_rate, strict_mean_accepted_length, train_model
-from pipeline.pair.world import documents, prompt_text, train_tokenizer
+from pipeline.pair.training import learning_rate, train_model
+from pipeline.pair.world import documents, train_tokenizer
 from pipeline.params import DraftTraining, ModelTraining, PairTrainingParams, Params, WorldParams
 from pipeline.stages import pair as stage
 
@@ -114,35 +114,6 @@ def test_a_pair_of_its_own_size():
     assert stage.replaced(TRAINING, read_pair("embedded").training, "embedded.yaml") == TRAINING
     with pytest.raises(UserError, match="stepz"):
         stage.replaced(TRAINING, {"draft": {"stepz": 3}}, "own.yaml")
-
-
-class Oracle:
-    """A draft that predicts each next id of a text, except at some positions."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, wrong: set[int], prompt: int) -> None:
-        self.wrong, self.prompt = wrong, prompt
-
-    def __call__(self, ids):
-        logits = torch.zeros(1, ids.shape[1], len(TOKENIZER))
-        for j in range(self.prompt, ids.shape[1] + 1):
-            right = int(self.full[j])
-            logits[0, j - 1, right if j - self.prompt not in self.wrong else (right + 1) % len(TOKENIZER)] = 1
-        return type("Out", (), {"logits": logits})
-
-
-@pytest.mark.parametrize("wrong, tau", [
-    (set(), 10 / 2),  # two rounds of 4 + 1
-    (set(range(10)), 1.0),  # every token is the target's own
-    ({2}, 10 / 3),  # 2 + 1, then 4 + 1, then 2
-])  # fmt: skip
-def test_strict_tau_counts_the_own_token(wrong, tau):
-    solution, question = list(range(20, 30)), "?"
-    prompt = TOKENIZER(prompt_text(question))["input_ids"]
-    draft = Oracle(wrong, len(prompt))
-    draft.full = torch.tensor(prompt + solution)
-    assert strict_mean_accepted_length(draft, TOKENIZER, [question], [solution], block=4) == pytest.approx(tau)
 
 
 def test_bfloat16_only_where_it_is_fast(monkeypatch):

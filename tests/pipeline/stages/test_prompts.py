@@ -13,9 +13,9 @@ from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import PromptMaker, hashes_of
 from gistgate.lm_eval.task import Task, find_task
+from pipeline.decode import task_spec
 from pipeline.params import parse_params
 from pipeline.stages import prompts as stage
-from pipeline.tasks import task_spec
 from tests.tiny import byte_tokenizer, write_rows, write_task
 
 SIZES = {"train": 10, "development": 5, "calibration": 8, "guard": 2, "test": 4}

@@ -60,21 +60,19 @@ def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured
         "plain decoding answers 75.0 %. Test answers cut at the limit: judge 2. Speeds are those of 2 test prompts; "
         "assisted generation with its defaults, prompt lookup at K = 8, as 16 development prompts chose.\n" in text
     )
-    title = tables.COLUMNS["vs static"]
-    assert "| speed per token to plain |" in text and title not in text
+    assert "| per token |" in text and "vs static" not in text
     for method in summary["methods"].values():
         method["speed"]["vs_static"] = method["speed"]["vs_plain"]
-    assert title in tables.markdown(summary)
+    assert "vs static" in tables.markdown(summary)
 
 
 def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folder):
-    title = tables.COLUMNS["adversarial"]
-    assert title not in tables.markdown(found())
+    assert "adversarial" not in tables.markdown(found())
     counts = {"n": 40, "differing": 10, "opened": 1, "capped": 2, "tokens": 110, "strict_tokens": 100, "by_kind": {}}
     write_json("reports/adversarial.json", {"methods": dict.fromkeys(PARAMS.methods, counts)})
     summary = found()
     assert "by_kind" not in summary["methods"]["judge"]["adversarial"]
-    assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3 and title in tables.markdown(summary)
+    assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3
     assert "<td>25.0 %, 2.5 %, 1.10, 5.0 %</td>" in tables.html(summary)
 
 
@@ -98,7 +96,7 @@ def test_what_cannot_be_compared_is_refused(folder):
     with pytest.raises(UserError, match="lacks 'exact'"):
         read_results(replace(PARAMS, methods={}))
     write_json_lines("reports/evaluation/judge/samples.jsonl", [{"id": "test-9", "correct": 1}])
-    with pytest.raises(UserError, match="cannot be paired"):
+    with pytest.raises(UserError, match="have other test prompts"):
         found()
     write_json("reports/benchmark.json", {"methods": {}, "baselines": {}})
     with pytest.raises(UserError, match="no times of 'plain'"):

@@ -1,0 +1,283 @@
+"""Free text with an exact check: letters from facts, and descriptions of articles from a record.
+
+Documents are made from fixed seeds whenever the task is loaded. A text is worth (facts that it has - numbers that it
+invents) / facts, at least 0: the slot error rate of data-to-text generation, turned round.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Fact = dict[str, str]  # kind, label and value
+Document = dict[str, Any]  # request: the words of the prompt; facts: those that a text has to have
+SIZES = {"train": 6000, "test": 1500}  # documents of each split
+
+
+def words(text: str) -> list[str]:
+    """The entries of a list that commas divide."""
+    return [" ".join(entry.split()) for entry in text.split(",")]
+
+
+FIRST = words("""
+Alma, Boris, Carla, Dmitri, Elena, Farid, Greta, Hassan, Ines, Jonas, Keiko, Lars, Miriam, Nadia, Oscar, Priya,
+Quentin, Rosa, Samir, Teresa, Umar, Vera, Walter, Ximena, Yusuf, Zoe, Amelia, Bruno, Chloe, Diego, Esther, Felix,
+Hannah, Ivan, Julia, Kofi, Lucia, Marco, Nora, Owen, Petra, Rafael, Sofia, Tobias, Valerie
+""")
+LAST = words("""
+Abbott, Bauer, Castillo, Dalton, Eriksen, Fischer, Grant, Hughes, Ivanov, Jensen, Keller, Lopez, Moreau, Novak,
+Okafor, Patel, Quinn, Rossi, Schmidt, Tanaka, Ueda, Vargas, Weber, Yilmaz, Zimmer, Brooks, Carver, Dixon, Emerson,
+Foster, Haines, Larsen, Mercer, Nolan, Porter, Russell, Sutton, Turner, Walsh, Winters
+""")
+CITIES = words("""
+Lisbon, Oslo, Geneva, Prague, Dublin, Vienna, Helsinki, Turin, Krakow, Seville, Hamburg, Lyon, Antwerp, Bristol,
+Cardiff, Denver, Boston, Seattle, Montreal, Toronto, Kyoto, Osaka, Sydney, Perth, Auckland, Nairobi, Lima, Bogota,
+Santiago, Porto, Ghent, Malmo, Bergen, Zurich, Basel, Graz, Leipzig, Dresden, Utrecht, Bilbao
+""")
+DAYS = words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
+MONTHS = words("January, February, March, April, May, June, July, August, September, October, November, December")
+EVENTS = words("""
+budget review, team dinner, design workshop, farewell party, safety training, book launch, choir rehearsal, job
+interview, product demo, charity run, garden party, press meeting, school reunion, photo exhibition, cooking class,
+board meeting, sales conference, chess tournament, house warming, language course, museum visit, planning session,
+science fair, volunteer day, wine tasting
+""")
+ITEMS = words("""
+laptop, notebook, umbrella, name badge, camera, passport, water bottle, calculator, blanket, raincoat, sketchbook,
+flashlight, lunch box, headset, tripod, yoga mat, toolbox, guitar, folding chair, printed agenda
+""")
+ROOMS = words("Room, Hall, Studio, Suite, Office")
+ARTICLES = words("""
+backpack, desk lamp, armchair, coffee grinder, kettle, bookshelf, travel mug, rain jacket, cutting board, wall
+clock, picture frame, office chair, tent, sleeping bag, garden bench, side table, suitcase, toaster, wallet, frying
+pan, wireless speaker, bicycle helmet, floor rug, storage box, plant pot, serving tray, hammock, umbrella stand,
+laptop sleeve, bird feeder, shoe rack, tool chest, jewelry box, mirror, coat rack, vase, lunch bag, camping stove,
+watch, pillow
+""")
+BEGINNINGS = words("Al, Bel, Cor, Dra, El, Fen, Gal, Hel, Jor, Kel, Lum, Mor, Nor, Or, Pel, Quor, Ral, Sol, Tor, Vel")
+NAME_ENDS = words("ando, ira, essa, ovia, amis, enta, ora, ilo, anta, ero, una, isto")
+COLOURS = words("""
+navy blue, forest green, charcoal, ivory, burgundy, mustard, teal, olive, coral, slate grey, copper, black, white,
+lavender, crimson, beige, turquoise, silver
+""")
+MATERIALS = words("""
+oak, walnut, bamboo, stainless steel, aluminium, cotton, linen, wool, leather, canvas, recycled plastic, ceramic,
+glass, cast iron, brass, nylon, cork, felt, polyester, marble
+""")
+COUNTRIES = words("""
+Portugal, Sweden, Italy, Japan, Poland, Canada, Mexico, Vietnam, India, Turkey, Denmark, Austria, Spain, Brazil,
+Morocco, Finland, Ireland, Slovenia, Estonia, Peru
+""")
+
+LETTER_REQUESTS = (
+    "Write an email of about 80 words. It is an invitation to a {event}.",
+    "Please write a friendly email, about 80 words long, that invites somebody to a {event}.",
+    "Write an email that reminds somebody of a {event}, in about 80 words.",
+    "An email of about 80 words is needed: it confirms the date of a {event}.",
+    "Compose an email (about 80 words) in which the sender asks the reader to help at a {event}.",
+    "Write about 80 words to a colleague by email, to announce a {event}.",
+)
+DESCRIPTION_REQUESTS = (
+    "Write a product description of about 80 words for a shop's page, in flowing text.",
+    "Describe this article for a catalogue in about 80 words of flowing text, without a list.",
+    "Write about 80 words of flowing text that present the following product to customers.",
+    "A web shop needs a text of about 80 words, without headings or lists, about this article.",
+    "Turn this record into a friendly product text of about 80 words in one paragraph.",
+    "Write one paragraph of about 80 words for an advertisement of this product.",
+)
+ENDS = ("Use these facts, all of them:", "Facts:", "Mention all of these:", "The text has to contain:", "Details:")
+
+
+def letters(**_: Any) -> dict[str, Any]:
+    """The splits of the task `letters`, as lm-eval asks for a custom dataset."""
+    return splits("letters", letter)
+
+
+def descriptions(**_: Any) -> dict[str, Any]:
+    """The splits of the task `descriptions`."""
+    return splits("descriptions", description)
+
+
+def splits(name: str, make: Callable[[random.Random], Document]) -> dict[str, Any]:
+    """Datasets of SIZES documents, whose requests all differ."""
+    from datasets import Dataset
+
+    made = distinct(make, random.Random(f"{name} of 2026"))
+    return {split: Dataset.from_list([next(made) for _ in range(number)]) for split, number in SIZES.items()}
+
+
+def distinct(make: Callable[[random.Random], Document], rng: random.Random) -> Iterator[Document]:
+    """Documents without end, no request twice."""
+    seen = set[str]()
+    while True:
+        document = make(rng)
+        if document["request"] not in seen:
+            seen.add(document["request"])
+            yield document
+
+
+def letter(rng: random.Random) -> Document:
+    """Sender, reader, day and hour of an event, and two further facts."""
+    to, sender = rng.sample(FIRST, 2)
+    hour, minute = rng.randrange(8, 21), rng.choice((0, 0, 15, 30, 45))
+    clock = f"{(hour - 1) % 12 + 1}{f':{minute:02}' if minute else ''} {'am' if hour < 12 else 'pm'}"
+    day = rng.choice(DAYS) if rng.random() < 0.5 else f"{rng.randrange(1, 29)} {rng.choice(MONTHS)}"
+    more = [
+        fact("words", rng.choice(("City", "Place")), rng.choice(CITIES)),
+        fact("number", rng.choice(("Room", "Where")), f"{rng.choice(ROOMS)} {rng.randrange(2, 480)}"),
+        fact("words", rng.choice(("Please bring", "To bring")), rng.choice(ITEMS)),
+        fact("number", "Budget", f"${rng.choice((10, 25, 50)) * rng.randrange(3, 80):,}"),
+        fact("number", rng.choice(("Guests", "Participants")), f"{rng.randrange(13, 95)} people"),
+    ]
+    named = [
+        fact("words", rng.choice(("To", "Reader", "Addressed to")), to),
+        fact("words", rng.choice(("From", "Sender", "Signed by")), f"{sender} {rng.choice(LAST)}"),
+        fact("words" if day in DAYS else "date", rng.choice(("Day", "When", "Date")), day),
+        fact("time", rng.choice(("Hour", "Time", "Begins at")), clock if rng.random() < 0.6 else f"{hour}:{minute:02}"),
+    ]
+    return document(rng, rng.choice(LETTER_REQUESTS).format(event=rng.choice(EVENTS)), [*named, *rng.sample(more, 2)])
+
+
+def description(rng: random.Random) -> Document:
+    """Name, price and four further entries of an article."""
+    name = f"{rng.choice(BEGINNINGS)}{rng.choice(NAME_ENDS)} {rng.choice(ARTICLES)}"
+    price = f"${rng.randrange(9, 400)}" + rng.choice(("", "", ".50", ".90", ".95"))
+    size = " x ".join(str(rng.randrange(12, 130)) for _ in range(rng.choice((2, 3))))
+    weight = (
+        f"{rng.randrange(1, 19)}.{rng.randrange(1, 10)} kg" if rng.random() < 0.6 else f"{rng.randrange(15, 95)}0 g"
+    )
+    more = [
+        fact("words", rng.choice(("Colour", "Color")), rng.choice(COLOURS)),
+        fact("words", rng.choice(("Material", "Made of")), rng.choice(MATERIALS)),
+        fact("number", rng.choice(("Size", "Dimensions")), f"{size} cm"),
+        fact("number", "Weight", weight),
+        fact("number", rng.choice(("Warranty", "Guarantee")), f"{rng.randrange(2, 13)} years"),
+        fact("words", rng.choice(("Origin", "Made in")), rng.choice(COUNTRIES)),
+    ]
+    named = [fact("words", rng.choice(("Name", "Product", "Article")), name), fact("number", "Price", price)]
+    return document(rng, rng.choice(DESCRIPTION_REQUESTS), [*named, *rng.sample(more, 4)])
+
+
+def fact(kind: str, label: str, value: str) -> Fact:
+    return {"kind": kind, "label": label, "value": value}
+
+
+def document(rng: random.Random, request: str, facts: list[Fact]) -> Document:
+    """The request with its facts in random order."""
+    rng.shuffle(facts)
+    lines = "\n".join(f"- {one['label']}: {one['value']}" for one in facts)
+    return {"request": f"{request} {rng.choice(ENDS)}\n{lines}", "facts": facts}
+
+
+# ---- What a text is worth.
+
+
+CLOCK = re.compile(r"\b(\d{1,2})(?:[:.](\d{2}))?\s*(?:([ap])\.?\s?m\b\.?|o'clock|hours\b)|\b(\d{1,2}):(\d{2})\b")
+WORDS_OF_TIME = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
+NUMBER = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+LISTED = re.compile(r"^\s*\d+[.)]\s", re.MULTILINE)  # numbers of a list's lines say nothing
+NUMBERS = words("two, three, four, five, six, seven, eight, nine, ten, eleven, twelve")
+SPELLED = {word: number for number, word in enumerate(NUMBERS, 2)}
+UNITS = {
+    "$": r"\$|usd|dollars?|bucks",
+    "kg": r"kgs?|kilos?|kilograms?",
+    "g": r"g|grams?",
+    "cm": r"cm|centimet(?:er|re)s?",
+    "years": r"years?|yrs?",
+    "people": "",  # guests, participants, friends
+}
+
+
+def process_results(doc: Document, results: Sequence[str]) -> dict[str, float]:
+    """The metric of data/tasks/letters.yaml and descriptions.yaml."""
+    return {"facts": score(doc["facts"], results[0])}
+
+
+def score(facts: Sequence[Fact], text: str) -> float:
+    """(facts in the text - numbers in it that no fact has) / facts, at least 0."""
+    text = plain(text)
+    had = sum(has(one, text) for one in facts)
+    return max(0.0, (had - len(invented(facts, text))) / len(facts))
+
+
+def plain(text: str) -> str:
+    """Lower case, without marks of emphasis or numbers of lists, in one spelling, with one kind of dash and space."""
+    text = LISTED.sub(" ", text.casefold().replace("*", "").replace("’", "'"))
+    text = text.replace("gray", "grey").replace("aluminum", "aluminium")
+    return re.sub(r"\s+", " ", re.sub(r"[‐-―−]", "-", text))
+
+
+def has(one: Fact, text: str) -> bool:
+    """Whether a plain text has a fact."""
+    value = one["value"].casefold()
+    if one["kind"] == "time":
+        return any(same_time(minutes_of(value), found) for found in times(text)[0])
+    if one["kind"] == "date":
+        day, month = value.split()
+        number = rf"0?{day}(?:st|nd|rd|th)?"
+        name = rf"{month[:3]}(?:{month[3:]}|\b\.?)"
+        return bool(re.search(rf"\b{number}(?: day)?(?: of)? {name}|\b{name} (?:the )?{number}\b", text))
+    if one["kind"] == "number":
+        return has_numbers(value, text)
+    words = "[ -]".join(map(re.escape, value.split()))
+    return bool(re.search(rf"\b{words}(?:s|es)?\b", text))
+
+
+def has_numbers(value: str, text: str) -> bool:
+    """Whether the numbers of a value follow each other in a text, with its unit or its word at one of them.
+
+    Spelled numbers up to twelve count as well.
+    """
+    wanted = numbers_in(value)
+    word = "$" if value.startswith("$") else re.findall(r"[a-z]+", value)[-1]
+    unit = UNITS.get(word, word)
+    text = re.sub(rf"\b({'|'.join(SPELLED)})\b", lambda found: str(SPELLED[found[1]]), text)
+    found = list(NUMBER.finditer(text))
+    for at in range(len(found) - len(wanted) + 1):
+        run = found[at : at + len(wanted)]
+        near = text[max(0, run[0].start() - 12) : run[-1].end() + 24]
+        if [amount(one[0]) for one in run] == wanted and (re.search(rf"(?<![a-z])(?:{unit})(?![a-z])", near)):
+            return True
+    return False
+
+
+def invented(facts: Sequence[Fact], text: str) -> set[str]:
+    """Times and numbers of a plain text that no fact has, each once."""
+    given, rest = times(text)
+    hours = [minutes_of(one["value"].casefold()) for one in facts if one["kind"] == "time"]
+    known = {number for one in facts if one["kind"] != "time" for number in numbers_in(one["value"])}
+    strange = {f"{found[0]} min" for found in given if not any(same_time(hour, found) for hour in hours)}
+    return strange | {str(number) for number in numbers_in(rest) if number not in known}
+
+
+def numbers_in(text: str) -> list[float]:
+    return [amount(found) for found in NUMBER.findall(text)]
+
+
+def amount(digits: str) -> float:
+    return float(digits.replace(",", ""))
+
+
+Clock = tuple[int, bool]  # minutes of the day, and whether the half of the day is known
+
+
+def minutes_of(value: str) -> Clock:
+    """The time of a fact, such as "8:15 pm" or "20:15"."""
+    return times(value)[0][0]
+
+
+def times(text: str) -> tuple[list[Clock], str]:
+    """The times in a text, and the text without them."""
+    for word, clock in WORDS_OF_TIME.items():
+        text = re.sub(rf"\b{word}\b", clock, text)
+    found = []
+    for hour12, minute12, half, hour24, minute24 in CLOCK.findall(text):
+        hour, minute = int(hour12 or hour24), int(minute12 or minute24 or 0)
+        hour = hour if not half or hour > 12 else hour % 12 + 12 * (half == "p")
+        found.append((60 * hour + minute, bool(half) or hour > 12))
+    return found, CLOCK.sub(" ", text)
+
+
+def same_time(one: Clock, other: Clock) -> bool:
+    """Equal, or half a day apart where one of them does not say which half it means."""
+    return (one[0] - other[0]) % (24 * 60 if one[1] and other[1] else 12 * 60) == 0
