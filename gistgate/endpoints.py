@@ -291,7 +291,9 @@ def explained(url: str) -> Iterator[None]:
         raise UserError(
             f"{url} refused a request with status {error.status_code}: {first_line(error)}. Mend it, and repeat."
         ) from error
-    except (openai.OpenAIError, ValueError, AttributeError, TypeError, LookupError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # an address that is none, or a page of a gateway
         raise UserError(
             f"{url} does not speak the OpenAI protocol: {first_line(error)}. Does it end with /v1?"
         ) from error

@@ -166,9 +166,9 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     if not path.is_file():
         raise UserError(f"The task file {task} is missing. Correct the path.")
     tasks = module_of("gistgate.lm_eval.task", "pipeline")
-    named = tasks.name_in(path.read_text(encoding="utf-8"))
-    if named not in (None, path.stem):
-        raise UserError(f"The task in {path} is called '{named}'. Rename the file to {named}{path.suffix}.")
+    text = path.read_text(encoding="utf-8")
+    if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
+        raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")
     found = {f"{place}/{path.stem}.yaml": path.read_text(encoding="utf-8")}
     for part in tasks.files_of(path):
         inside = Path(os.path.relpath(part, path.parent))

@@ -64,7 +64,7 @@ def doctor(
     counted = total([answer.statistics for answer in answers])
     lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = prospects.labelling(counted, mismatches.number, len(ids))
+    effort = prospects.Effort(mismatches.number / len(ids), counted.seconds["total"] / len(ids) / 2)
     limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}

@@ -159,8 +159,8 @@ class DemoSession:
                     tokens = [shown(token) for token in step.tokens]
                     yield {"side": side, "tokens": tokens, "numbers": step.numbers}
         found = differences(texts["loose"], texts[STRICT])
-        sides = [{"loose": one.left, STRICT: one.right} for one in found]
-        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in sides]}
+        named = ({"loose": left, STRICT: right} for left, right in found)
+        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in named]}
 
 
 def knob_values(rule: Any) -> list[float]:

@@ -352,8 +352,3 @@ def files_of(task: Path) -> list[Path]:
     modules = [task.parent / f"{name.replace('.', '/')}.py" for name in FUNCTION.findall(text)]
     included = [path for name in INCLUDE.findall(text) for path in files_of(task.parent / name)]
     return list(dict.fromkeys([task, *included, *(path for path in modules if path.is_file())]))
-
-
-def name_in(text: str) -> str | None:
-    """The name that a task's YAML gives it; None where an included file does."""
-    return found[1] if (found := NAME.search(text)) else None

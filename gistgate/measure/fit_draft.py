@@ -1,7 +1,7 @@
 """A policy for the end of drafts, from development prompts: what drafts were like, and how far each was accepted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sklearn.isotonic import IsotonicRegression
@@ -9,6 +9,7 @@ from sklearn.isotonic import IsotonicRegression
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Row
+from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping
@@ -24,13 +25,13 @@ class Round(NamedTuple):
     accepted: int  # tokens of it that stayed
 
 
-@dataclass
-class DraftRecorder:
-    """An observer of a decoder that notes every round."""
+class DraftRecorder(Observer):
+    """Notes every round."""
 
-    rounds: list[Round] = field(default_factory=list)
-    layers: frozenset[str] = frozenset()
-    wants_q: bool = True
+    wants_q = True
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         drafts = zip(block.draft_q.tolist(), block.valid.sum(-1).tolist(), acceptance.length.tolist(), strict=True)

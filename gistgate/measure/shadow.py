@@ -29,7 +29,7 @@ class Shadow(Rule):
 
     A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
     text has come as far and only then lets the rule judge again: tokens over judged blocks estimate tau. Judging every
-    strict block would count those that begin behind a mismatch too often.
+    strict block counts those that begin behind a mismatch too often; both figures are kept.
     """
 
     rule: Rule  # what would have been accepted
@@ -38,6 +38,7 @@ class Shadow(Rule):
     looser: ClassVar[Literal["up", "down"]] = "up"
     counters: ClassVar[tuple[str, ...]] = (
         "shadow_blocks",  # strict blocks
+        "shadow_first",  # tokens that the rule would have made of these, each for itself
         "shadow_differing",  # blocks of which it would have kept more or less
         "shadow_judged",  # blocks behind each other, as a loose decoder would have them
         "shadow_tokens",  # tokens of these, the target's own included
@@ -78,6 +79,7 @@ class Shadow(Rule):
         behind_B = known["shadow_at"] + length_B + 1
         more = {
             "shadow_blocks": torch.ones_like(none_B),
+            "shadow_first": length_B + 1,
             "shadow_differing": (length_B != until_end(block, strict.length)).long(),
             "shadow_judged": judged_B,
             "shadow_tokens": judged_B * (length_B + 1),

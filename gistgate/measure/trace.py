@@ -1,12 +1,13 @@
 """One answer, token by token: why each token is there, and what gate and target thought of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row
+from gistgate.core.session import Observer
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,8 @@ class TracedToken:
         return asdict(self)
 
 
-class Watch:
-    """An observer that keeps what blocks say about the tokens that stay. Watches one row."""
-
-    layers: Collection[str] = frozenset()
-    wants_q: bool = False
+class Watch(Observer):
+    """Keeps what blocks say about the tokens that stay. Watches one row."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

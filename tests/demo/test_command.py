@@ -34,7 +34,7 @@ def test_a_port_in_use_is_one_sentence_and_status_1(pair):
         done = start(pair, "--port", taken.getsockname()[1])
         out, err = done.communicate(timeout=120)
     assert done.returncode == 1 and out == ""
-    told = "cannot be used (Address already in use). Name another one with --port; --port 0 takes a free one."
+    told = "cannot be used (Address already in use). Name another one with --port, or 0 for a free one."
     assert err.strip().splitlines()[-1].endswith(told)
 
 

@@ -29,7 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
     "stops": {"stop_strings": ["m", "n", "#"]},
     "lookup": {"drafter": "lookup", "draft_model": None},
-    "fly": {"rule": "fly"},
+    "top-k": {"rule": "top-k"},
     "guarded": {"guards": ["loop"]},
     "compiled": {"engine": "compiled"},
 }
@@ -128,7 +128,7 @@ def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate:
     assert found["ids"] != answers["batch"]["ids"]
 
 
-@pytest.mark.parametrize("name", ["fly", "compiled"])
+@pytest.mark.parametrize("name", ["top-k", "compiled"])
 def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
     assert "This folder carries what its gate was certified with" in answers[name]["error"]
     assert "`pip install .` in its clone" in answers[name]["error"]

@@ -309,13 +309,20 @@ def test_prompts_have_to_fit_the_draft_too(sums, monkeypatch, target, draft, exp
 
 @pytest.mark.parametrize("drafter", ["corpus", "sen", "sen-tree"])
 def test_drafters_whose_data_cannot_be_named_are_refused(drafter):
-    with pytest.raises(UserError, match=f"The drafter '{drafter}' reads data that this command does not take"):
+    with pytest.raises(UserError, match=f"'{drafter}' reads data; the pipeline certifies it"):
         calibrate.drafter_of(None, None, SimpleNamespace(drafter=drafter))
 
 
-def test_a_model_that_the_gate_names_and_nobody_finds_has_to_be_named():
+def test_a_model_that_the_gate_names_and_nobody_finds_has_to_be_named(monkeypatch):
     """A name of the user is taken at its word, and fails with its own sentence."""
-    remedy = r"It is gone\. The gate records this name.*Name the model with --draft"
-    for name, sentence in (("models/draft", remedy), (None, r"^It is gone\.$")):
-        with pytest.raises(UserError, match=sentence), calibrate.recorded("draft", name):
-            raise UserError("It is gone.")
+
+    def gone(*_, **__):
+        raise UserError("It is gone.")
+
+    config = SimpleNamespace(target=SimpleNamespace(name="models/target", dtype="float32"), draft=None)
+    monkeypatch.setattr(calibrate, "load_target", gone)
+    monkeypatch.setattr(calibrate.Gate, "load", lambda *_: SimpleNamespace(config=config))
+    remedy = r"It is gone\. The gate records this name.*Name the model with --target"
+    for target, sentence in ((None, remedy), ("models/mine", r"^It is gone\.$")):
+        with pytest.raises(UserError, match=sentence):
+            calibrate.load_models(Options("sums", gate="g", target=target))

@@ -64,7 +64,6 @@ def test_a_mismatch_is_a_draft_token_that_was_refused():
         answers = measured.strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
         found = total([answer.statistics for answer in answers])
         counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
-        assert measured.labelling(found, seen.number, 2).per_prompt == seen.number / 2
     (by_lookup, short), _ = counted
     assert by_lookup < short and counted[1][0] > 0
 
