@@ -104,17 +104,14 @@ _failed: UserError | None = None  # an exception in the preparation itself would
 
 def side_by_side(
     prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
-) -> None:
+) -> list[Any]:
     """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[rank() :: num_ranks()]
     workers = min(workers, len(pieces))
     if workers <= 1:
         take_device()
-        work = prepare(settings) if pieces else None
-        for piece in pieces:
-            assert work is not None
-            work(piece)
+        done = list(map(prepare(settings), pieces)) if pieces else []
     else:
         # A copy of this process has its imports; a GPU or torchrun forbids copying.
         copies = sys.platform == "linux" and not torch.cuda.is_available() and num_ranks() == 1
@@ -124,6 +121,7 @@ def side_by_side(
                 futures = [pool.submit(_one, piece) for piece in pieces]
                 for future in bar(as_completed(futures), title=title, unit=unit, total=len(futures)):
                     future.result()
+                done = [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise UserError(
                     "A worker process was ended from outside, most likely for want of memory. "
@@ -133,6 +131,7 @@ def side_by_side(
                 pool.shutdown(cancel_futures=True)
                 raise
     wait()
+    return done
 
 
 def _start(prepare: Prepare, settings: Any) -> None:

@@ -45,14 +45,6 @@ def test_rows_one_by_one_are_the_rows_of_the_batch_and_no_prompt_comes_twice():
         speed.batches_of(ids, 3, 100)
 
 
-def test_options_with_commas_name_what_is_wrong():
-    assert speed.counts("1, 16", "--batches") == [1, 16]
-    with pytest.raises(UserError, match="'0' in --batches is no positive whole number"):
-        speed.counts("4,0", "--batches")
-    with pytest.raises(UserError, match=r"'mers' is not certified here. Did you mean 'mars'"):
-        speed.names("mers", ["mars", "prob"], "is not certified here")
-
-
 def test_loads_are_closed_loops_of_users_and_open_loops_of_arrivals():
     levels = serving.levels_of("1,100", "0.5", each=4, most=256, seconds=9.0)
     assert levels == {Level(users=1): 4, Level(users=100): 256, Level(rate=0.5): 5}

@@ -3,8 +3,8 @@
 import ast
 import pickle
 import re
-from collections.abc import Callable
-from functools import cache
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,108 +25,57 @@ from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for top in ("gistgate", "pipeline", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
-UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
-PROGRAMS = ROOT / "gistgate/lm_eval/code_tasks.py"  # runs a model's program where that was allowed, in its own process
 SECRET = "hf_thisIsASecretThatNobodyMaySee"
+PROGRAMS = ROOT / "gistgate/lm_eval/code_tasks.py"  # runs a model's program where that was allowed, in its own process
+RUNS_TEXT = r"(?<![\w.])(eval|exec|compile|__import__)\("
+FORBIDDEN = [
+    r"^\s*(import|from) (c?_?pickle|dill|cloudpickle|joblib|shelve|marshal|jsonpickle)\b",
+    r"\btorch\.load\((?!.*weights_only=True)|\bread_pickle\(|\ballow_pickle|\bnp\.fromfile\(",
+    r"\byaml\.(unsafe_|full_)load\(|\byaml\.load\((?!.*Loader)",
+    r"\bshell=True|\bos\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)\(|\bget(status)?output\(|_subprocess_shell\(",
+    r"\bfrom (os import .*\b(system|popen)|torch import .*\bload)\b",
+    # what may be started by name; everything else is an interpreter of Python, or what a person typed
+    r"\bsubprocess\.\w+\(\s*\[?\s*f?[\"'](?!(git|dvc)[\"'])",
+]
+"""What unpickles, runs text, or starts a shell or another program than git, dvc and Python."""
 
 
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
-def calls(path: Path) -> list[ast.Call]:
-    return [node for node in nodes(path) if isinstance(node, ast.Call)]
-
-
-def dotted(node: ast.AST) -> str:
-    """The name that a call is written with: "torch.load"."""
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def keywords(call: ast.Call) -> dict[str | None, Any]:
-    return {item.arg: getattr(item.value, "value", item.value) for item in call.keywords}
-
-
-def check_source(path: Path) -> None:
-    """Refuse what unpickles or runs text: torch.load only with weights_only, numpy without objects, no eval."""
-    for node in nodes(path):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not UNPICKLES & {name.split(".")[0] for name in names}, path
-    for call in calls(path):
-        name, given = dotted(call.func), keywords(call)
-        assert name not in RUNS_TEXT or path == PROGRAMS
-        assert name not in ("yaml.unsafe_load", "yaml.full_load", "np.fromfile")
-        assert given.get("shell") is not True and "allow_pickle" not in given
-        assert not name.endswith(("torch.load", "read_pickle")) or given.get("weights_only") is True
-        if name == "yaml.load":
-            assert "Loader" in given or "YAML" in path.read_text()  # ruamel's safe object, or our own safe loader
-
-
-STARTS = {"run", "Popen", "check_output", "check_call", "call"}
-SHELLS = re.compile(
-    r"(os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)|subprocess\.get(status)?output|\w*_subprocess_shell)$"
-)
-HIDDEN = {"os": {"system", "popen"}, "subprocess": {"getoutput", "getstatusoutput"}, "torch": {"load"}}
-"""Names that would hide from these checks once they are imported by themselves."""
-PROGRAM_NAMES = {"git", "dvc"}
-"""What may be started by name; everything else is an interpreter of Python, or what a person typed."""
-
-
-def check_starts(path: Path) -> None:
-    """Refuse shells, and programs that are named in a text other than those of PROGRAM_NAMES."""
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom):
-            names = {alias.name for alias in node.names}
-            assert not names & HIDDEN.get(node.module or "", set()), f"{path}: {names}"
-    for call in calls(path):
-        name = dotted(call.func)
-        assert not SHELLS.search(name), f"{path}: {name}"
-        if name.startswith("subprocess.") and name.split(".")[1] in STARTS and call.args:
-            first = call.args[0]
-            assert not isinstance(first, ast.Constant | ast.JoinedStr), f"{path}: {ast.unparse(first)}"
-            if isinstance(first, ast.List) and first.elts and isinstance(first.elts[0], ast.Constant):
-                assert first.elts[0].value in PROGRAM_NAMES, f"{path}: {ast.unparse(first)}"
+def faults(text: str, patterns: list[str]) -> list[str]:
+    """What of a source is forbidden."""
+    return [found.group() for one in patterns for found in re.finditer(one, text, re.MULTILINE)]
 
 
 def test_no_source_unpickles_runs_text_or_starts_other_programs_than_git_dvc_and_python():
     assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {"gistgate", "pipeline", "benchmarks"}
     for path in SOURCES:
-        check_source(path)
-        check_starts(path)
+        assert not faults(path.read_text(), [*FORBIDDEN, *([] if path == PROGRAMS else [RUNS_TEXT])]), path
 
 
 @pytest.mark.parametrize(
     "text",
     ["import pickle", "from joblib import load", "torch.load(p)", "torch.load(p, weights_only=False)", "eval(t)",
-     "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)",
-     "subprocess.run(['sh', '-c', t])", "subprocess.run(['curl', url])", "subprocess.run('ls')", "os.popen(c)",
+     "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)", "yaml.load(t)",
+     "subprocess.run(['sh', '-c', t])", 'subprocess.run(["curl", url])', "subprocess.run('ls')", "os.popen(c)",
      "os.execvp(c, a)", "subprocess.getoutput(c)", "from os import system", "from torch import load",
      "asyncio.create_subprocess_shell(c)"],
 )  # fmt: skip
-def test_the_checks_of_sources_can_fail(tmp_path: Path, text: str):
-    (tmp_path / "bad.py").write_text(text)
-    checks = (check_source, check_starts)
-    assert not all(passes(check, tmp_path / "bad.py") for check in checks)
+def test_the_checks_of_sources_can_fail(text: str):
+    assert faults(text, [*FORBIDDEN, RUNS_TEXT])
 
 
-def passes(check: Callable[[Path], None], path: Path) -> bool:
-    try:
-        check(path)
-    except AssertionError:
-        return False
-    return True
+def trusted(path: Path) -> Iterator[str]:
+    """What a source sets `trust_remote_code` to, in calls and in dictionaries."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            yield ast.unparse(node.value)
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            yield from (ast.unparse(value) for key, value in pairs if getattr(key, "value", "") == "trust_remote_code")
 
 
 def test_models_are_loaded_without_code_from_their_folders():
     """`trust_remote_code` is False or what the user of vLLM said; nobody writes True."""
-    given = [keywords(call) for path in SOURCES for call in calls(path)]
-    said = {one["trust_remote_code"] for one in given if "trust_remote_code" in one}
-    assert False in said and True not in said
+    assert {one for path in SOURCES for one in trusted(path)} == {"False", "model.trust_remote_code"}
 
 
 class Trap:
@@ -160,32 +109,24 @@ def test_code_in_a_model_folder_is_not_run(tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-ALLOWED = {"numpy", "safetensors", "torch", "transformers"}
-HARMLESS = {
-    "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum", "errno",
-    "functools", "hashlib", "heapq", "inspect", "itertools", "json", "math", "numbers", "operator", "os", "pathlib",
-    "random", "re", "shlex", "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing",
-    "warnings", "weakref",
+ALLOWED = {"numpy", "safetensors", "torch", "transformers"} | sys.stdlib_module_names
+HARMFUL = {
+    "asyncio", "code", "codeop", "concurrent", "ctypes", "ftplib", "http", "imaplib", "importlib", "multiprocessing",
+    "nntplib", "pkgutil", "platform", "poplib", "pty", "runpy", "signal", "smtplib", "socket", "socketserver", "ssl",
+    "subprocess", "telnetlib", "urllib", "webbrowser", "xmlrpc",
 }  # fmt: skip
-"""Standard modules without a way to the network, to other processes or to code by name."""
-OF_OS = {"getpid", "environ", "fspath", "path", "PathLike", "replace", "O_RDONLY", "close", "fsync", "open", "walk"}
-"""What exported code may ask of `os`."""
+"""Standard modules with a way to the network, to other processes or to code by name."""
 OF_ONE = {"core_attention.py": {"ctypes", "platform"}, "models_loading.py": {"importlib"}}
 """What one file may ask: glibc's own mallopt sets its thresholds, and `find_spec` says whether a library is there."""
 
 
 def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
-    texts = flatten(extra=certified_modules(tmp_path))
-    for name, text in texts.items():
+    for name, text in flatten(extra=certified_modules(tmp_path)).items():
+        assert not faults(text, [*FORBIDDEN, RUNS_TEXT]), name
         for node in ast.walk(ast.parse(text)):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            tops = {module.split(".")[0] for module in found}
-            assert tops <= ALLOWED | HARMLESS | OF_ONE.get(name, set()), name
-            if isinstance(node, ast.Attribute) and dotted(node.value) == "os":
-                assert node.attr in OF_OS, name
-            if isinstance(node, ast.Call):
-                assert dotted(node.func) not in RUNS_TEXT, name
+            assert {one.split(".")[0] for one in found} <= ALLOWED - HARMFUL | OF_ONE.get(name, set()), name
 
 
 def test_servers_listen_on_this_machine_alone():

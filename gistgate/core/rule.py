@@ -4,14 +4,14 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.utils import UserError, hints
+from gistgate.core.utils import UserError
 
 State = dict[str, Tensor]
 """What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
@@ -60,14 +60,16 @@ class Rule:
         for name, value in traits.items():
             setattr(cls, name, value)
 
-    def check(self, fits: bool, ranges: str) -> None:
-        """Refuse settings that are out of their ranges, or none of the names that a setting may have."""
-        values = {name: (getattr(self, name), hint) for name, hint in hints(type(self)).items()}
-        if not fits or any(
-            get_origin(hint) is Literal and value not in get_args(hint) for value, hint in values.values()
-        ):
-            settings = ", ".join(f"{name} {value!r}" for name, (value, _) in values.items())
-            raise UserError(f"{self.id}: {settings} do not fit: {ranges}.")
+    def __post_init__(self) -> None:
+        """Refuse settings out of their ranges, and those that are none of the names that a setting may have."""
+        annotations = get_type_hints(type(self), include_extras=True)
+        for item in fields(self):  # type: ignore[arg-type]
+            value, hint = getattr(self, item.name), annotations[item.name]
+            names = get_args(hint) if get_origin(hint) is Literal else (value,)
+            ranges = [one for one in getattr(hint, "__metadata__", ()) if not one.holds(value)]
+            if ranges or value not in names:
+                wanted = f"it lies in {ranges[0]}" if ranges else f"it is one of {', '.join(names)}"
+                raise UserError(f"{self.id}: {item.name} {value!r} does not fit: {wanted}.")
 
     @property
     def known_by(self) -> tuple[object, ...]:

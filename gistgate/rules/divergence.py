@@ -8,7 +8,7 @@ p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from gistgate.core.block import Block
 from gistgate.core.rule import Rule, State, own_token, target_draw
+from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
 
@@ -90,9 +91,6 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     grid = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
     variants = ({}, {"div": "ag"}, {"div": "tv"}, {"reduced": False, "replacement": "p"})
 
-    def __post_init__(self) -> None:
-        self.check(True, f"div is one of {', '.join(DIVERGENCES)}, replacement 'p' or 'residual'")
-
     @property
     def superset(self) -> bool:  # type: ignore[override]
         return self.reduced
@@ -115,14 +113,11 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     """
 
     tau: float = 0.4  # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
-    max_p: float = 0.9  # guard: where the target's best token is more probable, only the strict rule accepts; 1: none
-    temperature: float = 1.0  # applied to both distributions before the comparison, in addition to the request's
+    max_p: PositiveShare = 0.9  # guard: where the target's best token is more probable, it is strict; 1: no guard
+    temperature: Positive = 1.0  # applied to both distributions before the comparison, in addition to the request's
     needs = frozenset({"q"})
     grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
     variants = ({}, {"max_p": 1.0})
-
-    def __post_init__(self) -> None:
-        self.check(0 < self.max_p <= 1 and self.temperature > 0, "max_p lies in (0, 1], the temperature above 0")
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  KL(p_j || q_j) <= tau  and  max p_j <= max_p
@@ -147,16 +142,13 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
     which stay the target's decision, and tokens that top-k or top-p forbid the target (p = 0).
     """
 
-    w: float = 1.0  # weight of the target in [0, 1]; 1 is strict and the published default
+    w: Share = 1.0  # weight of the target in [0, 1]; 1 is strict and the published default
     # What stands in place of a refused token in greedy requests; nu may prefer a token that neither model does.
     replacement: Literal["argmax_p", "argmax_nu"] = "argmax_p"
     superset: bool = True  # strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match
     needs = frozenset({"q"})
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
     variants = ({}, {"superset": False, "replacement": "argmax_nu"})
-
-    def __post_init__(self) -> None:
-        self.check(0 <= self.w <= 1, "w lies in [0, 1] (1 is strict), replacement is 'argmax_p' or 'argmax_nu'")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.w == 1:  # rounding can make two probabilities equal whose logits are not
@@ -195,18 +187,12 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     """
 
     theta: float = 0.3  # undecided from here on: nats for "top3", share of ln V for "normalised"; above ln 3 (1) strict
-    window: int = 6  # matches that have to follow the mismatch, in tokens
+    window: Natural = 6  # matches that have to follow the mismatch, in tokens
     strict_window: bool = True  # the window must fit the block (its last `window` positions are strict), or is cut
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
-    p_min: float = 0.0  # smallest target probability of a tolerated token; the published rule has no floor
+    p_min: Annotated[float, Between(0, 1, below=True)] = 0.0  # smallest p(x); none is published
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
     variants = ({}, {"window": 0}, {"window": 2}, {"window": 2, "strict_window": False})
-
-    def __post_init__(self) -> None:
-        self.check(
-            self.window >= 0 and 0 <= self.p_min < 1,
-            "the window is 0 or more tokens, the entropy 'top3' or 'normalised', p_min in [0, 1)",
-        )
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
@@ -229,8 +215,8 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     """
 
     gamma: float = 0.05  # entropy above which the target counts as undecided, as a share of ln V; 1 is strict
-    k: int = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route
-    window: int = 4  # following positions among which mismatches are counted; fewer at the end of a draft
+    k: Natural = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route
+    window: Count = 4  # following positions among which mismatches are counted; fewer at the end of a draft
     tau_c: float = 0.25  # largest share of mismatches in the window that counts as calm; below 0 closes this route
     con_requires_topk: bool = False  # plausible and calm (the authors' text), or either (the authors' equation)
     full_window: bool = False  # True: a window that the draft does not fill is never calm
@@ -238,9 +224,6 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     alternative = "'fly'"
     grid = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.02, 0.01, 0.005)
     variants = ({}, {"con_requires_topk": True}, {"tau_c": 0.0}, {"k": 2})
-
-    def __post_init__(self) -> None:
-        self.check(self.k >= 0 and self.window >= 1, "k is 0 or more, the window 1 token or more")
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))

@@ -15,7 +15,7 @@ from torch import Tensor
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.rule import Context, Rule, State
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Amount, Natural, Positive, UserError
 
 STRIDE = 1 << 31  # the key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary
 CAPACITY = 1 << 16  # pairs that a table holds unless told otherwise: 1.5 MB
@@ -126,18 +126,15 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
     is one of the lossless test, and z are the processed logits.
     """
 
-    tau_c: float = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
-    min_count: int = 6  # the paper's lambda: a pair is known after more refusals than this
+    tau_c: Positive = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
+    min_count: Natural = 6  # the paper's lambda: a pair is known after more refusals than this
     table: Literal["frozen", "online"] = "frozen"  # counts from calibration only; or they go on (the paper)
     counts: str | Path | PairCounts | None = None  # a file, or a table; an online one may begin with nothing
     grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
     variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
 
     def __post_init__(self) -> None:
-        self.check(
-            self.tau_c > 0 and self.min_count >= 0,
-            "tau_c lies above 0 (above 1 is strict), min_count is 0 or more, the table 'frozen' or 'online'",
-        )
+        super().__post_init__()
         if self.table == "frozen" and self.counts is None:
             raise UserError(
                 "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
@@ -209,14 +206,11 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.
     """
 
-    budget: float = 2.0  # logits (nats) that one request may spend; 0 is strict
+    budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     counters = ("spent",)
     grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
-
-    def __post_init__(self) -> None:
-        self.check(self.budget >= 0, "the budget is 0 or more logits, and 0 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch

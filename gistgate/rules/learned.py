@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.rule import Context, Rule, State, kept_probs
+from gistgate.core.utils import Amount, Natural, Risk, Share
 from gistgate.rules.divergence import Ensemble
 
 
@@ -17,12 +18,9 @@ from gistgate.rules.divergence import Ensemble
 class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
     """AutoJudge (arXiv 2504.20039): accept where P(harm) = 1 - P(meaning kept) <= risk, by a calibrated gate."""
 
-    risk: float = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    risk: Risk = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
     grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
     needs = frozenset({"gate"})
-
-    def __post_init__(self) -> None:
-        self.check(self.risk <= 1, "a probability is at most 1, and below 0 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         return 1 - kept_probs(block, self.id) <= self.risk
@@ -36,12 +34,9 @@ class Judge(Rule, id="judge", knob="delta", looser="down"):
     trained on spans: tokens before an error are labelled fine, those of the wrong span are not.
     """
 
-    delta: float = 0.5  # probability that a tolerated token has to exceed; 1 is strict
+    delta: Amount = 0.5  # probability that a tolerated token has to exceed; 1 is strict
     needs = frozenset({"gate"})
     grid = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-
-    def __post_init__(self) -> None:
-        self.check(self.delta >= 0, "a probability is at least 0, and 1 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         probs_BK = kept_probs(block, self.id)
@@ -56,8 +51,8 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     rule equals `autojudge`.
     """
 
-    risk: float = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
-    w: float = 0.3  # weight of the target in the mixture, in [0, 1]; 1 is strict
+    risk: Risk = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    w: Share = 0.3  # weight of the target in the mixture, in [0, 1]; 1 is strict
     grid = AutoJudge.grid
     variants = ({}, {"w": 0.1}, {"w": 0.5})
     needs = AutoJudge.needs | Ensemble.needs
@@ -65,7 +60,7 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     alternative = "'ensemble'"
 
     def __post_init__(self) -> None:
-        self.check(self.risk <= 1 and 0 <= self.w <= 1, "risk is at most 1 (below 0 is strict), w lies in [0, 1]")
+        super().__post_init__()
         _ = self.mixture  # made here: a compiled round makes no rules
 
     @cached_property
@@ -99,21 +94,14 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     larger kappa is named, it is uncertified.
     """
 
-    risk: float = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost
-    kappa: float = 0.0  # probability of harm that the full cost adds; at 0 costs change nothing
-    limit: float = 1.0  # largest tolerated probability of harm: set it to what calibration allowed
+    risk: Risk = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost
+    kappa: Amount = 0.0  # probability of harm that the full cost adds; at 0 costs change nothing
+    limit: Share = 1.0  # largest tolerated probability of harm: set it to what calibration allowed
     upload: Literal["all", "mismatch"] = "all"  # draft states that are sent; only the byte counter depends on it
-    width: int = 2048  # numbers in one draft state
+    width: Natural = 2048  # numbers in one draft state
     needs = frozenset({"gate"})
     counters = ("uplink_bytes",)
     grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
-
-    def __post_init__(self) -> None:
-        self.check(
-            self.risk <= 1 and self.kappa >= 0 and 0 <= self.limit <= 1 and self.width >= 0,
-            "the risk is at most 1 (below 0 is strict), kappa and width are 0 or more, the limit lies in [0, 1], "
-            "upload is 'all' or 'mismatch'",
-        )
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """What a round costs each request."""

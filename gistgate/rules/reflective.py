@@ -18,7 +18,7 @@ from gistgate.core.reader import Reader, counts_slots, left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Context, Exact, Rule, State
 from gistgate.core.session import DecoderParts, Verifier
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Natural, Share, UserError
 from gistgate.rules.thresholds import Typical
 
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
@@ -126,22 +126,15 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
     Not monotone position by position: at a larger alpha a third token can overtake the drafted one.
     """
 
-    alpha: float = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
+    alpha: Share = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
     # What judges z_mix: the lossless test, or typical acceptance as published (the same when greedy).
     base: Literal["exact", "typical"] = "exact"
     # Both readings in one forward, always; or a forward of its own, only where the first one differs.
     mode: Literal["joint", "second"] = "joint"
     prompt: str = PROMPT  # what the target reads between draft and second copy
-    tail: int = 16  # last tokens of the text that are repeated before the second copy
+    tail: Natural = 16  # last tokens of the text that are repeated before the second copy
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
     variants = ({}, {"mode": "second"})
-
-    def __post_init__(self) -> None:
-        self.check(
-            0 <= self.alpha <= 1 and self.tail >= 0,
-            "alpha lies in [0, 1] (0 is strict), tail is 0 or more, the base 'exact' or 'typical', the mode 'joint' or "
-            "'second'",
-        )
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
         """What is read between the draft and its second copy."""

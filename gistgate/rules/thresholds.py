@@ -14,18 +14,15 @@ from torch import Tensor
 
 from gistgate.core.block import Block
 from gistgate.core.rule import Context, Rule, State, allowed, own_token, target_draw
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Amount, Count, Logits, Positive, PositiveShare, Share, UserError
 
 
 @dataclass(frozen=True)
 class Prob(Rule, id="prob", knob="r", looser="down"):
     """Accept where p(x) >= r."""
 
-    r: float = 0.1  # smallest target probability of a tolerated draft token
+    r: PositiveShare = 0.1  # smallest target probability of a tolerated draft token; 1 is strict
     grid = (0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
-
-    def __post_init__(self) -> None:
-        self.check(0 < self.r <= 1, "a probability threshold lies in (0, 1], where 1 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         return block.draft_logprob >= math.log(self.r)
@@ -35,11 +32,8 @@ class Prob(Rule, id="prob", knob="r", looser="down"):
 class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
     """Accept where p(x) / p(t*) >= r."""
 
-    r: float = 0.3  # smallest ratio of the draft token's probability to the best token's
+    r: PositiveShare = 0.3  # smallest ratio of the draft token's probability to the best token's; 1 is strict
     grid = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
-
-    def __post_init__(self) -> None:
-        self.check(0 < self.r <= 1, "a ratio lies in (0, 1], where 1 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.r == 1:  # neither a tie with t* nor, when sampling, t* itself is a reason to overrule the strict test
@@ -51,11 +45,8 @@ class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
 class TopK(Rule, id="top-k", knob="k", looser="up"):
     """Accept where x is among the target's k most probable tokens."""
 
-    k: int = 2  # rank, counted from 1, that is still tolerated; 1 is strict
+    k: Count = 2  # rank, counted from 1, that is still tolerated; 1 is strict
     grid = (2, 3, 4, 5, 6, 8, 10, 15, 20)
-
-    def __post_init__(self) -> None:
-        self.check(self.k >= 1, "at least the best token must count, and 1 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         return (block.draft_rank < self.k) if self.k > 1 else block.strict
@@ -65,12 +56,9 @@ class TopK(Rule, id="top-k", knob="k", looser="up"):
 class Random(Rule, id="random", knob="rate", looser="up"):
     """The blind control: accept each mismatch with probability `rate`, reproducibly for the request's seed."""
 
-    rate: float = 0.1  # share of mismatches tolerated; 0 is strict, 1 keeps every draft token
+    rate: Share = 0.1  # share of mismatches tolerated; 0 is strict, 1 keeps every draft token
     grid = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
     needs = frozenset({"uniforms"})
-
-    def __post_init__(self) -> None:
-        self.check(0 <= self.rate <= 1, "a share lies in [0, 1], where 0 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         assert block.uniforms is not None
@@ -88,21 +76,14 @@ class Typical(Rule, id="typical", knob="scale", looser="down"):
     looser everywhere. The knob multiplies both.
     """
 
-    scale: float = 1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
-    eps: float = 0.09  # probability that is always enough (form "medusa")
-    delta: float = 0.3  # share of exp(-H), the probability of each of equally likely tokens, that is enough ("medusa")
+    scale: Amount = 1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
+    eps: PositiveShare = 0.09  # probability that is always enough (form "medusa")
+    delta: Positive = 0.3  # share of exp(-H), the probability of equally likely tokens, that is enough ("medusa")
     form: Literal["medusa", "ascend"] = "medusa"
     superset: bool = True  # strict OR typical; False, as published, can refuse what exact sampling accepts
     greedy: Literal["exact", "raw"] = "exact"  # greedy requests: the argmax alone, or judged by p at temperature 1
     grid = (5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
     variants = ({"greedy": "raw"}, {"greedy": "raw", "form": "ascend"})
-
-    def __post_init__(self) -> None:
-        self.check(
-            self.scale >= 0 and 0 < self.eps <= 1 and self.delta > 0,
-            "scale is 0 or more, eps a probability above 0, delta above 0, the form 'medusa' or 'ascend', greedy "
-            "'exact' or 'raw'",
-        )
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.greedy and self.greedy == "exact":
@@ -130,13 +111,10 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
     probable as under the target. Greedy requests have no such ratio.
     """
 
-    lenience: float = 0.5  # l in (0, 1]; 1 is strict
+    lenience: PositiveShare = 0.5  # l in (0, 1]; 1 is strict
     temperatures = "sampled"
     alternative = "'prob-ratio'"
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-
-    def __post_init__(self) -> None:
-        self.check(0 < self.lenience <= 1, "it lies in (0, 1], where 1 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.greedy:  # undefined; the decoder refuses such a request
@@ -154,13 +132,10 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
     draft, though with fewer accepted tokens than the strict test. Therefore the rule replaces that test.
     """
 
-    acc: float = 1.0  # what p(x) is divided by before the draw, in (0, 1]; 1 is lossless; without effect when greedy
-    single: float = 1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless
+    acc: PositiveShare = 1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
+    single: PositiveShare = 1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless
     superset = False
     grid = (0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01)
-
-    def __post_init__(self) -> None:
-        self.check(0 < self.acc <= 1 and 0 < self.single <= 1, "both lie in (0, 1], and both at 1 are lossless")
 
     def accept(self, block: Block, state: State) -> Tensor:
         p_BK = block.draft_logprob.exp()
@@ -194,11 +169,8 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
     the lossless test at every temperature.
     """
 
-    theta: float = 0.9  # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
+    theta: Logits = 0.9  # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
     grid = (0.99, 0.98, 0.97, 0.95, 0.92, 0.9, 0.87, 0.83, 0.8, 0.7, 0.5, 0.0)
-
-    def __post_init__(self) -> None:
-        self.check(not math.isnan(self.theta), "theta is a ratio of logits, where 1 is strict for positive logits")
 
     def accept(self, block: Block, state: State) -> Tensor:
         first_BK, second_BK = two_best(block)
@@ -212,11 +184,8 @@ class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
     The difference is that of ln p at the request's temperature: halving the temperature doubles it.
     """
 
-    margin: float = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
+    margin: Logits = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
     grid = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-    def __post_init__(self) -> None:
-        self.check(not math.isnan(self.margin), "the margin is a difference of logits in nats, below 0 strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         first_BK, second_BK = two_best(block)
@@ -276,21 +245,14 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     p(x) >= (1 - delta) p(t*). From 0 (strict) to 1 (top k alone) both modes loosen.
     """
 
-    delta: float = 0.6  # how far below the best token a tolerated one may lie, see mode; 0 is strict
-    k: int = 10  # rank, counted from 1, that is still tolerated; 1 is strict
+    delta: Share = 0.6  # how far below the best token a tolerated one may lie, see mode; 0 is strict
+    k: Count = 10  # rank, counted from 1, that is still tolerated; 1 is strict
     mode: Literal["diff", "ratio"] = "diff"
     scope: Literal["think", "all"] = "think"  # only between the markers, or everywhere (models that do not think)
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     variants = ({}, {"mode": "ratio"}, {"k": 3}, {"k": 3, "mode": "ratio"})
-
-    def __post_init__(self) -> None:
-        self.check(
-            0 <= self.delta <= 1 and self.k >= 1,
-            "delta lies in [0, 1] (0 is strict), k is 1 or more, the mode 'diff' or 'ratio', the scope 'think' or "
-            "'all'",
-        )
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """Where the think markers are; of no interest where the rule applies everywhere."""

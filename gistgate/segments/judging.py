@@ -25,7 +25,7 @@ from gistgate.core.reader import Reader, context_of, left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Rule, State, own_token
 from gistgate.core.session import GateLike, Observer
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Amount, PositiveShare, UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
 
@@ -37,16 +37,13 @@ GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 class SegmentRule(Rule, id="segment", knob="threshold", looser="down", needs=frozenset({"gate"}), grid=GRID):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
-    threshold: float = 0.9  # least opinion; 1 leaves refused segments to a token gate, above 1 refuses all
+    threshold: Amount = 0.9  # least opinion; 1 leaves refused segments to a token gate, above 1 refuses all
     shortcut: Literal["none", "top2"] = "none"  # top2: passes when all its tokens are the target's two most probable
     partial: bool = True  # of a refused segment the tokens up to the first refused one stay; False drops all of it
-    ratio: float = 1.0  # inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict
+    ratio: PositiveShare = 1.0  # in a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict
 
     def __post_init__(self) -> None:
-        self.check(
-            self.threshold >= 0 and 0 < self.ratio <= 1,
-            "threshold is 0 or more (above 1 is strict), ratio in (0, 1] (1 is strict), shortcut none or top2",
-        )
+        super().__post_init__()
         if self.ratio < 1 and not self.partial:
             raise UserError("segment: ratio lets tokens of a refused segment stay, partial=False none. Leave one away.")
 

@@ -18,10 +18,26 @@ from pipeline.paths import REPORTS, TASKS
 from pipeline.report.summary import STRICT, Results, Summary
 
 UNKNOWN = "–"
-COLUMNS = (
-    "method", "K", "knob", "bound", "accuracy", "difference", "tau", "loose/100", "vs plain", "per token", "vs strict",
-    "vs static", "vs assisted", "vs lookup", "capped", "tokens", "adversarial",
-)  # fmt: skip
+COLUMNS = {
+    "method": "method",
+    "K": None,
+    "knob": None,
+    "bound": "certified bound, points",
+    "accuracy": None,
+    "difference": "accuracy difference, points",
+    "tau": "mean accepted length",
+    "loose/100": None,
+    "vs plain": "speed to plain",
+    "per token": "speed per token to plain",
+    "vs strict": None,
+    "vs static": "speed to `generate`, static cache, compiled",
+    "vs assisted": "speed to assisted",
+    "vs lookup": "speed to prompt lookup",
+    "capped": "capped (strict), %",
+    "tokens": "tokens (strict)",
+    "adversarial": "adversarial: differing, opened, length, capped",
+}
+"""Columns of the report's table, and what the README's table calls those that it has too."""
 SPEEDS = ("vs_plain", "per_token", "vs_strict", "vs_static", "vs_assisted", "vs_lookup")
 """Speeds of a method, in the order of their columns."""
 
@@ -81,12 +97,16 @@ def speed(ratio: dict[str, float] | None) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """A caption and the table, without columns of which nothing is known and without padding."""
+    """A caption and the README's table, without columns of which nothing is known and without padding."""
     found = rows(summary)
-    places = [place for place in range(len(COLUMNS)) if any(row[place] != UNKNOWN for row in found)]
-    ruler = ("---", *["---:"] * (len(COLUMNS) - 1))
-    lines = [" | ".join(line[place] for place in places) for line in (COLUMNS, ruler, *found)]
-    return f"{caption(summary)}\n\n" + "\n".join(f"| {line} |" for line in lines)
+    columns = [
+        (place, title)
+        for place, title in enumerate(COLUMNS.values())
+        if title is not None and any(row[place] != UNKNOWN for row in found)
+    ]
+    lines = [[title for _, title in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    lines += [[row[place] for place, _ in columns] for row in found]
+    return f"{caption(summary)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def html(summary: Summary) -> str:
@@ -96,7 +116,7 @@ def html(summary: Summary) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
 
     body = "\n".join(line(row, "td") for row in rows(summary))
-    return f"<table>\n{line(COLUMNS, 'th')}\n{body}\n</table>"
+    return f"<table>\n{line(tuple(COLUMNS), 'th')}\n{body}\n</table>"
 
 
 def caption(summary: Summary) -> str:

@@ -16,25 +16,10 @@ from typing import Any
 import torch
 
 from pipeline.decode import load_task, read_prompts, task_parts
+from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
 from pipeline.labels.rollouts import Cost, report_costs
-from pipeline.labels.schema import (
-    LABEL_FOLDER,
-    LABELS,
-    MISMATCH_FOLDER,
-    MISMATCHES,
-    REFERENCE,
-    Policy,
-    Table,
-    checked,
-    concatenated,
-    num_rows,
-    pack,
-    picked,
-    read_records,
-    read_references,
-)
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
@@ -43,19 +28,19 @@ from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 def main(name: str) -> None:
     params = read_params()
     shards = shards_of(params, name)
-    count = len(shard_files(MISMATCH_FOLDER / name))
+    count = len(shard_files(schema.MISMATCH_FOLDER / name))
     missing = shards.missing(count)
     side_by_side(labelling, (params, name), missing, params.decoding.workers, f"label, {name}", "shard")
     if not is_first():
         return
     report_costs(shards.folder, f"label-{name}", count)
-    found = concatenated([records for records, _ in read_records(shards.folder, LABELS)])
-    shards.publish(count, LABEL_FOLDER / name, rates(found))
+    found = schema.concatenated([records for records, _ in schema.read_records(shards.folder, schema.LABELS)])
+    shards.publish(count, schema.LABEL_FOLDER / name, rates(found))
 
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *task_parts(params)]
+    files = [schema.MISMATCH_FOLDER / name, schema.REFERENCE, *pair_files(params.pair), *task_parts(params)]
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)
     return Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
@@ -67,14 +52,14 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
     torch.set_grad_enabled(False)
     engine = engine_of(params)
     pair = load_pair(params, weights=engine is None)
-    task, prompts, references = load_task(params), read_prompts("train"), read_references()
-    shards, found = shards_of(params, name), read_records(MISMATCH_FOLDER / name, MISMATCHES)
-    sizes = [num_rows(records) for records, _ in found]
-    chosen = chosen_rows(concatenated([records for records, _ in found]), params).split(sizes)
+    task, prompts, references = load_task(params), read_prompts("train"), schema.read_references()
+    shards, found = shards_of(params, name), schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
+    sizes = [schema.num_rows(records) for records, _ in found]
+    chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
 
-    def produce(index: int) -> Table:
+    def produce(index: int) -> schema.Table:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
-        records = {column: values for column, values in records.items() if column in MISMATCHES}
+        records = {column: values for column, values in records.items() if column in schema.MISMATCHES}
         tools = tools_of(params, pair, task, prompts, references, cost, engine)
         # Several shards may be under way, so that their bars say which they are.
         title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
@@ -82,20 +67,20 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
         labels = labeller.label(records, texts, chosen[index])
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
-        return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
+        return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
-def rates(labels: Table) -> dict[str, Any]:
+def rates(labels: schema.Table) -> dict[str, Any]:
     """For each policy: rows, the share that greedy rollouts keep, and the mean label of the others."""
     found = {}
-    for policy in Policy:
-        rows = picked(labels, labels["policy"] == policy)
-        if num_rows(rows):
+    for policy in schema.Policy:
+        rows = schema.picked(labels, labels["policy"] == policy)
+        if schema.num_rows(rows):
             unsure = rows["kept"][rows["greedy_kept"] == 0]
             found[policy.name.lower()] = {
-                "rows": num_rows(rows),
+                "rows": schema.num_rows(rows),
                 "greedy_kept": float(rows["greedy_kept"].float().mean()),
                 "kept_of_others": float(unsure.mean()) if len(unsure) else None,
             }

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.core import attention, reader
+from gistgate.core import attention
 from gistgate.core.attention import (
     MOST,
     OWN_CHOICE,
@@ -22,7 +21,6 @@ from gistgate.core.attention import (
     attend_to_few,
     fused_on_cpu,
     keep_freed_memory,
-    pays,
     unplanned,
 )
 from gistgate.core.reader import Reader
@@ -94,28 +92,6 @@ def test_only_forwards_of_a_reader_use_it_and_the_choice_of_a_model_stays(monkey
     assert len(chosen) == model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize(
-    ("num", "dtype", "is_ours"),
-    [
-        (1, torch.float32, False),
-        (2, torch.float32, True),
-        (1, torch.bfloat16, True),
-        (MOST, torch.bfloat16, True),
-        (MOST + 1, torch.float32, False),
-    ],
-)
-def test_the_kernel_stays_where_it_is_faster(monkeypatch, num, dtype, is_ours):
-    asked = []
-    monkeypatch.setitem(
-        attention.ALL_ATTENTION_FUNCTIONS._global_mapping,
-        attention.FEW,
-        lambda *given, **more: asked.append(num) or attend_to_few(*given, **more),
-    )
-    model = tiny_model("llama").to(dtype)
-    Reader(model, 1).read(torch.ones(1, num, dtype=torch.long), None, 1)
-    assert bool(asked) is is_ours is pays(num, dtype)
-
-
 def test_a_model_that_chose_otherwise_keeps_its_choice():
     config = LlamaConfig(
         vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
@@ -137,15 +113,6 @@ def test_kernels_that_plan_for_every_length_are_left_out_on_a_gpu_alone():
     assert [torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()] == usual
     with unplanned(tiny_model("llama")):
         assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_every_forward_of_the_eager_engine_leaves_them_out(monkeypatch):
-    seen = []
-    monkeypatch.setattr(reader, "unplanned", lambda _model: sdpa_kernel(attention.UNPLANNED))
-    model = tiny_model("llama")
-    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    Reader(model, 1).read(torch.ones(1, 3, dtype=torch.long), None, 1)
-    assert seen == [False] and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns large pieces at once")
@@ -178,12 +145,6 @@ def test_large_results_cost_no_page_faults_any_more():
     kept = faults("from gistgate.core.attention import keep_freed_memory; assert keep_freed_memory()")
     assert kept < PAGES // 20
     assert faults("") > PAGES // 2, "without it every page of every result is filled anew"
-
-
-@GLIBC
-def test_a_choice_of_the_user_stays():
-    before = "from gistgate.core.attention import keep_freed_memory; assert not keep_freed_memory()"
-    assert faults(before, MALLOC_MMAP_THRESHOLD_="65536") > PAGES // 2
 
 
 @pytest.mark.parametrize(("device", "libc"), [("cuda", "glibc"), ("cpu", "")])

@@ -20,24 +20,16 @@ from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers, Watch, continued
-from tests.rules.extremes import LOOSE, LOSSLESS, OPEN, combinations
+from tests.rules.extremes import LOOSE, LOSSLESS, combinations
 from tests.tiny import byte_tokenizer
 
-counts = st.integers(0, 1000)
-statistics = st.builds(
-    Statistics,
-    *[counts] * 6,
-    st.dictionaries(st.integers(0, 16), counts, max_size=4),
-    st.dictionaries(st.sampled_from(["draft", "verify", "accept", "total"]), st.integers(0, 9).map(float)),
-)
 
-
-@given(a=statistics, b=statistics)
-def test_sums_and_the_way_through_json(a: Statistics, b: Statistics):
+def test_sums_and_the_way_through_json():
+    a = Statistics(3, 4, 1, 2, 3, 9, {4: 1, 1: 2}, {"draft": 1.0, "total": 3.0})
+    b = Statistics(1, 2, 0, 0, 1, 3, {1: 1, 2: 1}, {"draft": 2.0}, {"spent": 0.5})
     both = a + b
-    assert both.tokens == a.tokens + b.tokens and both.forwards == a.forwards + b.forwards
-    assert sum(both.histogram.values()) == sum(a.histogram.values()) + sum(b.histogram.values())
-    assert sum(both.seconds.values()) == sum(a.seconds.values()) + sum(b.seconds.values())
+    assert (both.tokens, both.forwards, both.histogram) == (a.tokens + b.tokens, 4, {4: 1, 1: 3, 2: 1})
+    assert (both.seconds, both.extra) == ({"draft": 3.0, "total": 3.0}, {"spent": 0.5})
     assert Statistics.from_dict(json.loads(json.dumps(both.as_dict()))) == both
     untimed = both.as_dict(timed=False)
     assert "seconds" not in untimed and Statistics.from_dict(untimed).tokens == both.tokens
@@ -133,30 +125,9 @@ def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, st
     assert (len(answer), finish) == end_of(tokens, 99, [stop])
 
 
-@pytest.mark.parametrize(
-    "new, room, expected",
-    [
-        ("ab", 9, (2, None)),
-        ("ab", 2, (2, "length")),
-        ("abc", 2, (2, "length")),
-        ("a.b", 9, (2, "stop")),
-        ("a.b", 2, (2, "stop")),
-        ("a.b", 1, (1, "length")),
-        ("", 9, (0, None)),
-    ],
-)
-def test_the_first_end_counts(new: str, room: int, expected: tuple[int, str | None]):
-    assert Stop(room + 3, (EOS,), ["."], TOKENIZER).cut(ids_of("xyz"), ids_of(new)) == expected
-
-
-def test_eos_stays_and_wins_at_the_limit_and_a_stop_reaches_over_two_blocks():
-    stop = Stop(3, (EOS,))
-    assert [stop.cut([], ids) for ids in ([7, EOS, 8], [7, 8, EOS])] == [(2, "eos"), (3, "eos")]
-    assert stop.cut([], [7, 8, 9, EOS]) == (3, "length")
+def test_a_stop_may_be_a_special_token():
     stop = Stop(99, (), ["Question:", TOKENIZER.eos_token], TOKENIZER)
-    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion: how")) == (4, "stop")
-    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion, how")) == (8, None)
-    assert stop.cut([], [*ids_of("a"), EOS, 7]) == (2, "stop"), "a special token"
+    assert stop.cut([], [*ids_of("a"), EOS, 7]) == (2, "stop")
 
 
 @pytest.mark.parametrize(
@@ -239,27 +210,6 @@ def test_seconds_and_forwards_are_those_that_were_spent():
         assert seconds["total"] >= seconds["draft"] + seconds["verify"] + seconds["accept"] > 0
 
 
-@pytest.mark.parametrize(
-    "rule_id, greedy",
-    # whether a second reading likes the draft is up to the model
-    [(name, greedy) for name, greedy, with_q in combinations() if with_q and name in OPEN.keys() - {"reflective"}],
-)
-def test_an_open_rule_keeps_every_draft_token(rule_id: str, greedy: bool):
-    """The target only adds bonus tokens, and the draft's text is its own."""
-
-    class Always(HalfGate):
-        def __call__(self, block: Any) -> torch.Tensor:
-            return torch.full(block.draft_ids.shape, 0.5)
-
-    target, draft = pair("llama", noise=0.3)
-    rule = make_rule(rule_id, **OPEN[rule_id])
-    decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=Always())
-    for answer in continued(decoder, BATCH, NUM, sampling=Sampling(0.0 if greedy else 1.0)):
-        assert answer.statistics.histogram == {4: 4, 3: 1}  # 4 * (4 + 1) + (3 + 1) = 24
-        assert answer.statistics.own == 5 and answer.statistics.loose > 0
-        check_counters(answer, 4)
-
-
 def test_added_tokens_of_the_tokenizer_are_never_loose():
     """Chat, think and tool markers, whoever builds the decoder."""
     tokenizer = byte_tokenizer()
@@ -294,13 +244,3 @@ def test_the_first_token_of_an_answer_is_the_target_s_and_a_text_that_goes_on_ha
     assert corrected, "the draft must have begun at least one answer in another way"
     assert all(Reason.OWN not in answer.reasons[1:5] for answer in corrected)
     assert any(answer.reasons[0] == Reason.LOOSE for answer in continued(decoder, BATCH, NUM))
-
-
-def test_a_gate_is_asked_only_by_a_rule_that_needs_it():
-    class Broken(HalfGate):
-        def __call__(self, block: Any) -> torch.Tensor:
-            raise AssertionError("not to be called")
-
-    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, gate=Broken())
-    assert decoder.parts.layers == frozenset()
-    assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == TEXTS[0]

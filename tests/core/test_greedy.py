@@ -64,17 +64,6 @@ def test_plain_decoding_without_a_draft(kind: str):
         assert all(set(answer.reasons) == {Reason.OWN} for answer in answers)
 
 
-def test_a_round_in_which_nothing_is_found_gives_one_plain_token():
-    """No token repeats, so that lookup has nothing to copy."""
-    prompt, text = BATCH[0], greedy("llama", tuple(BATCH[0]), NUM)
-    until = next(num for num in range(NUM) if text[num] in [*prompt, *text[:num]])
-    assert len(set(prompt)) == len(prompt) and until >= 3
-    decoder = Decoder(pair("llama")[0], PromptLookup(), make_rule("exact"), 8)
-    [answer] = decoder.generate([prompt], max_new_tokens=until)
-    assert answer.ids == text[:until]
-    assert answer.statistics.histogram == {0: until} and answer.statistics.draft_forwards == 0
-
-
 @pytest.mark.parametrize("block", [1, 4, 16])
 def test_a_perfect_draft_is_kept_whole(block: int):
     target = pair("llama")[0]

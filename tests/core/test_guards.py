@@ -22,7 +22,6 @@ from gistgate.core.guards import (
     Watched,
     fit,
     narrowed,
-    on_the_text,
     step,
     strictest,
 )
@@ -32,7 +31,6 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
-from tests.blocks import SURE, block
 from tests.core.watching import HalfGate
 
 LENGTH = 120
@@ -159,16 +157,6 @@ def test_a_loop_of_the_target_is_logged_as_its_own():
     assert guarded_in_words(Statistics(extra=extra), ["loop"]).endswith("; the answer ends in a loop")
 
 
-def test_rows_are_guarded_one_by_one():
-    parts = wandering(), ModelDrafter(circling()), make_rule("prob", r=1e-30), 16
-    together, batch = Decoder(*parts, guards=[LoopGuard(window=20)]), prompts(3, 9, 5, vocabulary=VOCABULARY)
-    both = together.generate(batch, max_new_tokens=60)
-    alone = [together.generate([prompt], max_new_tokens=60)[0] for prompt in batch]
-    assert any(row.statistics.extra.get("loop_alarms") for row in both)
-    assert [row.ids for row in both] == [row.ids for row in alone]
-    assert [row.statistics.extra for row in both] == [row.statistics.extra for row in alone]
-
-
 WIDTH = 32
 """Width of the tiny models."""
 BATCH = prompts(5, 9, 2)
@@ -187,13 +175,6 @@ def test_usual_states_lie_at_distance_one_and_strange_ones_beyond():
     assert known.distance(seen[:3][None]).shape == (1, 3)
 
 
-def test_without_all_directions_the_others_share_a_variance():
-    states = torch.randn(5, 12, generator=torch.Generator().manual_seed(2))  # five states span four directions
-    mean, basis, variances = fit(states, directions=64)
-    assert basis.shape == (4, 12) and variances.shape == (5,) and (variances > 0).all()
-    assert torch.allclose(basis @ basis.T, torch.eye(4), atol=1e-4) and mean.shape == (12,)
-
-
 def test_with_all_directions_it_is_the_mahalanobis_distance():
     chance = torch.Generator().manual_seed(1)
     states = torch.randn(500, 4, generator=chance) @ torch.randn(4, 4, generator=chance)
@@ -201,11 +182,6 @@ def test_with_all_directions_it_is_the_mahalanobis_distance():
     x = (point - states.mean(0)).double()
     exact = x @ torch.linalg.inv(torch.cov(states.T.double())) @ x / 4
     assert known.distance(point).item() == pytest.approx(exact.item(), rel=1e-3)
-
-
-def test_only_states_on_the_text_count():
-    one = block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 3, 2])
-    assert on_the_text(one).tolist() == [[True, True, False, False]]
 
 
 def test_the_bet_gains_by_many_loose_tokens_and_loses_by_few():
@@ -272,18 +248,6 @@ def test_too_many_loose_tokens_close_the_rest():
     for row in caught:
         first = row.reasons.index(Reason.LOOSE)
         assert Reason.LOOSE not in row.reasons[first + 5 :]  # the block of four and the target's token behind it
-
-
-def test_a_row_with_several_paths_counts_once():
-    """A tree's paths come as rows of a block that belong to one text."""
-    one = block(SURE[0], SURE[1], draft=[0], hidden={"post": torch.zeros(1, 2, WIDTH)})
-    paths = replace(one, draft_ids=one.draft_ids.repeat(3, 1), valid=one.valid.repeat(3, 1),
-                    logits=one.logits.repeat(3, 1, 1), hidden={"post": torch.zeros(3, 2, WIDTH)})  # fmt: skip
-    single, forked = Row(0, [1], 1), Row(0, [1], 1)
-    watch, rule = guard(far=0.0), make_rule("prob")
-    assert watch.verdicts(rule, one, [single]) == ["closed"]
-    assert watch.verdicts(rule, paths, [forked] * 3) == ["closed"] * 3
-    assert single.statistics.extra == forked.statistics.extra and single.statistics.extra["domain_rounds"] == 1
 
 
 def test_rows_are_watched_one_by_one():

@@ -167,19 +167,6 @@ def test_logits_of_the_subset_are_the_whole_model_s_and_all_others_are_impossibl
     assert after.shape == before.shape and torch.isneginf(after).all()
 
 
-def test_q_is_renormalised_and_only_the_subset_is_drawn():
-    uniforms = torch.rand(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ids = list(range(1, 259, 3))
-    drafter = ModelDrafter(subset(ids).apply(whole()))
-    drafter.start(2)
-    request = {"vocabulary": 259, "sampling": Sampling(1.0), "want_q": False, "uniforms": uniforms}
-    with torch.inference_mode():
-        draft = drafter.propose(prompts(5, 9), 4, **request)
-    torch.testing.assert_close(draft.q.sum(-1), torch.ones(2, 4))
-    assert set(draft.ids.flatten().tolist()) <= set(ids)
-    assert draft.q[..., [one for one in range(259) if one not in ids]].sum() == 0
-
-
 @pytest.mark.parametrize("ids", [[0, 2], [1, 2], [2]])
 def test_sampling_stays_lossless(ids):
     """Summed over all drafts from the subset and all numbers, the first token is distributed as p."""
@@ -206,10 +193,9 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
     assert identify_model(cut).fingerprint != fingerprint
     with pytest.raises(UserError, match=r"no nn\.Linear"):
         subset(range(9)).apply(cut)
-    for content in ('{"ids": [1]}', "[]", '{"ids": "words"}'):
-        (tmp_path / "bad.json").write_text(content)
-        with pytest.raises(UserError, match="is no draft vocabulary"):
-            Subset.load(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text('{"ids": "words"}')
+    with pytest.raises(UserError, match="is no draft vocabulary"):
+        Subset.load(tmp_path / "bad.json")
 
 
 def test_markers_that_are_not_special_are_always_in():
@@ -220,10 +206,3 @@ def test_markers_that_are_not_special_are_always_in():
     found = Subset.count(TEXTS, 10, tokenizer, wide, [2])
     assert set(markers) <= set(found.ids) and not set(markers) & set(tokenizer.all_special_ids)
     found.apply(wide, tokenizer)
-
-
-def test_markers_that_the_draft_does_not_have_are_not_asked_for():
-    tokenizer, draft = byte_tokenizer(), whole()
-    tokenizer.add_tokens(["<think>"], special_tokens=False)
-    found = Subset.count(TEXTS, 10, tokenizer, draft, [2, 300])
-    assert max(found.ids) < 259 and found.apply(draft, tokenizer).subset == found.digest

@@ -17,14 +17,10 @@ from gistgate.core.reader import (
     RowCache,
     context_of,
     has_window,
-    join_rows,
-    last_in_use,
     last_logits,
     left_padded,
     new_cache,
     num_ids,
-    right_aligned,
-    take_row,
 )
 from gistgate.core.request import check_prompts
 from gistgate.core.utils import UserError
@@ -64,47 +60,6 @@ def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.Monke
     assert ours.get_seq_length() == 4
 
 
-def test_selected_rows_go_on_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(GrowingLayer, "spare", 3)
-    cache, (keys, values), (more, _) = new_cache(), states(4), states(2, 1)
-    cache.update(keys, values, 0)
-    cache.layers[0].drop_last(1)
-    cache.layers[0].select(torch.tensor([1]))
-    got, _ = cache.update(more[1:], more[1:], 0)
-    assert torch.equal(got, torch.cat([keys[1:, :, :3], more[1:]], dim=2))
-
-
-def test_a_copied_row_does_not_change_when_the_cache_goes_on():
-    cache, (keys, values) = new_cache(), states(4)
-    cache.update(keys, values, 0)
-    row = take_row(cache, 1, torch.tensor([0, 2, 3]))
-    assert row.length == 3 and row.num_bytes == 2 * 3 * 3 * 4 * 4
-    cache.layers[0].drop_last(3)
-    cache.update(*states(3, 5), 0)
-    [(k, v)] = row.layers
-    assert torch.equal(k, keys[1][:, [0, 2, 3]]) and torch.equal(v, values[1][:, [0, 2, 3]])
-
-
-def test_rows_of_unequal_length_are_joined_to_the_right():
-    whole, (keys, values) = new_cache(), states(4)
-    whole.update(keys, values, 0)
-    rows = [take_row(whole, row, torch.arange(length)) for row, length in ((0, 4), (1, 2), (1, 4))]
-    joined, mask = join_rows(rows, [4, 2, 0]), right_aligned([4, 2, 0], keys.device)
-    assert mask is not None and mask.tolist() == [[True] * 4, [False, False, True, True], [False] * 4]
-    [layer] = joined.layers
-    assert torch.equal(layer.keys[0], keys[0]) and torch.equal(layer.values[1, :, 2:], values[1, :, :2])
-    assert not layer.keys[1, :, :2].any()
-    assert join_rows([RowCache([]), RowCache([])], [0, 0]).get_seq_length() == 0
-    assert right_aligned([3, 3], keys.device) is None
-
-
-def test_the_last_slots_in_use_are_found_behind_holes():
-    mask = torch.tensor([[True, False, True, True], [False, True, False, False]])
-    assert last_in_use(mask, 2)[0].tolist() == [2, 3] and last_in_use(mask, 3)[0].tolist() == [0, 2, 3]
-    assert last_in_use(mask, 2)[1, -1] == 1 and last_in_use(mask, 6).shape == (2, 6)
-    assert last_in_use(torch.ones(2, 0, dtype=torch.bool), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_reader_with_holes_predicts_like_one_without(kind: str):
@@ -117,16 +72,6 @@ def test_a_reader_with_holes_predicts_like_one_without(kind: str):
     assert reader.known == [6, 10]
     check_next(reader, model, [first, second])
     assert reader.known == [9, 14]
-
-
-@torch.inference_mode()
-def test_a_single_row_has_no_holes():
-    reader = Reader(pair("llama")[0], 1)
-    reader.read(torch.tensor([[5, 6, 7, 8]]), None, keep=4)
-    reader.keep(3, [1])
-    reader.read(torch.tensor([[5, 6]]), None, keep=1)
-    reader.keep(1, [0])
-    assert (reader.slots, reader.known, reader.mask) == (3, [3], None)
 
 
 @torch.inference_mode()
@@ -144,12 +89,6 @@ def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
     reader.admit([new, known], [RowCache([]), *memory.snapshot([0])], [0, 5])
     assert (reader.known, reader.slots) == ([7, 19, 8], 19)
     check_next(reader, model, [short, new, known])
-
-
-def test_rows_beside_those_that_have_read_nothing_wait_for_them():
-    reader, texts = Reader(pair("llama")[0], 2), prompts(4, 5, 3)
-    reader.admit(texts[2:], [RowCache([])], [0])
-    assert (reader.known, reader.slots, reader.unread(texts)) == ([0, 0, 0], 0, texts)
 
 
 @pytest.mark.parametrize(
@@ -264,13 +203,6 @@ def test_rows_equal_a_plain_forward(kind: str, lengths: tuple[int, ...]):
                 block.logits[row, : num + 1], plain.logits[0, len(text) - 1 :], atol=1e-3, rtol=0
             )
             assert all(block.hidden[name].shape[1] == block.logits.shape[1] for name in LAYERS)
-
-
-def test_only_what_was_asked_for_is_carried():
-    (target, draft), watch = pair("llama"), Watch(["pre"])
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=watch)
-    decoder.generate(prompts(5), max_new_tokens=6)
-    assert all(set(block.hidden) == {"pre"} for block, _, _ in watch.seen)
 
 
 def test_taps_are_taken_off_again_even_after_an_error():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.batches import PromptCache, decode_all, longest_first, read_ahead
+from gistgate.core.batches import PromptCache, decode_all, read_ahead
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
@@ -124,13 +124,6 @@ def test_guards_follow_their_rows():
     check_refilled(decoder_of("prob", {"r": 0.02}, guards=[LoopGuard(period=2, repeats=2, window=5)]))
 
 
-@pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": -1.0})])
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_closed_the_ids_are_those_of_the_target(rule: str, settings: dict[str, Any], batch_size: int):
-    answers = decode_all(decoder_of(rule, settings), MANY, batch_size=batch_size, max_new_tokens=NUM)
-    assert [answer.ids for answer in answers] == [greedy("llama", tuple(prompt), NUM) for prompt in MANY]
-
-
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_answers_that_leave_no_room_for_a_draft(num: int):
     """The draft model reads nothing while there is no room, and rows come in beside it all the same."""
@@ -208,17 +201,6 @@ def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
     assert 0 < usage.idle < 0.1
 
 
-def test_few_free_slots_wait_for_company():
-    queue = Queue([QueuedRow(Row(index, [1], 1)) for index in range(40)], 32)
-    assert len(queue.next(0)) == 32 and queue.next(32) == [] and queue.next(29) == []
-    assert [start.row.index for start in queue.next(28)] == [32, 33, 34, 35]
-    assert len(queue.next(0)) == 4 and queue.next(0) == []
-
-
-def test_longest_prompts_first():
-    assert longest_first([[1], [1, 2, 3], [1, 2], [4, 5, 6]]) == [1, 3, 2, 0]
-
-
 def test_a_refused_prompt_is_named_by_its_own_place():
     """Although the longest is decoded first."""
     for wrong, said in (([10**6], "Prompt 1 holds the token id"), ([], "Prompt 1 is empty")):
@@ -247,22 +229,9 @@ def watched(
         return [answer.ids for answer, _ in session.run()], held, longest
 
 
-def test_a_cache_is_no_longer_than_its_longest_row_has_been():
-    """Forty rows one after the other through four slots: without packing the cache would hold all of them."""
-    answers, held, _ = watched(prompts(*[6] * 40), 4, Stop(NUM, frozenset(ENDS)))
-    assert sum(map(len, answers)) > 4 * 60
-    assert max(held) <= 2 * (6 + NUM)
-
-
 def test_holes_are_given_back_while_no_row_leaves():
     """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
     batch = prompts(*[6] * 8)
     answers, held, longest = watched(batch, 8, Stop(60), noise=0.1)
     assert answers == [greedy("llama", tuple(prompt), 60) for prompt in batch]
     assert all(slots <= WASTE * text + 5 for slots, text in zip(held, longest, strict=True))
-
-
-def test_a_drafter_keeps_nothing_of_a_request():
-    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4)
-    decoder.generate(prompts(5, 6), max_new_tokens=8)
-    assert decoder.drafter.reader.slots == 0  # type: ignore[union-attr]

@@ -5,25 +5,19 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from gistgate.core.block import Block, Reason, Sampling
-from gistgate.core.decoder import LOCKS, Decoder, model_lock
-from gistgate.core.reader import Reader
-from gistgate.core.request import Slots
+from gistgate.core.block import Block, Sampling
+from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.measure import speed as timing
 from gistgate.rules import make_rule
-from tests.architectures import SIZES, greedy, pair, prompts, tiny_model
+from tests.architectures import SIZES, greedy, pair, prompts
 from tests.core.watching import continued
 
 BATCH = prompts(5, 9, 7)
 NUM = 10
-
-READING = 300.0
-"""Seconds that reading prompts beside a running batch takes on the clock of these tests; any other read takes one."""
 
 
 class StateGate:
@@ -49,67 +43,6 @@ def test_threads_do_not_read_each_others_states():
     with ThreadPoolExecutor(6) as pool:
         for _ in range(3):
             assert list(pool.map(answers, batches)) == alone
-
-
-def free(model: PreTrainedModel) -> bool:
-    """Whether a thread could decode with this model now."""
-    if (lock := LOCKS.get(model)) is None:
-        return True
-    if got := lock.acquire(blocking=False):
-        lock.release()
-    return bool(got)
-
-
-def test_only_the_same_models_wait():
-    target, draft = pair("llama")
-    other = tiny_model("llama")
-    # The same thread may ask again.
-    with model_lock([draft, target]), model_lock([target]), ThreadPoolExecutor(1) as pool:
-        assert list(pool.map(free, (target, draft, other))) == [False, False, True]
-    with ThreadPoolExecutor(1) as pool:
-        assert list(pool.map(free, (target, draft))) == [True, True]
-
-
-@pytest.mark.parametrize("joining", [1, 2])
-@pytest.mark.parametrize("drafter", ["model", "lookup"])
-def test_reading_a_prompt_beside_a_running_batch_is_the_time_of_its_row(
-    monkeypatch: pytest.MonkeyPatch, drafter: str, joining: int
-):
-    """Rows that end together leave their slots to as many others, which are read at once beside one that goes on."""
-    now, running = [0.0], []
-    read, admit = Reader.read, Reader.admit
-
-    def ticking(self: Reader, *given: Any, **named: Any) -> Any:
-        now[0] += 1
-        return read(self, *given, **named)
-
-    def slowly(self: Reader, *given: Any) -> None:
-        now[0] += READING
-        running.append(self.slots)
-        admit(self, *given)
-
-    monkeypatch.setattr("gistgate.core.session.perf_counter", lambda: now[0])
-    monkeypatch.setattr(Reader, "read", ticking)
-    monkeypatch.setattr(Reader, "admit", slowly)
-
-    short, long, *late = prompts(5, 17, 9, 6)
-    ends = greedy("llama", tuple(short), 20)[0]
-    assert ends not in greedy("llama", tuple(long), 20)
-    made: Any = ModelDrafter(pair("llama")[1]) if drafter == "model" else PromptLookup()
-    decoder = Decoder(pair("llama")[0], made, make_rule("exact"), 4)
-    batch = [*[short] * joining, long, *late[:joining]]
-    answers = decoder.generate(batch, max_new_tokens=20, eos_ids={ends}, slots=Slots(joining + 1))
-
-    models = 2 if drafter == "model" else 1
-    assert len(running) == models and all(running), "the late rows come in once, beside what both models have read"
-    seconds = [answer.statistics.seconds for answer in answers]
-    assert sum(one["total"] for one in seconds) == pytest.approx(now[0])
-    for one in seconds[: joining + 1]:
-        assert 0 < one["total"] < READING / 2
-    own = READING / joining
-    for one in seconds[joining + 1 :]:
-        assert own < one["verify"] < own + 20 and own * models < one["total"] < own * models + 6 * 20
-        assert own * (models - 1) <= one["draft"] < own * (models - 1) + 5 * 20
 
 
 def capped(rule: str = "exact", most: int | None = None, **settings: float) -> Decoder:
@@ -251,19 +184,3 @@ def test_what_generate_refuses_is_refused_of_remembered_texts_as_well():
             decoder.resume(memories, [(2, added)], [2 + len(added)], **{"max_new_tokens": 4, **request})
     with pytest.raises(UserError, match="not defined for greedy decoding"):
         decoder.having(rule=make_rule("lenience")).resume(memories, [(2, [3])], [3], max_new_tokens=4)
-
-
-def test_a_row_may_be_decided_early():
-    decoder, batch = decoder_of("llama", "model"), prompts(9, 4)
-    rows = decoder.resume(
-        decoder.remember(batch),
-        [(9, []), (4, [])],
-        [9, 4],
-        max_new_tokens=LENGTH,
-        is_decided=lambda row: "enough" if row.index == 1 and len(row.answer) >= 3 else None,
-    )
-    whole = decoder.generate(batch, max_new_tokens=LENGTH)
-    assert rows[0][0].ids == whole[0].ids and rows[0][0].finish == "length"
-    early = rows[1][0]
-    assert early.finish == "enough" and 3 <= len(early.ids) <= 7 and early.ids == whole[1].ids[: len(early.ids)]
-    assert early.reasons[-1] == Reason.OWN

@@ -6,10 +6,9 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.adaptive import UNPROVEN, AdaptiveDrafter, Costs, ModelOrTextDrafter, Option, Recent, speed
+from gistgate.drafters.adaptive import AdaptiveDrafter, Costs, ModelOrTextDrafter, Option, Recent, speed
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.models.build import Sources, make_drafter
 from gistgate.trees.drafter import TreeDrafter
@@ -41,11 +40,6 @@ def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
     assert [one.ids for one in answers] == wanted(kind, batch)
     counts = total([one.statistics for one in answers]).extra
     assert counts["choice_0"] and counts["choice_1"] and num_accepted(answers)
-
-
-def test_drafters_of_texts_alone_and_a_second_request():
-    drafter = AdaptiveDrafter([Option(SuffixDrafter()), Option(PromptLookup())], 1.05)
-    assert all([one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH) for _ in range(2))
 
 
 def test_sampled_requests_stay_reproducible_and_carry_probabilities():
@@ -147,29 +141,6 @@ def test_a_text_is_trusted_once_it_foretold_what_was_written():
     first = taken.index("choice_0")
     assert first > 0 and set(taken[:first]) == {"choice_1"} and set(taken[first:]) == {"choice_0"}
     assert drafter.rows[0].recent[0].rate > 0.5
-
-
-def test_a_text_that_foretells_nothing_is_never_taken():
-    """What is written is what the model drafts, and the text proposes the repetition in front of it."""
-    drafter, text = hybrid(), list(REPEATED)
-    drafter.start(1)
-    for token in (100, 101, 102, 103, 104):
-        draft = draft_of(drafter, text)
-        assert draft.notes == ["choice_1"]
-        drafter.keep([draft.ids.shape[1]])
-        text = [*text, *draft.ids[0].tolist(), token, *REPEATED[:3]]
-    assert drafter.rows[0].recent[0].rate < UNPROVEN
-
-
-@pytest.mark.parametrize("whole, taken", [(1.5, "choice_0"), (1.0, "choice_1")])
-def test_a_short_copy_is_read_at_the_price_of_its_length(whole, taken):
-    """Three copied tokens are worth more than five drafted ones where reading five costs half a step more."""
-    text = [1, 2, 3, 9]
-    drafter = ModelOrTextDrafter(ModelDrafter(pair("llama")[1]), Costs(1.0, 0.02, {3: 1.0, 5: whole}), 5)
-    drafter.start(1)
-    drafter.rows[0].recent = [Recent(8.0, 10.0), Recent(8.0, 10.0)]
-    draft = draft_of(drafter, [*text, 7, 8, 5, *text[:3]])
-    assert draft.notes == [taken]
 
 
 def test_costs_come_from_the_policy():

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.drafters.suffix import Place, SharedSuffixes, SuffixDrafter, SuffixTree, Text
-from gistgate.rules import make_rule
-from tests.architectures import SIZES, pair, prompts
+from tests.architectures import SIZES, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 BATCH = prompts(5, 17, 2, 10)
@@ -75,21 +72,6 @@ def test_the_best_path_by_definition(settings: dict[str, Any]):
 )
 def test_continuation(text: list[int], num: int, expected: list[int]):
     assert proposed(SuffixDrafter(), [text], num) == [expected]
-
-
-def test_ids_outside_the_vocabulary_are_no_choice():
-    assert [proposed(SuffixDrafter(), [[1, 50, 1, 50, 1, 7, 1]], 4, vocabulary=v) for v in (100, 10)] == [[[50]], [[7]]]
-
-
-def test_of_equal_scores_the_longer_match_wins():
-    """`2` occurs four times, twice before 3; `1 2` twice, once before 5: both paths have the score 1/2."""
-    text = [1, 2, 5, 8, 2, 3, 9, 2, 3, 1, 2]
-    assert proposed(SuffixDrafter(), [text], 1) == [[5]]
-    assert proposed(SuffixDrafter(), [[0, *text[1:]]], 1) == [[3]]
-    drafter = SuffixDrafter()
-    proposed(drafter, [text], 1)
-    match = drafter.best(drafter.rows[0], text, 1, 100)
-    assert match is not None and match.length == 2 and match.score == 0.5
 
 
 def test_rows_that_grow_leave_and_are_taken_back():
@@ -154,17 +136,6 @@ def test_an_answer_serves_other_requests_only_where_they_opted_in():
     assert both.asked([30, 40]) == [], "the prompt is nobody else's"
 
 
-def test_the_request_s_own_text_comes_first_where_scores_are_equal():
-    """`2 3` goes on with 9 once of twice in the own text, and with 8 twice of four times in all answers."""
-    both = Sharing()
-    both.told([50], [51])
-    both.told([50, 2, 3, 8], [51, 2, 3, 8])
-    both.asked([60])
-    assert both.asked([60, 2, 3, 9, 2, 3], 1) == [9]
-    both.told([50, 2, 3, 8, 2, 3, 8], [51, 2, 3, 8, 2, 3, 8])
-    assert both.asked([60, 2, 3, 9, 2, 3], 1) == [8], "four times of six"
-
-
 def test_shared_answers_leave_first_in_first_out():
     both = Sharing(capacity=8)
     for texts in ([[50], [51]], [[50, 1, 2, 3, 4], [51]], [[50, 1, 2, 3, 4], [51, 5, 6, 7, 8]]):
@@ -176,15 +147,6 @@ def test_shared_answers_leave_first_in_first_out():
     for text, expected in (([60, 1, 2], []), ([60, 5, 6], [7, 8])):
         both.other.start(1)
         assert both.asked(text) == expected
-
-
-def test_an_answer_longer_than_the_capacity_begins_again():
-    """Its first five tokens do not fit and leave together; the next four do."""
-    both = Sharing(capacity=4)
-    for end in range(1, 11):
-        both.told(list(range(50, 50 + end)))
-        assert both.shared.size == (end - 1) % 5
-    assert both.asked([30, 56, 57]) == [58, 59] and both.asked([30, 51, 52]) == []
 
 
 def test_a_text_that_is_taken_back_is_taken_back_from_the_others_too():
@@ -233,55 +195,24 @@ def test_sampled_tokens_are_drawn_from_q(sampling: Sampling, expected: float):
     assert share == pytest.approx(expected, abs=0.1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"q_from_counts": True}, {"q_from_counts": True, "min_probability": 0.3}])
-def test_sampled_answers_are_distributed_as_the_target_s(settings: dict[str, Any]):
-    """27 texts of three tokens over three; chi-square at one in a thousand is 54."""
-    prompt, num = [1, 0, 2, 1, 0, 1, 1, 0], 1500
-    target, texts = pair("llama", 3, 0.5)[0], list(product(range(3), repeat=3))
-    with torch.no_grad():
-        z = target(torch.tensor([[*prompt, *text] for text in texts])).logits[:, len(prompt) - 1 : -1]
-    p = z.softmax(-1).gather(-1, torch.tensor(texts)[..., None]).double().prod(1).squeeze(-1)
-    drafter = SuffixDrafter(factor=3.0, **settings)
-    decoder = Decoder(target, drafter, make_rule("exact"), 2)
-    answers = decoder.generate([prompt] * num, max_new_tokens=3, sampling=Sampling(1.0))
-    counts = torch.zeros(27, dtype=torch.float64)
-    for answer in answers:
-        counts[texts.index(tuple(answer.ids))] += 1
-    assert ((counts - num * p) ** 2 / (num * p)).sum().item() < 54
-    assert {length for answer in answers for length in answer.statistics.histogram} == {0, 1, 2}
-
-
 OF_A = SharedSuffixes(tenant="a")
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"factor": 0.5}, r"factor \+ offset is 1 or more"),
-        ({"factor": -1.0, "offset": 3.0}, r"factor \+ offset is 1 or more"),
-        ({"factor": float("nan")}, r"factor \+ offset is 1 or more"),
+        *[({name: 0.0}, r"factor \+ offset is 1 or more") for name in ("factor", "depth")],
         ({"min_probability": 1.5}, r"factor \+ offset is 1 or more"),
-        ({"depth": 1}, r"factor \+ offset is 1 or more"),
-        ({"scope": "all"}, "'request' takes no shared="),
-        ({"scope": "global"}, "'request' takes no shared="),
-        ({"shared": SharedSuffixes()}, "'request' takes no shared="),
-        ({"scope": "tenant", "shared": OF_A}, "'request' takes no shared="),
-        ({"tenant": "a"}, "'request' takes no shared="),
+        *[({**one}, "'request' takes no shared=") for one in ({"scope": "global"}, {"shared": OF_A}, {"tenant": "a"})],
         ({"scope": "tenant", "tenant": "b", "shared": OF_A}, "the shared texts are another tenant's"),
         ({"scope": "global", "shared": OF_A}, "the shared texts are another tenant's"),
-        ({"scope": "tenant", "tenant": "a", "shared": SharedSuffixes()}, "the shared texts are another tenant's"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+    """Above all texts of one tenant never serve another."""
     SuffixDrafter(scope="tenant", tenant="a", shared=OF_A)
     with pytest.raises(UserError, match=message):
         SuffixDrafter(**wrong)
-
-
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"depth": 1}, {"tenant": ""}])
-def test_impossible_sharing_is_refused(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="suffix: "):
-        SharedSuffixes(**wrong)
 
 
 DEPTH = 6
@@ -326,44 +257,3 @@ def test_counts_of_texts_that_grow_side_by_side_leave_and_come_back(alphabet: in
     for text in texts:
         tree.remove(text)
     assert not tree.root.children
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_find(seed: int):
-    dice = random.Random(seed)
-    tree, texts = SuffixTree(DEPTH), [Text(), Text()]
-    for _ in range(50):
-        tree.append(dice.choice(texts), dice.randrange(4))
-    known = counted([text.ids for text in texts], DEPTH)
-    for _ in range(300):
-        run = tuple(dice.randrange(4) for _ in range(dice.randint(1, DEPTH)))
-        place = tree.find(run)
-        assert (place is not None) == (run in known)
-        if place is not None:
-            after = {token: known[(*run, token)] for token in range(4) if (*run, token) in known}
-            assert tree.follow(place) == after and place.node.count == known[run] and place.length == len(run)
-
-
-def grown(depth: int, ids: Iterable[int]) -> tuple[SuffixTree, Text]:
-    tree, text = SuffixTree(depth), Text()
-    for token in ids:
-        tree.append(text, token)
-    return tree, text
-
-
-def test_what_nobody_shares_is_not_stored():
-    tree, text = grown(32, range(1000))
-    assert len(tree.root.children) == 1000
-    assert not any(child.children for child in tree.root.children.values()) and not text.open
-
-
-def test_a_walk_takes_the_most_frequent_and_stops_where_it_gets_unlikely():
-    tree, _ = grown(8, [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 9])
-    place = tree.find([1])
-    assert place is not None and place.node.count == 4
-    ids, score = tree.walk(place, 2, 0.1, 10)
-    assert ids == [2, 3] and score == pytest.approx(3 / 4 + 3 / 4 * 2 / 3)
-    assert tree.walk(place, 2, 0.75, 10) == ([2], 0.75)
-    assert tree.walk(place, 2, 0.76, 10) == ([], 0.0)
-    assert tree.walk(place, 2, 0.0, 3)[0] == [2] and tree.walk(place, 2, 0.0, 2)[0] == []
-    assert tree.walk(place, 2, 0.1, 10, lambda counts, total: min(counts, key=counts.__getitem__))[0] == [5, 9]

@@ -41,10 +41,6 @@ def test_every_row_has_its_own_length_and_the_target_reads_no_more_than_was_foun
     assert proposed(lookup, [[1, 2], [3]], 8) == [[], []] and not lookup.gives_q
 
 
-def test_drafters_go_by_name():
-    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade", "hybrid"]
-
-
 @pytest.mark.parametrize("drafter_id", ["lookup", "lookup-tree", "suffix", "recycle"])
 def test_ids_that_only_the_tokenizer_knows_are_not_proposed(drafter_id: str):
     """150 stands in the prompt, but the models know 100 ids."""
@@ -110,13 +106,6 @@ def test_what_a_block_teaches():
     assert proposed(drafter, [[1]], 1, V) == [[2]], "a round without a proposal teaches nothing"
 
 
-def test_forbidden_tokens_are_no_successors():
-    drafter, verified = asked([[1]], k=3), block([[]], [[2, 3]])
-    logits = verified.logits.masked_fill(verified.logits < 9, -torch.inf)
-    seen(drafter, Block(verified.draft_ids, verified.valid, logits))
-    assert drafter.rows[0].table is not None and drafter.rows[0].table[1].tolist() == [2, -1, -1]
-
-
 def test_every_row_has_its_own_successors_until_it_leaves():
     texts = [[1], [1], [1]]
     drafter = asked(texts)
@@ -156,13 +145,6 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
         for block_length in (1, 8):
             for batch in (BATCH, BATCH[:1]):
                 assert [one.ids for one in decoded(drafter, kind, batch, block_length)] == wanted(kind, batch)
-
-
-def test_a_drafter_that_is_told_nothing_writes_the_same_text():
-    """A decoder that does not know of `observe`: only the prompt is followed."""
-    drafter = TokenRecycling()
-    drafter.observe = lambda block, acceptance: None  # type: ignore[method-assign]
-    assert [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
 
 
 def test_what_was_decoded_once_is_mostly_known():

@@ -50,16 +50,6 @@ def test_places_are_sorted_to_the_depth(seed: int):
         assert runs == sorted(runs) and sorted(array.order.tolist()) == np.flatnonzero(array.tokens >= 0).tolist()
 
 
-def test_a_document_is_not_continued_with_another():
-    drafter = CorpusDrafter(SuffixArray.build([[1, 2, 3], [4, 5, 6]]), n_min=1)
-    assert proposed(drafter, [[1, 2], [9, 3], [3, 4]], 5) == [[3], [], [5, 6]]
-
-
-def test_the_longest_end_wins_over_a_frequent_one():
-    drafter = CorpusDrafter(SuffixArray.build([[7, 1, 2, 8], [1, 2, 9], [1, 2, 9]]))
-    assert proposed(drafter, [[7, 1, 2], [6, 1, 2], [2]], 1) == [[8], [9], []]
-
-
 def test_of_too_many_hits_evenly_spaced_ones_are_counted():
     documents = [[1, 1, 2]] * 30 + [[1, 1, 3]] * 60
     assert proposed(CorpusDrafter(SuffixArray.build(documents), max_hits=9), [[1, 1]], 1) == [[3]]

@@ -16,7 +16,7 @@ from gistgate.drafters.text import occurrences
 from gistgate.retrieval.sense import END, SenseDrafter, SenseTree, Votes, chain, longest_matches, trie
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
-from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
+from tests.architectures import SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 BATCH = prompts(5, 17, 2, 10)
@@ -62,14 +62,6 @@ def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
     answers = decoded(tree, kind, BATCH)
     assert [one.ids for one in answers] == wanted(kind, BATCH)
     assert num_accepted(answers) >= num_accepted(decoded(chain, kind, BATCH))
-
-
-def test_a_tree_deeper_than_the_context_is_cut():
-    prompt, room = prompts(CONTEXT - 7)[0], 7
-    store = store_of("llama", BATCH)
-    decoder = Decoder(pair("llama")[0], SenseTree(store), make_rule("exact"), 20)
-    found = decoder.generate([prompt], max_new_tokens=room)[0].ids
-    assert found == greedy("llama", tuple(prompt), room)
 
 
 def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
@@ -123,12 +115,6 @@ def test_states_fill_up_where_the_text_is_rare():
     assert grown(knowing(tree, 2, 7)) == [9], "one vote is far lighter than min_share"
 
 
-def test_a_key_is_no_candidate_twice():
-    drafter = knowing(SenseDrafter(small([7, 8], [7, 9]), fill=4), 0, 7)
-    votes = drafter.stored(drafter.rows[0], [5, 7], drafter.rows[0].keys[0], 2)
-    assert votes is not None and sorted(votes.ids[:, 0].tolist()) == [-1, -1, 8, 9]
-
-
 def test_ids_outside_the_vocabulary_end_a_proposal():
     store = small([7, 8, 300, 9])
     assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]] and grown(SenseTree(store)) == [8]
@@ -142,11 +128,6 @@ def test_impossible_settings_are_refused(wrong: dict[str, float]):
         SenseDrafter(store_of("llama", []), **wrong)
     with pytest.raises(UserError, match="0 nodes make no tree"):
         SenseTree(store_of("llama", []), nodes=0)
-
-
-def test_without_the_semantic_part_no_state_is_asked_for():
-    drafter = SenseDrafter(store_of("llama", BATCH), semantic=False)
-    assert not drafter.layers and [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
 
 
 def test_a_folder_gives_back_the_store_and_refuses_what_does_not_fit(tmp_path: Path):
@@ -218,15 +199,3 @@ def test_a_trie_has_the_heaviest_nodes(seed: int, nodes: int):
     assert len(set(paths)) == len(paths) == min(nodes, len(likely))
     heaviest = sorted((weight(votes, path) for path in likely), reverse=True)[: len(paths)]
     np.testing.assert_allclose([weight(votes, path) for path in paths], heaviest)
-
-
-def test_groups_are_weighed_against_each_other():
-    one, other = some(0).scaled(3.0), some(1).scaled(1.0)
-    both = one.beside(other)
-    assert both.weights.sum() == pytest.approx(4) and len(both.ids) == 60
-    assert chain(one.beside(other.scaled(1e-9)), 0.2) == chain(one, 0.2)
-
-
-def test_candidates_that_are_over_propose_nothing():
-    over = Votes(np.full((3, 4), END), np.ones(3))
-    assert chain(over, 0.0) == [] and trie(over, 8, 0.0) == ([], [])

@@ -228,15 +228,12 @@ def test_presets_are_settings_of_a_rule():
     "rule_id, settings, sentence",
     [
         ("flyy", {}, "no rule 'flyy'. Did you mean 'fly'"),
-        ("zzz", {}, "no rule 'zzz'. Known: autojudge, block, csd"),
         ("fly", {"teta": 0.3}, "no setting 'teta'. Did you mean 'theta'"),
         ("exact", {"r": 0.3}, "no setting 'r'. Known: none"),
-        ("fly", {"window": -1}, "window -1"),
         ("fly", {"entropy": "full"}, "fly: 'entropy' is 'full', but it has to be 'top3' or 'normalised'"),
         ("fly", {"theta": "abc"}, "fly: 'theta' is 'abc', but it has to be a finite number"),
         ("fly", {"window": 2.5}, "fly: 'window' is 2.5, but it has to be a whole number"),
         ("fly", {"strict_window": "no"}, "'strict_window' is 'no', but it has to be true or false"),
-        ("top-k", {"k": True}, "top-k: 'k' is True"),
         ("sense", {"gamma": math.nan}, "sense: 'gamma' is nan"),
     ],
 )
@@ -280,7 +277,7 @@ def test_every_rule_with_settings_refuses_some():
     [(rule_id, name, value) for rule_id, wrong in WRONG.items() for name, values in wrong.items() for value in values],
 )
 def test_settings_out_of_range_are_refused_by_the_rule_itself(rule_id: str, name: str, value: Any):
-    with pytest.raises(UserError, match=f"^{rule_id}: .*{name} {value!r}.* do not fit: "):
+    with pytest.raises(UserError, match=f"^{rule_id}: {name} {value!r} does not fit: "):
         RULES[rule_id](**{**DEFAULT.get(rule_id, {}), name: value})
 
 

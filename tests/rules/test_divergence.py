@@ -26,7 +26,7 @@ from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 from tests.core.watching import continued
 from tests.rules.enumerating import P, Q, first_token
 
-HALVES, SURELY = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 1.0, 0.0])
+HALVES = torch.tensor([0.5, 0.5, 0.0])
 LN2 = math.log(2)
 Z = [math.log(0.5), math.log(0.25), math.log(0.25)]
 CLOSE, FAR = [0.4, 0.35, 0.25], [0.05, 0.9, 0.05]
@@ -49,17 +49,9 @@ def test_a_distribution_is_no_way_from_itself_and_one_that_underflows_does_no_ha
     assert divergence(HALVES, HALVES) == 0
     p, q = torch.tensor([1.0, 1e-45]), torch.tensor([1.0, 0.0])
     assert divergence(p, q) < 1e-6 and divergence(q, p) < 1e-6
-
-
-def test_divergences_by_hand():
-    assert kl(SURELY, HALVES).item() == pytest.approx(LN2)
-    assert tv(SURELY, HALVES).item() == pytest.approx(0.5)
-    # the midpoint is (1/4, 3/4, 0)
-    assert js(SURELY, HALVES).item() == pytest.approx((math.log(4 / 3) + 0.5 * LN2 + 0.5 * math.log(2 / 3)) / 2)
-    assert js(HALVES, torch.tensor([0.0, 0.0, 1.0])).item() == pytest.approx(LN2)
-    # what the other forbids costs the floor
-    assert kl(HALVES, SURELY).item() == pytest.approx(0.5 * math.log(0.5 / 1e-10) + 0.5 * math.log(0.5), rel=1e-5)
-    assert ag(HALVES, SURELY).isfinite() and ag(HALVES, SURELY) > LN2
+    sure = torch.tensor([0.0, 1.0, 0.0])  # what the other forbids costs the floor, and is finite
+    assert divergence(HALVES, sure).isfinite() and divergence(HALVES, sure) > 0.2
+    assert kl(HALVES, sure).item() == pytest.approx(0.5 * math.log(0.25e10), rel=1e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [7, 300])
@@ -125,25 +117,6 @@ def test_kl_judge(settings: dict[str, Any], z: list[float], draft: list[int], q:
     assert KLJudge(**settings).accept(judged, {}).tolist() == [[bool(one) for one in expected]]
 
 
-def test_kl_judge_compares_both_distributions_at_the_temperature():
-    """At temperature 2 probabilities go as their roots."""
-    p, q = KLJudge(temperature=2.0).compared(block(Z, Z, draft=[1], q=[FAR]))
-    for found, plain in ((p, [0.5, 0.25, 0.25]), (q, FAR)):
-        roots = torch.tensor(plain).sqrt()
-        assert torch.allclose(found[0, 0], roots / roots.sum())
-    judged = random_block(batch=100)
-    as_is, unchanged = KLJudge().compared(judged), KLJudge(temperature=1 + 1e-7).compared(judged)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(as_is, unchanged, strict=True))
-
-
-def test_kl_judge_the_divergence_and_the_probability_may_reach_their_limits():
-    """p = (1/2, 1/4, 1/4) against itself: no divergence, and a largest probability of a half."""
-    judged = block([math.log(4.0), math.log(2.0), math.log(2.0)], Z, draft=[1], q=[[0.5, 0.25, 0.25]])
-    p, _ = KLJudge().compared(judged)
-    assert KLJudge(0.0, max_p=float(p.max())).accept(judged, {}).tolist() == [[True]]
-    assert KLJudge(0.0, max_p=0.49).accept(judged, {}).tolist() == [[False]]
-
-
 # Fuzzy speculative decoding: a position is trusted or not, whatever its token
 
 EXPECTED = {
@@ -168,34 +141,11 @@ def test_fsd_sometimes(div: Any):
         assert [trusted(FSD(one * factor, div), [1, 1], [CLOSE, FAR]) for one in (close, far)] == expected
 
 
-def test_fsd_the_expected_values_are_those_of_torch():
-    p, near, far = torch.tensor(Z).exp(), torch.tensor(CLOSE), torch.tensor(FAR)
-    for index, q in enumerate((near, far)):
-        m, between = (p + q) / 2, lambda a, b: kl_div(b.log(), a, reduction="sum").item()
-        found = {"js": (between(p, m) + between(q, m)) / 2, "ag": (between(m, p) + between(m, q)) / 2}
-        found |= {"kl": between(q, p), "reverse-kl": between(p, q), "tv": (p - q).abs().sum().item() / 2}
-        found |= {"topk": found["js"]}
-        assert found == {div: pytest.approx(values[index], abs=1e-5) for div, values in EXPECTED.items()}
-
-
-def test_fsd_the_token_does_not_matter():
-    assert trusted(FSD(0.1), [0, 1, 2], [CLOSE] * 3) == [True] * 3
-    assert trusted(FSD(0.1), [0, 1, 2], [FAR] * 3) == [False] * 3
-
-
 def test_fsd_reduced_keeps_a_match_that_the_full_variant_refuses():
     judged = block(Z, Z, draft=[0], q=[FAR])
     assert accepted(FSD(0.1), judged).length.tolist() == [1]
     full = accepted(FSD(0.1, reduced=False), judged)
     assert full.length.tolist() == [0] and full.own_ids.tolist() == [0]
-
-
-@pytest.mark.parametrize("reduced", [True, False])
-def test_fsd_greedy_writes_the_target_token_where_it_refuses(reduced: bool):
-    for seed in range(3):
-        judged = random_block(seed, batch=200)
-        outcome = accepted(FSD(0.2, reduced=reduced), judged)
-        assert torch.equal(outcome.own_ids, judged.top_ids[torch.arange(200), outcome.length])
 
 
 def test_fsd_with_the_reversed_kl_is_the_kl_judge_without_its_guard():
@@ -225,13 +175,6 @@ def test_fsd_sampled_the_texts_are_the_draft_s_where_trusted(threshold: float, s
 
 HF = {"superset": False, "replacement": "argmax_nu"}
 """What transformers does."""
-
-
-@pytest.mark.parametrize("w, expected", [(0.9, False), (0.7, False), (0.5, True), (0.0, True)])
-def test_ensemble_greedy_the_mixture_decides(w: float, expected: bool):
-    """q = 0.2, 0.6, 0.2: nu prefers 1 below w = 0.667."""
-    z = [math.log(0.5), math.log(0.3), math.log(0.2)]
-    assert Ensemble(w).accept(block(z, z, draft=[1], q=[[0.2, 0.6, 0.2]]), {}).tolist() == [[expected]]
 
 
 def third(draft: int) -> Block:
@@ -350,12 +293,6 @@ def test_ensemble_greedy_the_texts_are_those_of_transformers(kind: str, noise: f
     wanted = of_transformers(kind, noise, w, block)
     assert of_ours(kind, noise, Ensemble(w, **HF), block) == wanted
     assert of_ours(kind, noise, make_rule("exact"), block) != wanted, "the weight must have changed something"
-
-
-@has_weight
-def test_ensemble_greedy_the_correction_by_the_target_is_another_text():
-    """Only with the published replacement are both the same; the comparison above notices the difference."""
-    assert of_ours("llama", 0.3, Ensemble(0.5), 3) != of_transformers("llama", 0.3, 0.5, 3)
 
 
 @has_weight

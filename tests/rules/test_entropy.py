@@ -9,10 +9,6 @@ from gistgate.rules import make_rule
 from gistgate.rules.divergence import Fly, Sense
 from tests.blocks import SURE, TORN, accepted, block, random_block
 
-CALM = {"k": 0, "tau_c": 0.25}
-"""Only the continuation decides."""
-PLAUSIBLE = {"tau_c": -1.0}
-"""Only the rank decides."""
 EVEN = [0.0, 0.0, -99.0, -99.0]
 """0.69 nats, which is half of ln 4."""
 FLOOR = [[2.0, 2.0, -4.0, -9.0], SURE[2], SURE[3]]
@@ -52,21 +48,6 @@ def test_fly_by_hand(settings: dict[str, Any], rows: list[list[float]], draft: l
     assert loosely(Fly(**settings), *rows, draft=draft) == [bool(one) for one in expected]
 
 
-def test_fly_an_entropy_of_theta_is_enough():
-    judged = block(TORN, SURE[2], SURE[3], draft=[1, 2])
-    theta = float(judged.entropy3[0, 0])
-    assert Fly(theta=theta, window=1, entropy="top3").accept(judged, {})[0, 0]
-    assert not Fly(theta=theta + 1e-6, window=1, entropy="top3").accept(judged, {})[0, 0]
-
-
-def test_fly_the_window_ends_with_the_row_s_own_draft():
-    """The block is wider than this row's draft, because a neighbour's is longer."""
-    rows, draft = [TORN, SURE[2], SURE[3], SURE[0]], [1, 2, 0]
-    assert not loosely(Fly(window=2), *rows, draft=draft, valid=2)[0]
-    assert loosely(Fly(window=2, strict_window=False), *rows, draft=draft, valid=2)[0]
-    assert not loosely(Fly(window=2, strict_window=False), *rows, draft=draft, valid=3)[0]
-
-
 @pytest.mark.parametrize("window", [0, 1, 2, 6])
 @pytest.mark.parametrize("strict_window", [True, False])
 def test_fly_position_by_position(window: int, strict_window: bool):
@@ -98,15 +79,6 @@ def test_sense_never_where_the_target_is_decided_nor_above_the_whole_entropy():
 
 
 @pytest.mark.parametrize(
-    "row, draft, k, expected",
-    [([2.0, 1.5, 1.0, -3.0], 2, k, k == 3) for k in range(4)]
-    + [(TORN, 1, 1, False), (TORN, 1, 2, True)],  # a tie with the best is closed at k 1 and open at k 2
-)
-def test_sense_by_the_rank_alone(row: list[float], draft: int, k: int, expected: bool):
-    assert sense(row, SURE[2], draft=[draft], k=k, **PLAUSIBLE) == [expected]
-
-
-@pytest.mark.parametrize(
     "behind, tau_c, expected",
     [
         ([2, 2, 2, 2], 0.0, True),
@@ -125,37 +97,6 @@ def test_sense_by_the_rank_alone(row: list[float], draft: int, k: int, expected:
 def test_sense_by_the_continuation_alone(behind: list[int], tau_c: float, expected: bool):
     rows = [TORN, *[SURE[2]] * (len(behind) + 1)]
     assert sense(*rows, draft=[1, *behind], k=0, tau_c=tau_c)[0] == expected
-
-
-def test_sense_the_continuation_ends_with_the_row_s_own_draft():
-    rows, draft = [TORN, SURE[2], SURE[2], SURE[2]], [1, 2, 3]
-    assert sense(*rows, draft=draft, valid=2, **CALM) == [True, True, False]
-    assert not sense(*rows, draft=draft, valid=3, **CALM)[0]
-    assert not sense(*rows, draft=draft, valid=1, **CALM)[0]
-
-
-@pytest.mark.parametrize("window", [1, 2, 4])
-def test_sense_the_density_is_the_share_of_mismatches_among_what_follows(window: int):
-    judged = block(*[SURE[2]] * 6, draft=[1, 3, 2, 3, 2], valid=5)
-    missed, found = [1, 1, 0, 1, 0], Sense(window=window).density(judged)[0].tolist()
-    for place in range(5):
-        behind = missed[place + 1 : place + 1 + window]
-        assert found[place] == pytest.approx(sum(behind) / len(behind) if behind else 1.0)
-
-
-def test_sense_a_full_window_has_to_fit():
-    rows = [TORN, *[SURE[2]] * 5]
-    assert sense(*rows[:5], draft=[1, 2, 2, 2], **CALM, full_window=True)[0] is False
-    assert sense(*rows, draft=[1, 2, 2, 2, 2], **CALM, full_window=True)[0] is True
-
-
-@pytest.mark.parametrize("draft, either, both", [(1, True, True), (3, True, False)])
-def test_sense_calm_may_require_a_plausible_token(draft: int, either: bool, both: bool):
-    rows, settings = [TORN, *[SURE[2]] * 3], {"k": 2, "tau_c": 0.0}
-    assert sense(*rows, draft=[draft, 2, 2], **settings)[0] == either
-    assert sense(*rows, draft=[draft, 2, 2], **settings, con_requires_topk=True)[0] == both
-    # plausible alone is not enough then
-    assert sense(*rows, draft=[draft, 3, 3], **settings, con_requires_topk=True)[0] is False
 
 
 @pytest.mark.parametrize("window", [1, 2, 6])

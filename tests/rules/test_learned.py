@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gistgate.core.block import Block
-from gistgate.core.request import Row
 from gistgate.core.rule import State, settle
 from gistgate.rules import make_rule
 from gistgate.rules.learned import AutoJudge, EnsembleGate, Judge, Wisv
@@ -62,13 +61,6 @@ def test_a_mismatch_stays_where_mixture_and_gate_agree(w: float, risk: float, ga
     assert accepted(EnsembleGate(risk, w), judged).length.tolist() == [int(expected)]
 
 
-@pytest.mark.parametrize("rule", [EnsembleGate(0.25, 0.5), AutoJudge(0.25)])
-def test_harm_as_probable_as_the_risk_is_tolerated(rule: Any):
-    """0.25 and 0.75 have no rounding."""
-    for probability, expected in ((0.75, True), (0.74, False)):
-        assert rule.accept(block(Z, Z, draft=[1], q=Q, gate_probs=[probability]), {}).tolist() == [[expected]]
-
-
 @pytest.mark.parametrize("risk", [-1.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(seed: int, risk: float):
@@ -96,23 +88,6 @@ def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, num:
     assert Wisv(kappa=0.1, limit=limit).accept(judged, {}).tolist() == [[place < num for place in range(3)]]
 
 
-def test_every_row_pays_its_own_cost_and_below_0_none_opens_the_gate():
-    ids, rows = torch.ones(3, 1, dtype=torch.long), torch.tensor([SURE[0]] * 2).expand(3, 2, 4)
-    cost = torch.tensor([0.0, 0.7, 0.2])
-    whole = Block(ids, ids.bool(), rows, gate_probs=torch.full((3, 1), 0.9), cost=cost)
-    assert accepted(Wisv(kappa=0.1), whole).length.tolist() == [0, 1, 0]
-    judged = replace(DOUBT, cost=torch.ones(1), gate_probs=torch.ones(1, 3))
-    assert not Wisv(risk=-0.01, kappa=5.0).accept(judged, {}).any()
-
-
-def test_costs_are_read_from_the_requests():
-    """Nothing where no request names one, so that a compiled round needs no tensor of zeros."""
-    context, judged = Wisv().context(None, ()), random_block(batch=3)
-    rows = [Row(index, [5], 1, cost=cost) for index, cost in enumerate((0.5, None, 1.0))]
-    assert context.fields(judged, rows)["cost"].tolist() == [0.5, 0.0, 1.0]
-    assert context.fields(judged, rows[1:2]) == {}
-
-
 def uplink(rule: Wisv, *blocks: Block) -> list[int]:
     state: State = {}
     for judged in blocks:
@@ -128,28 +103,3 @@ def test_ids_always_and_states_of_all_or_of_mismatches(upload: Any, states: int)
     rule, expected = Wisv(upload=upload, width=10), 3 * 4 + states * 20
     assert uplink(rule, judged) == [expected]
     assert uplink(rule, judged, judged) == [2 * expected]
-
-
-def test_every_row_sends_its_own_bytes():
-    judged = replace(random_block(batch=8), cost=None)
-    sent = uplink(Wisv(upload="mismatch", width=10), judged)
-    alone = [uplink(Wisv(upload="mismatch", width=10), judged.of_rows(torch.tensor([row])))[0] for row in range(8)]
-    assert sent == alone and len(set(sent)) > 4
-
-
-@pytest.mark.parametrize("settings", [{"kappa": 0.0}, {"limit": 0.0}, {"width": 0}, {"risk": 1.0}])
-def test_the_ends_of_the_ranges_are_settings(settings: dict[str, Any]):
-    assert Wisv(**settings).accept(DOUBT, {}).shape == (1, 3)
-
-
-def test_without_a_draft_nothing_is_sent():
-    empty = Block(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, 1, 4))
-    assert Wisv().advance(empty, accepted(make_rule("exact"), empty), {})["uplink_bytes"].tolist() == [0, 0]
-
-
-def test_the_upload_changes_the_counter_only():
-    judged = random_block(batch=200)
-    both = [Wisv(risk=0.3, upload=upload) for upload in ("all", "mismatch")]
-    assert torch.equal(*[accepted(rule, judged).length for rule in both])
-    everything, mismatches = (torch.tensor(uplink(rule, judged)) for rule in both)
-    assert (everything >= mismatches).all() and (everything > mismatches).any()

@@ -4,11 +4,10 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
 from gistgate.core.block import Block, Reason, Sampling
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.lossless import passing, path_ratios, remaining
+from gistgate.rules.lossless import passing, path_ratios
 from tests.blocks import accepted, block, random_block
 from tests.rules.enumerating import QUARTERS, WANTED, first_token, pairs
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, TARGET_ONLY
@@ -52,115 +51,6 @@ def test_with_processors_the_processed_distribution_is_kept(sampling: Sampling):
     p, q = sampling.logits(z).softmax(-1), sampling.logits(z_draft).softmax(-1)
     found = first_token(make_rule("exact"), 400, q, sampling.logits(z))
     assert torch.allclose(found, p.double(), atol=0.006)
-
-
-def tables(seed: int, depth: int) -> tuple[dict[tuple[int, ...], Tensor], dict[tuple[int, ...], Tensor]]:
-    """p and q [3] behind every text of up to `depth` tokens; some tokens are impossible for one of them."""
-    generator = torch.Generator().manual_seed(seed)
-    texts = [text for length in range(depth + 1) for text in product(range(3), repeat=length)]
-    made = []
-    for _ in range(2):
-        rows = (1.5 * torch.randn(len(texts), 3, generator=generator, dtype=torch.float64)).exp()
-        rows[torch.rand(len(texts), generator=generator) < 0.2, seed % 3] = 0
-        made.append(dict(zip(texts, rows / rows.sum(-1, keepdim=True), strict=True)))
-    return made[0], made[1]
-
-
-def repeated(whole: Block, times: int, uniforms: Tensor) -> Block:
-    """The one row of a block `times` times, with other numbers."""
-    return Block(
-        whole.draft_ids.expand(times, -1),
-        whole.valid.expand(times, -1),
-        whole.logits.expand(times, -1, -1),
-        q=None if whole.q is None else whole.q.expand(times, -1, -1),
-        uniforms=uniforms,
-        greedy=False,
-    )
-
-
-def outcomes(whole: Block) -> list[tuple[float, int, int]]:
-    """(probability, accepted length, own token) over all numbers: one of each cell between the rule's thresholds."""
-    num, found = whole.draft_ids.shape[1], []
-    h_K = passing(whole)[0]
-    for below in product((True, False), repeat=num):
-        below_K = torch.tensor(below, dtype=torch.bool)
-        weight = torch.where(below_K, h_K, 1 - h_K).prod().item()
-        if weight == 0:
-            continue
-        number_K = torch.where(below_K, h_K / 2, (1 + h_K) / 2)
-        length = accepted(RULE, repeated(whole, 1, torch.cat([number_K, torch.tensor([0.5])])[None])).length
-        share_V = remaining(whole, length)[0]
-        share_V = share_V / share_V.sum()
-        middle_V = share_V.cumsum(-1) - share_V / 2
-        drawn = accepted(RULE, repeated(whole, 3, torch.cat([number_K.expand(3, -1), middle_V[:, None]], dim=1)))
-        assert (drawn.length == length).all()
-        found += [
-            (weight * share, int(length), own)
-            for share, own in zip(share_V.tolist(), drawn.own_ids.tolist(), strict=True)
-            if share > 0
-        ]
-    return found
-
-
-def written(
-    draft: tuple[int, ...], p: dict[tuple[int, ...], Tensor], q: dict[tuple[int, ...], Tensor] | None
-) -> Tensor:
-    """Probability of every text of one token more than the draft has [3, .., 3]; what a round leaves open is from p."""
-    num = len(draft)
-    prefixes = [draft[:j] for j in range(num + 1)]
-    whole = Block(
-        torch.tensor([draft]),
-        torch.ones(1, num, dtype=torch.bool),
-        torch.stack([p[prefix] for prefix in prefixes]).log()[None],
-        q=None if q is None else torch.stack([q[prefix] for prefix in prefixes[:-1]])[None],
-        uniforms=torch.full((1, num + 1), 0.5, dtype=torch.float64),
-        greedy=False,
-    )
-    total = torch.zeros([3] * (num + 1), dtype=torch.float64)
-    for weight, length, own in outcomes(whole):
-        text = (*draft[:length], own)
-        for rest in product(range(3), repeat=num - length):
-            total[(*text, *rest)] += weight * probability((*text, *rest), p, start=len(text))
-    return total
-
-
-def probability(text: tuple[int, ...], table: dict[tuple[int, ...], Tensor], start: int = 0) -> float:
-    """Of the tokens from `start` on, given those before."""
-    result = 1.0
-    for place in range(start, len(text)):
-        result *= table[text[:place]][text[place]].item()
-    return result
-
-
-def wanted(p: dict[tuple[int, ...], Tensor], length: int) -> Tensor:
-    texts = product(range(3), repeat=length)
-    return torch.tensor([probability(text, p) for text in texts], dtype=torch.float64).reshape([3] * length)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_it_writes_what_the_target_would(depth: int, seed: int):
-    p, q = tables(seed, depth)
-    total = torch.zeros([3] * (depth + 1), dtype=torch.float64)
-    for draft in product(range(3), repeat=depth):
-        if (weight := probability(draft, q)) > 0:
-            total += weight * written(draft, p, q)
-    assert torch.allclose(total, wanted(p, depth + 1), atol=1e-9)
-
-
-@pytest.mark.parametrize("draft", [*product(range(3), repeat=2), (0, 1, 2), (2, 2, 0)])
-def test_a_draft_that_counts_as_certain_changes_nothing(draft: tuple[int, ...]):
-    p, _ = tables(1, len(draft))
-    assert torch.allclose(written(draft, p, None), wanted(p, len(draft) + 1), atol=1e-9)
-
-
-def test_another_threshold_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
-    """With h = P everywhere the sum is off."""
-    monkeypatch.setattr("gistgate.rules.lossless.passing", lambda whole: path_ratios(whole)[:, 1:])
-    monkeypatch.setitem(globals(), "passing", lambda whole: path_ratios(whole)[:, 1:])
-    p, q = tables(0, 2)
-    total = sum(probability(draft, q) * written(draft, p, q) for draft in product(range(3), repeat=2))
-    assert not torch.allclose(total, wanted(p, 3), atol=0.01)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])

@@ -1,6 +1,5 @@
 """Segments in the ordinary loop: closed it is greedy, open it keeps finished segments, seeds decide the draws."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -74,16 +73,6 @@ def test_partial_acceptance_saves_forwards():
     assert forwards(decode(Constant(1.0), STRICT)) < forwards(whole) == 3 * NUM - matches
 
 
-def test_plain_rounds_count_no_segments_of_the_request_before():
-    """Above so many rows decoding is plain, and nothing is judged."""
-    made = decoder(Constant(1.0), SegmentRule(threshold=0.5), speculate_up_to=1)
-    assert made.generate(PROMPTS[:1], max_new_tokens=NUM)[0].statistics.extra["segments"] > 0
-    for prompts in (PROMPTS, PROMPTS[:2]):
-        answers = made.generate(prompts, max_new_tokens=NUM)
-        assert texts(answers) == greedy(prompts)
-        assert not any(answer.statistics.extra.get("segments") for answer in answers)
-
-
 def test_open_it_keeps_finished_segments_and_no_cut_ones():
     watch, style = Watch(), "re:[a-m]$"
     decode(Constant(1.0), SegmentRule(threshold=0.5), observer=watch, style=style)
@@ -125,21 +114,6 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
         shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged, {})
         assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
         assert not STRICT.accept(judged, {}).any()
-
-
-def test_no_segment_passes_at_no_threshold_and_in_no_draw():
-    ids = torch.zeros(2, 2, dtype=torch.long)
-    opinions = torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2])
-    block = Block(ids, ids == 0, torch.zeros(2, 3, 4), gate_probs=opinions, uniforms=torch.zeros(2, 3))
-    assert SegmentRule(threshold=0.0).accept(block, {}).tolist() == [[True, True], [False, False]]
-    assert not SegmentDraw().accept(block, {}).any()
-
-
-def test_the_shortcut_takes_segments_of_which_the_opinion_is_nothing():
-    """The whole loop, every drafted token being the target's: an opinion of 0 does not stand for a cut segment."""
-    rule = SegmentRule(threshold=2.0, shortcut="top2")
-    for answer in decode(Constant(0.0), rule, draft=TARGET, style="re:.$"):
-        assert 0 < answer.statistics.extra["segments"] == answer.statistics.extra["segments_passed"]
 
 
 def test_a_token_ratio_inside_refused_segments_keeps_more_and_the_mean_logprob_of_an_equal_draft_is_one():
@@ -206,14 +180,6 @@ def test_a_score_is_what_the_target_says_behind_text_and_step(expected):
     assert opinion.spent == [1, 0] and opinion.notes[0].startswith("score_") and opinion.notes[1] is None
 
 
-def test_a_question_beyond_the_context_reads_the_end_of_the_text():
-    opinion = Score(TARGET, TOKENIZER, "good?", expected=True)
-    room = TARGET.config.max_position_embeddings - len(opinion.question) - 2
-    whole, longer = ([9] * more + [5, 6] * (room // 2) for more in (room % 2, room % 2 + 40))
-    scores = [float(opinion.score(*drafted(text, [[70, 71], [72, 73]]))[0]) for text in (whole, longer)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5) and scores[0] > 0
-
-
 def test_scoring_forwards_count_and_whoever_watches_sees_the_same():
     made = decoder(Score(TARGET, TOKENIZER), STRICT)
     closed, without = made.generate(PROMPTS, max_new_tokens=NUM), decode(Constant(1.0), STRICT)
@@ -235,16 +201,6 @@ def test_what_is_kept_is_counted():
     assert all(answer.statistics.extra["segments_passed"] == 0 for answer in refused)
 
 
-def test_what_passes_is_counted_by_the_opinion_alone():
-    """Every token is harmless to this gate, or near enough: all segments stay but the first, whose first token
-    is the target's, and the opinion passes none."""
-
-    rule = SegmentRule(threshold=1.0)
-    for found in decode(Constant(0.0), rule, token_gate=Says(1.0)), decode(Constant(0.0), replace(rule, ratio=1e-30)):
-        counted = [answer.statistics.extra for answer in found]
-        assert all(one["segments_kept"] >= one["segments"] - 1 > 0 == one["segments_passed"] for one in counted)
-
-
 def reward(labels, bias):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -260,14 +216,6 @@ def test_a_reward_model_decides(labels):
     high, low = (float(reward(labels, bias).score(block, drafter)[0]) for bias in (20.0, -20.0))
     assert high > 0.99 and low < 0.01
     assert texts(decode(reward(labels, -20.0), SegmentRule(threshold=0.7))) == greedy()
-
-
-def test_a_reward_model_reads_the_end_of_a_long_text():
-    """The step that is judged stands there."""
-    judge = reward(1, 0.0)
-    judge.tokenizer.model_max_length = 6
-    short, long = (judge._inputs(text)["input_ids"][0].tolist() for text in ("Tom has", "Anna and Tom has"))
-    assert len(long) == 6 and long[-3:] == short[-3:] and TOKENIZER.truncation_side == "right"
 
 
 def test_equal_own_steps_pass_and_cost_a_forward_per_token():

@@ -23,15 +23,6 @@ def test_padding_does_not_count(pooling):
     torch.testing.assert_close(probe(states, valid), alone)
 
 
-def test_poolings_differ_on_more_than_one_token_and_an_unknown_one_is_refused():
-    torch.manual_seed(0)
-    states, valid = torch.randn(1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
-    pooled = [Probe(8, 4, pooling).pool(states, valid) for pooling in POOLINGS]
-    assert not torch.allclose(pooled[0], pooled[1]) and not torch.allclose(pooled[0], pooled[2])
-    with pytest.raises(UserError, match="no pooling 'max'"):
-        Probe(8, 4, "max")
-
-
 def test_a_folder_gives_back_what_was_saved(tmp_path):
     probes = Probes(Probe(32, 4).eval(), Probe(32, 4, "attention").eval(), "sentence", 24)
     probes.save(tmp_path, TARGET, DRAFT)

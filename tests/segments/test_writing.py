@@ -17,7 +17,6 @@ from tests.segments.deciding import (
     Watch,
     decode,
     decoder,
-    forwards,
     greedy,
     texts,
     writer,
@@ -37,10 +36,6 @@ from tests.segments.deciding import (
 def test_segments_are_told_from_text(style, pieces):
     ids = TOKENIZER.encode("".join(pieces), add_special_tokens=False)
     assert [TOKENIZER.decode(segment) for segment in Boundaries(TOKENIZER, style).cut(ids)] == pieces
-
-
-def test_an_end_id_ends_whatever_it_reads():
-    assert Boundaries(TOKENIZER, "step", end_ids=[2]).cut([5, 2, 6]) == [[5, 2], [6]]
 
 
 @pytest.mark.parametrize("style", ["paragraph", "re:("])
@@ -95,11 +90,6 @@ def test_loose_tokens_stand_only_in_judged_segments_and_are_counted_exactly():
         judged = [(len(before), length) for row, before, _, length, _, judged in rounds if row == index and judged]
         assert set(refused) <= {begin + at for begin, length in judged for at in range(length)}
     assert sum(answer.statistics.loose for answer in answers) > 0
-
-
-def test_the_targets_own_segments_cost_fewer_forwards_than_tokens():
-    """The draft model goes on proposing while they are written, and the strict test keeps what agrees."""
-    assert forwards(decode(Constant(1.0), STRICT, replacement="segment")) < len(PROMPTS) * NUM
 
 
 def test_the_compiled_engine_says_once_that_it_falls_back():

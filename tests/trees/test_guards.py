@@ -1,15 +1,13 @@
 """Guards and trees: a greedy tree is closed with all its paths and counts once, a sampled one is lossless anyway."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
 
 from gistgate.core.block import Block, Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guards import CLOSED, Verdict, Watched
+from gistgate.core.guards import CLOSED, Verdict
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
@@ -106,12 +104,3 @@ def test_sampled_trees_are_not_guarded(rule_id: str):
             assert counted.keys().isdisjoint({"loop_alarms", "domain_loose"})
             assert counted.get("loop_rounds", 0) <= 1 and counted.get("domain_rounds", 0) <= 1
     assert all(length == 0 for *_, length in guard.told)
-
-
-def test_the_domain_guard_measures_the_path_that_is_kept(monkeypatch: pytest.MonkeyPatch):
-    """As many states as the text has tokens; the last round may have seen some behind its end."""
-    seen: list[float] = []
-    monkeypatch.setattr(Watched, "see", lambda self, _total, number: seen.append(number))
-    (row,) = answers(make_rule("prob", r=1.0), replace(strange(), far=inf), batch=BATCH[:1])
-    assert row.statistics.mean_accepted_length > 1.5
-    assert len(row.ids) <= sum(seen) + 1 and sum(seen[:-1]) < len(row.ids)

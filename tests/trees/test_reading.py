@@ -55,20 +55,6 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
         assert torch.allclose(z[row, 0], alone(kind, text), atol=2e-4)
 
 
-def test_a_tree_may_be_read_level_by_level():
-    reader, parents = Reader(pair("gemma2")[0], 1), torch.tensor([[-1, -1, 0, 1, 1]])
-    text, nodes = TEXTS[1], torch.tensor([[11, 12, 13, 14, 15]])
-    with torch.no_grad():
-        reader.read(torch.tensor([text]), None, keep=1)
-        parts = [
-            reader.read(nodes[:, :2], None, 2, tree_layout(parents[:, :2])),
-            reader.read(nodes[:, 2:], None, 3, tree_layout(parents)),
-        ]
-    for node, row in enumerate(torch.cat(parts, dim=1)[0]):
-        path = path_to(node, parents[0].tolist())
-        assert torch.allclose(row, alone("gemma2", text + nodes[0, path].tolist()), atol=2e-4)
-
-
 def test_shapes_follow_from_the_parents():
     parents, valid = torch.tensor([[-1, 0, 0, -1, 2], [-1, 0, 1, 2, 3]]), torch.ones(2, 5, dtype=torch.bool)
     valid[0, 4] = False
@@ -118,8 +104,3 @@ def test_without_branches_it_is_a_chain():
     draft = merge([[ABC], [], [X]], num_nodes=8, depth=8)
     assert draft.parents is None
     assert draft.ids.tolist() == [[1, 2, 3], [0, 0, 0], [7, 0, 0]] and draft.valid.sum(-1).tolist() == [3, 0, 1]
-
-
-def test_nothing_at_all():
-    draft = merge([[], []], num_nodes=8, depth=8)
-    assert draft.ids.shape == (2, 0) and draft.parents is None

@@ -166,7 +166,6 @@ def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
 ) -> None:
     guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5)
     monkeypatch.setattr(export, "load_pair", lambda params: Pair(TARGET, DRAFT, TOKENIZER, "tiny"))
-    monkeypatch.setattr(export, "load_task", lambda params: None)
     monkeypatch.setattr(export, "fit_domain", lambda params, pair, gate, point, prompts: guard)
     write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
     for number in (77, 78):
