@@ -43,10 +43,10 @@ def segment_decoder(pair: Pair, method: MethodParams, settings: dict[str, Any], 
     from gistgate.segments.build import DEFAULTS, decoder_of, load_segments
 
     own = load_segments(SEGMENTS, pair.target, pair.draft_model, pair.tokenizer)
-    if block != own.probes.limit:
-        raise UserError(f"The probes in {SEGMENTS} judge segments of {own.probes.limit} tokens. Set 'block' to that.")
+    if block != own.limit:
+        raise UserError(f"The probes in {SEGMENTS} judge segments of {own.limit} tokens. Set 'block' to that.")
     choice = Choice(method.rule, {**DEFAULTS, **settings}, block, SEGMENT)
-    return decoder_of(own.probes, choice, pair.target, pair.draft_model, pair.tokenizer, own.gate, **parts)
+    return decoder_of(own, choice, pair.target, pair.draft_model, pair.tokenizer, **parts)
 
 
 def make_drafter(pair: Pair, drafter: str) -> Drafter | None:

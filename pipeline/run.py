@@ -159,14 +159,13 @@ def _one(piece: Any) -> Any:
     return _work(piece)
 
 
-def code_version() -> str:
-    """Version of the package and, in a checkout, its commit."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "-q", "HEAD"]
+def revision() -> str:
+    """The commit of the checkout, marked where files differ from it; "unknown" outside of one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        commit = ""
-    return f"{__version__} {commit}".strip()
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    except OSError:  # a machine without Git
+        return "unknown"
 
 
 class Shards:
@@ -177,7 +176,7 @@ class Shards:
     """
 
     def __init__(self, name: str, *parts: Any) -> None:
-        self.folder = SCRATCH / f"{name}-{fingerprint(code_version(), *parts)}"
+        self.folder = SCRATCH / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"
 
     def path(self, index: int) -> Path:
         """The place of one shard."""

@@ -91,11 +91,15 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     if lacking := sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str):
         raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
     for weight, parameter in found.named_parameters():
-        is_narrow = parameter.is_floating_point() and parameter.element_size() == 1  # without a test of its own
-        values = parameter.to(torch.bfloat16) if is_narrow else parameter
-        if parameter.device.type != "meta" and not bool(values.isfinite().all()):
+        if parameter.device.type != "meta" and not is_finite(parameter):
             raise ValueError(f"the weight {weight} is not finite")
     return found
+
+
+def is_finite(parameter: torch.Tensor) -> bool:
+    """Whether all values are finite; floats of one byte have no test of their own."""
+    is_narrow = parameter.is_floating_point() and parameter.element_size() == 1
+    return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())
 
 
 def or_refuse(role: str, name: str, load: Callable[[], T], file: str | None = None) -> T:

@@ -126,11 +126,6 @@ def test_scores_between_right_and_wrong_get_a_wider_bound_that_says_so():
     assert upper_bound(outcomes(3, 2, 100), 0.95, ternary=False).kind == PLUG_IN
 
 
-def test_differences_become_one_row_of_floats():
-    found = bounds.checked([[True, False], [False, False]])
-    assert found.dtype == float and found.tolist() == [1.0, 0.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("discordant, n", [(0, 30), (3, 30), (11, 40), (30, 30), (1, 500)])
 def test_the_region_is_the_exact_interval_of_the_discordance(discordant, n):
     interval = binomtest(discordant, n).proportion_ci(1 - GAMMA, method="exact")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gistgate.core.utils import UserError
 from pipeline.pair import training
 from pipeline.pair.pair import load_pair, read_pair
-from pipeline.pair.training import learning_rate, train_model
+from pipeline.pair.training import train_model
 from pipeline.pair.world import documents, train_tokenizer
 from pipeline.params import DraftTraining, ModelTraining, PairTrainingParams, Params, WorldParams
 from pipeline.stages import pair as stage
@@ -30,12 +30,6 @@ def test_a_training_learns_and_gives_equal_weights_again():
     (model, losses), (again, _) = (train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1) for _ in range(2))
     assert len(losses) == TINY.steps and losses[-1] < losses[0] - 0.5
     assert all(map(torch.equal, model.parameters(), again.parameters()))
-
-
-def test_the_rate_rises_and_falls_to_nothing():
-    factors = [learning_rate(step, 100, 0.1) for step in range(100)]
-    assert factors[0] == pytest.approx(0.1) and max(factors) == 1.0 and factors[-1] == pytest.approx(1 / 90)
-    assert factors[9:] == sorted(factors[9:], reverse=True)
 
 
 def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
@@ -82,12 +76,3 @@ def test_a_pair_of_its_own_size():
         sizes = [training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6 for role in (block.target, block.draft)]
     assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
     assert stage.replaced(TRAINING, read_pair("embedded").training, "embedded.yaml") == TRAINING
-    with pytest.raises(UserError, match="stepz"):
-        stage.replaced(TRAINING, {"draft": {"stepz": 3}}, "own.yaml")
-
-
-def test_bfloat16_only_where_it_is_fast(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for found in ({"amx_bf16": False, "avx512_f": True}, {"amx_bf16": True}, {"avx512_bf16": True}):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found, raising=False)
-        assert training.has_fast_bfloat16() is ("avx512_f" not in found)
