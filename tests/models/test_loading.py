@@ -23,6 +23,7 @@ from gistgate.models.loading import (
     check_draft_tokenizer,
     check_same_tokenizer,
     check_smaller,
+    is_finite,
     load_draft,
     load_remedy,
     load_target,
