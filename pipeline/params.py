@@ -116,7 +116,6 @@ class PairTrainingParams:
     target: ModelTraining = field(default_factory=ModelTraining)
     draft: DraftTraining = field(default_factory=DraftTraining)
     warmup: Annotated[Number, between(0, 0.99)] = 0.05
-    save_every: Count = 50
     check_problems: Natural = 200
     min_target_accuracy: Share = 0.9
 
@@ -155,6 +154,9 @@ class CollectParams:
 
 @block
 class LabelParams:
+    recipe: Literal["outcome", "suffix"] = "outcome"
+    window: Count = 16
+    nats: Positive = 4.0
     batch_size: Count = 128
     rejoin: Count | None = 16
     audit: Natural = 96

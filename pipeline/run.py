@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import typer
 from torch import Tensor
@@ -50,13 +48,6 @@ def run(main: Callable[..., object]) -> None:
     except (Interrupted, KeyboardInterrupt):
         print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
         sys.exit(130)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
@@ -104,17 +95,14 @@ _failed: UserError | None = None  # an exception in the preparation itself would
 
 def side_by_side(
     prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
-) -> None:
+) -> list[Any]:
     """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[rank() :: num_ranks()]
     workers = min(workers, len(pieces))
     if workers <= 1:
         take_device()
-        work = prepare(settings) if pieces else None
-        for piece in pieces:
-            assert work is not None
-            work(piece)
+        done = list(map(prepare(settings), pieces)) if pieces else []
     else:
         # A copy of this process has its imports; a GPU or torchrun forbids copying.
         copies = sys.platform == "linux" and not torch.cuda.is_available() and num_ranks() == 1
@@ -124,6 +112,7 @@ def side_by_side(
                 futures = [pool.submit(_one, piece) for piece in pieces]
                 for future in bar(as_completed(futures), title=title, unit=unit, total=len(futures)):
                     future.result()
+                done = [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise UserError(
                     "A worker process was ended from outside, most likely for want of memory. "
@@ -133,6 +122,7 @@ def side_by_side(
                 pool.shutdown(cancel_futures=True)
                 raise
     wait()
+    return done
 
 
 def _start(prepare: Prepare, settings: Any) -> None:
@@ -160,14 +150,13 @@ def _one(piece: Any) -> Any:
     return _work(piece)
 
 
-def code_version() -> str:
-    """Version of the package and, in a checkout, its commit."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "-q", "HEAD"]
+def revision() -> str:
+    """The commit of the checkout, marked where files differ from it; "unknown" outside of one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        commit = ""
-    return f"{__version__} {commit}".strip()
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    except OSError:  # a machine without Git
+        return "unknown"
 
 
 class Shards:
@@ -178,7 +167,7 @@ class Shards:
     """
 
     def __init__(self, name: str, *parts: Any) -> None:
-        self.folder = SCRATCH / f"{name}-{fingerprint(code_version(), *parts)}"
+        self.folder = SCRATCH / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"
 
     def path(self, index: int) -> Path:
         """The place of one shard."""

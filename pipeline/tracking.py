@@ -10,7 +10,6 @@ MLflow takes seconds to import, so nothing here imports it before a run starts.
 
 import logging
 import os
-import subprocess
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from gistgate.core.utils import UserError
 from pipeline.pair.pair import ModelSource, PairSource, read_pair
 from pipeline.params import Params
 from pipeline.paths import prompts_of
+from pipeline.run import revision
 
 MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
@@ -114,15 +114,10 @@ def connect(params: Params) -> Any:
 
 
 def provenance_tags() -> dict[str, str]:
-    """The Git revision, marked where files differ from it, and the DVC experiment where there is one."""
-    try:
-        git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
-        revision = git.stdout.strip()
-    except OSError:  # a machine without Git
-        revision = ""
+    """The Git revision and the DVC experiment where there is one."""
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
-    return {"git.revision": revision or "unknown", **experiment}
+    return {"git.revision": revision(), **experiment}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

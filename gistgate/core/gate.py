@@ -28,7 +28,7 @@ from gistgate.core.identity import (
     identify_model,
     lightening,
 )
-from gistgate.core.utils import Registry, UserError, cause_of, dataclass_from
+from gistgate.core.utils import Registry, UserError, cause_of, dataclass_from, first_line
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -211,11 +211,10 @@ class Gate(nn.Module):
         budget: float | None = None,
         drafter: str | None = None,
         rule: str | None = None,
-        confidence: float | None = None,
     ) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the headline budget).
 
-        The certificate has to be about `drafter` and `rule`, if given, and at least as sure as `confidence`.
+        The certificate has to be about `drafter` and `rule`, if given.
         """
         certificate, problem = self.certificate, "The gate has no setting certified"
         if certificate is None:
@@ -225,10 +224,6 @@ class Gate(nn.Module):
                 raise UserError(
                     f"{problem} for the {name} '{wanted}': its certificate is about '{about}'. Calibrate it for that."
                 )
-        if confidence is not None and certificate.confidence < confidence:
-            raise UserError(
-                f"{problem} with confidence {confidence:g}, only with {certificate.confidence:g}. Calibrate it again."
-            )
         return certificate.operating_point(budget)
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
@@ -275,15 +270,13 @@ class Gate(nn.Module):
 
     def _fill(self, weights: Path) -> None:
         """Take the weights from a file, whose names, shapes, dtypes and values are checked."""
-        tensors, own = load_tensors(weights), self.state_dict()
-        wanted, found = (
-            {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in part.items()} for part in (own, tensors)
-        )
-        if wanted != found:
-            raise UserError(f"{weights} does not fit its config.json ({wanted}, found {found}). Restore both files.")
+        tensors = load_tensors(weights)
+        try:
+            self.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise UserError(f"{weights} does not fit its config.json ({first_line(error)}). Restore both.") from error
         if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
             raise UserError(f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again.")
-        self.load_state_dict(tensors)
 
     def check(
         self, target: PreTrainedModel | None = None, draft: PreTrainedModel | None = None, tokenizer: Any = None

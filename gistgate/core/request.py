@@ -243,26 +243,20 @@ def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]
             )
 
 
-def check_one_each(name: str, values: Sequence[Any] | None, rows: int) -> None:
-    """Refuse seeds or costs that are not one for each row."""
-    if values is not None and len(values) != rows:
-        raise UserError(f"There are {len(values)} {name} for {rows} prompts. Give one for each.")
-
-
 def check_seeds(seeds: Sequence[int] | None, rows: int) -> None:
     """Refuse seeds that are not one for each row, or that no generator takes."""
-    check_one_each("seeds", seeds, rows)
-    for seed in seeds or ():
-        if not -(2**63) <= seed < 2**64:
-            raise UserError(f"The seed {seed} does not fit into 64 bits. Give a smaller one.")
+    if seeds is not None and len(seeds) != rows:
+        raise UserError(f"There are {len(seeds)} seeds for {rows} prompts. Give one for each.")
+    if wrong := [seed for seed in seeds or () if not -(2**63) <= seed < 2**64]:
+        raise UserError(f"The seed {wrong[0]} does not fit into 64 bits. Give a smaller one.")
 
 
 def check_costs(costs: Sequence[float] | None, rows: int) -> None:
     """Refuse costs that are not one for each row between 0 and 1, beyond which a rule would be looser than promised."""
-    check_one_each("costs", costs, rows)
-    for cost in costs or ():
-        if not 0 <= cost <= 1:
-            raise UserError(f"A round costs {cost}, but costs are shares from 0 to 1. Divide by the largest.")
+    if costs is not None and len(costs) != rows:
+        raise UserError(f"There are {len(costs)} costs for {rows} prompts. Give one for each.")
+    if wrong := [cost for cost in costs or () if not 0 <= cost <= 1]:
+        raise UserError(f"A round costs {wrong[0]}, but costs are shares from 0 to 1. Divide by the largest.")
 
 
 def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int) -> None:

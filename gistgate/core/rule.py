@@ -3,10 +3,9 @@
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -28,33 +27,6 @@ class Context:
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
         return {}
-
-
-class Between(NamedTuple):
-    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is left out."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False  # leaves `low` out
-    below: bool = False  # leaves `high` out
-
-    def __str__(self) -> str:
-        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
-
-    def holds(self, value: float) -> bool:
-        """Whether a number lies in it; NaN lies nowhere."""
-        ends = (self.above and value == self.low) or (self.below and value == self.high)
-        return self.low <= value <= self.high and not ends
-
-
-Share = Annotated[float, Between(0, 1)]
-PositiveShare = Annotated[float, Between(0, 1, above=True)]
-Positive = Annotated[float, Between(0, above=True)]
-Amount = Annotated[float, Between(0)]
-Risk = Annotated[float, Between(high=1)]  # a probability of harm; below 0 a rule is strict
-Logits = Annotated[float, Between()]
-Natural = Annotated[int, Between(0)]
-Count = Annotated[int, Between(1)]
 
 
 class Rule:

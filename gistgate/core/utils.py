@@ -1,4 +1,4 @@
-"""Errors for the user, registries by id, and dataclasses from JSON objects."""
+"""Errors for the user, registries by id, dataclasses from JSON objects, and ranges of their fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,6 +150,33 @@ def shown(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Between(NamedTuple):
+    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # leaves `low` out
+    below: bool = False  # leaves `high` out
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in it; NaN lies nowhere."""
+        ends = (self.above and value == self.low) or (self.below and value == self.high)
+        return self.low <= value <= self.high and not ends
+
+
+Share = Annotated[float, Between(0, 1)]
+PositiveShare = Annotated[float, Between(0, 1, above=True)]
+Positive = Annotated[float, Between(0, above=True)]
+Amount = Annotated[float, Between(0)]
+Risk = Annotated[float, Between(high=1)]  # a probability of harm; below 0 a rule is strict
+Logits = Annotated[float, Between()]
+Natural = Annotated[int, Between(0)]
+Count = Annotated[int, Between(1)]
 
 
 def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ Santiago, Porto, Ghent, Malmo, Bergen, Zurich, Basel, Graz, Leipzig, Dresden, Ut
 DAYS = words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
 MONTHS = words("January, February, March, April, May, June, July, August, September, October, November, December")
 EVENTS = words("""
-budget review, team dinner, design workshop, farewell party, safety training, book launch, choir rehearsal, job
+budget review, team dinner, design workshop, farewell party, safety training, choir rehearsal, job
 interview, product demo, charity run, garden party, press meeting, school reunion, photo exhibition, cooking class,
 board meeting, sales conference, chess tournament, house warming, language course, museum visit, planning session,
 science fair, volunteer day, wine tasting
@@ -85,7 +85,13 @@ DESCRIPTION_REQUESTS = (
     "Turn this record into a friendly product text of about 80 words in one paragraph.",
     "Write one paragraph of about 80 words for an advertisement of this product.",
 )
-ENDS = ("Use these facts, all of them:", "Facts:", "Mention all of these:", "The text has to contain:", "Details:")
+ENDS = (
+    "Mention every one of these five facts.",
+    "None of the five facts may be missing in the text.",
+    "The text has to contain all five of them.",
+    "Make sure that all five facts are in the text.",
+    "Use all five facts, each of them once.",
+)
 
 
 def letters(**_: Any) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def distinct(make: Callable[[random.Random], Document], rng: random.Random) -> I
 
 
 def letter(rng: random.Random) -> Document:
-    """Sender, reader, day and hour of an event, and two further facts."""
+    """Sender, reader, day and hour of an event, and one further fact."""
     to, sender = rng.sample(FIRST, 2)
     hour, minute = rng.randrange(8, 21), rng.choice((0, 0, 15, 30, 45))
     clock = f"{(hour - 1) % 12 + 1}{f':{minute:02}' if minute else ''} {'am' if hour < 12 else 'pm'}"
@@ -135,11 +141,11 @@ def letter(rng: random.Random) -> Document:
         fact("words" if day in DAYS else "date", rng.choice(("Day", "When", "Date")), day),
         fact("time", rng.choice(("Hour", "Time", "Begins at")), clock if rng.random() < 0.6 else f"{hour}:{minute:02}"),
     ]
-    return document(rng, rng.choice(LETTER_REQUESTS).format(event=rng.choice(EVENTS)), [*named, *rng.sample(more, 2)])
+    return document(rng, rng.choice(LETTER_REQUESTS).format(event=rng.choice(EVENTS)), [*named, *rng.sample(more, 1)])
 
 
 def description(rng: random.Random) -> Document:
-    """Name, price and four further entries of an article."""
+    """Name, price and three further entries of an article."""
     name = f"{rng.choice(BEGINNINGS)}{rng.choice(NAME_ENDS)} {rng.choice(ARTICLES)}"
     price = f"${rng.randrange(9, 400)}" + rng.choice(("", "", ".50", ".90", ".95"))
     size = " x ".join(str(rng.randrange(12, 130)) for _ in range(rng.choice((2, 3))))
@@ -155,7 +161,7 @@ def description(rng: random.Random) -> Document:
         fact("words", rng.choice(("Origin", "Made in")), rng.choice(COUNTRIES)),
     ]
     named = [fact("words", rng.choice(("Name", "Product", "Article")), name), fact("number", "Price", price)]
-    return document(rng, rng.choice(DESCRIPTION_REQUESTS), [*named, *rng.sample(more, 4)])
+    return document(rng, rng.choice(DESCRIPTION_REQUESTS), [*named, *rng.sample(more, 3)])
 
 
 def fact(kind: str, label: str, value: str) -> Fact:
@@ -163,10 +169,11 @@ def fact(kind: str, label: str, value: str) -> Fact:
 
 
 def document(rng: random.Random, request: str, facts: list[Fact]) -> Document:
-    """The request with its facts in random order."""
+    """The request with its five facts in random order."""
     rng.shuffle(facts)
     lines = "\n".join(f"- {one['label']}: {one['value']}" for one in facts)
-    return {"request": f"{request} {rng.choice(ENDS)}\n{lines}", "facts": facts}
+    end = rng.choice(ENDS)
+    return {"request": f"{request}\n{lines}\n{end}", "facts": facts}
 
 
 # ---- What a text is worth.

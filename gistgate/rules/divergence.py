@@ -15,18 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import (
-    Between,
-    Count,
-    Natural,
-    Positive,
-    PositiveShare,
-    Rule,
-    Share,
-    State,
-    own_token,
-    target_draw,
-)
+from gistgate.core.rule import Rule, State, own_token, target_draw
+from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
 

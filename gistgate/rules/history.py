@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
-from gistgate.core.rule import Amount, Context, Natural, Positive, Rule, State
-from gistgate.core.utils import UserError
+from gistgate.core.rule import Context, Rule, State
+from gistgate.core.utils import Amount, Natural, Positive, UserError
 
 STRIDE = 1 << 31  # the key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary
 CAPACITY = 1 << 16  # pairs that a table holds unless told otherwise: 1.5 MB

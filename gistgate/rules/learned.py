@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.rule import Amount, Context, Natural, Risk, Rule, Share, State, kept_probs
+from gistgate.core.rule import Context, Rule, State, kept_probs
+from gistgate.core.utils import Amount, Natural, Risk, Share
 from gistgate.rules.divergence import Ensemble
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from gistgate.core.block import Block, Draft
 from gistgate.core.reader import Reader, counts_slots, left_padded
 from gistgate.core.request import Row
-from gistgate.core.rule import Context, Exact, Natural, Rule, Share, State
+from gistgate.core.rule import Context, Exact, Rule, State
 from gistgate.core.session import DecoderParts, Verifier
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Natural, Share, UserError
 from gistgate.rules.thresholds import Typical
 
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"

@@ -13,21 +13,8 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import (
-    Amount,
-    Context,
-    Count,
-    Logits,
-    Positive,
-    PositiveShare,
-    Rule,
-    Share,
-    State,
-    allowed,
-    own_token,
-    target_draw,
-)
-from gistgate.core.utils import UserError
+from gistgate.core.rule import Context, Rule, State, allowed, own_token, target_draw
+from gistgate.core.utils import Amount, Count, Logits, Positive, PositiveShare, Share, UserError
 
 
 @dataclass(frozen=True)

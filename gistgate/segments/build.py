@@ -1,7 +1,7 @@
 """The decoder that accepts segments: from loaded parts, or from a folder of probes at what its certificate says."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,11 @@ def decoder_of(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    gate: Gate | None,
+    gate: Gate | None = None,
     **parts: Any,
 ) -> Decoder:
-    """The decoder of loaded probes at chosen settings."""
-    settings, risk = choice.settings, choice.settings["risk"]
+    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token gate."""
+    settings, risk, gate = choice.settings, choice.settings["risk"], gate or probes.gate
     if risk is not None and gate is None:
         raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
     rule = SEGMENT_RULES[choice.rule](
@@ -102,21 +102,13 @@ def decoder_of(
     return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
 
 
-@dataclass(frozen=True)
-class Segments:
-    """A loaded folder of probes."""
-
-    probes: Probes
-    gate: Gate | None  # the token gate inside the folder; None without one
-
-
 def load_segments(
     folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> Segments:
+) -> Probes:
     """Probes and token gate of a folder, checked against their partners."""
     place = Path(folder) / GATE
     gate = Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
-    return Segments(load_probes(folder, target, draft), gate)
+    return replace(load_probes(folder, target, draft), gate=gate)
 
 
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
@@ -155,10 +147,10 @@ def build_segments(
         if getattr(options, name) is not None:
             raise UserError(f"Segments have no {name}: the draft model writes each to its end. Leave it away.")
     own = options.segments
-    if not isinstance(own, Segments):
+    if not isinstance(own, Probes):
         own = load_segments(own, target, draft, tokenizer)
     if options.budget is not None or options.confidence is not None:
-        budget, confidence = (own.probes.certificate.get(name) for name in ("budget", "confidence"))
+        budget, confidence = (own.certificate.get(name) for name in ("budget", "confidence"))
         if budget is None or confidence is None:
             raise UserError("No setting of these probes is certified, so no budget is kept. Leave the budget away.")
         if (options.budget is not None and options.budget < budget - 1e-9) or (options.confidence or 0.0) > confidence:
@@ -166,7 +158,7 @@ def build_segments(
                 f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name "
                 "these, or calibrate the probes for what you want."
             )
-    choice = choose_segments(own.probes, options.rule, options.settings)
+    choice = choose_segments(own, options.rule, options.settings)
     if gate is not None and choice.settings["risk"] is not None:
         if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
             settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
@@ -176,4 +168,4 @@ def build_segments(
         elif own.gate is None or gate_hash(gate) != gate_hash(own.gate):  # another folder may hold the same gate
             choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
     choice.warn(policy, stacklevel=4)
-    return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
+    return decoder_of(own, choice, target, draft, tokenizer, gate, **parts)

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.reader import Reader, context_of, left_padded
 from gistgate.core.request import Row
-from gistgate.core.rule import Amount, PositiveShare, Rule, State, own_token
+from gistgate.core.rule import Rule, State, own_token
 from gistgate.core.session import GateLike, Observer
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Amount, PositiveShare, UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_sealed, save_tensors, write_json
+from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
 
@@ -65,6 +66,7 @@ class Probes:
     certificate: dict[str, Any] = field(default_factory=dict)
     """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate (None without one),
     budget, confidence, n, bound; empty where nothing is certified."""
+    gate: Gate | None = None  # the token gate inside the folder; None without one
 
     def save(self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any) -> None:
         """Write the folder; `notes` say where the probes come from."""
@@ -103,4 +105,4 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
             {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
         )
         probes[role] = probe.eval().requires_grad_(False)
-    return Probes(**probes, style=config["style"], limit=config["limit"], certificate=config["certificate"])
+    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])

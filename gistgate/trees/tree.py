@@ -123,14 +123,13 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
 Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good they are held to be; higher is better
 
 
-def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int, forwards: int = 0) -> Draft:
+def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int) -> Draft:
     """One tree for every row's candidates: those that begin alike share their beginning (arXiv 2606.00021).
 
     Args:
         candidates: for each row any number of (tokens, score), in any order; of equal scores the earlier comes first.
         num_nodes: most nodes per row; what the best candidates leave goes to the next, whose ends may be cut.
         depth: most tokens of a candidate that count.
-        forwards: forwards of a draft model that they took.
 
     Returns:
         A draft whose nodes stand in the order of their candidates, parents before children. Where no row branches it
@@ -155,16 +154,16 @@ def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int,
                 node = children[step]
         all_ids.append(ids)
         all_parents.append(parents)
-    return tree(all_ids, all_parents, forwards)
+    return tree(all_ids, all_parents)
 
 
-def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], forwards: int = 0) -> Draft:
+def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Draft:
     """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row branches."""
     widest = max((len(row) for row in ids), default=0)
     branches = any(parent != node - 1 for row in parents for node, parent in enumerate(row))
     valid = torch.arange(widest) < torch.tensor([len(row) for row in ids], dtype=torch.long)[:, None]
     above = right_padded(parents, widest, -1) if branches else None
-    return Draft(right_padded(ids, widest), valid, None, forwards, above)
+    return Draft(right_padded(ids, widest), valid, parents=above)
 
 
 Passing = Callable[[int, float], bool]  # whether node n passes a test that it has to pass with a probability

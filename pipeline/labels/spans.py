@@ -15,19 +15,8 @@ from gistgate.core.features import extract, layers_needed
 from gistgate.core.files import save_tensors
 from gistgate.rules.history import PairCounts
 from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.labels import schema
 from pipeline.labels.features import FirstBlocks, divergence, rounds
-from pipeline.labels.schema import (
-    MISMATCH_FOLDER,
-    MISMATCHES,
-    ROWS,
-    Table,
-    checked,
-    concatenated,
-    feature_columns,
-    num_rows,
-    read_labels,
-    read_records,
-)
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
 from pipeline.params import read_params
@@ -56,18 +45,18 @@ def read_spans() -> None:
     pair, prompts = load_pair(params), read_prompts("train")
     observer = FirstBlocks(layers_needed(features), wants_q=True)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
-    table, texts = read_labels()
+    table, texts = schema.read_labels()
     request = request_of(prompts, pair)
     parts = [
         span_rows(part, block, features, own.span)
         for part, block in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
     ]
-    spans = checked(concatenated(parts), {**ROWS, **feature_columns(features)}, SPANS)
+    spans = schema.checked(schema.concatenated(parts), {**schema.ROWS, **schema.feature_columns(features)}, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
-    print(f"{num_rows(spans)} tokens in the spans of {num_rows(table)} mismatches")
+    print(f"{schema.num_rows(spans)} tokens in the spans of {schema.num_rows(table)} mismatches")
 
 
-def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -> Table:
+def span_rows(part: schema.Table, block: Block, features: tuple[str, ...], span: int) -> schema.Table:
     """The first `span` draft tokens of every record's block, each with the record's label."""
     num = min(span, block.draft_ids.shape[1])
     at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
@@ -80,7 +69,7 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
 
 def count_pairs() -> None:
     """Count over all shards of the strict pass, whose own rule refuses every draft token that differs."""
-    shards = read_records(MISMATCH_FOLDER / "strict", MISMATCHES)
+    shards = schema.read_records(schema.MISMATCH_FOLDER / "strict", schema.MISMATCHES)
     counts = PairCounts()
     for records, _ in shards:
         counts.add(records["draft_id"], records["target_id"])

@@ -53,7 +53,7 @@ class Packed:
     text: Text
     at: list[int]  # tokens of the answer in front of each mismatch [M]
     z: list[int]  # the draft's first choices there [M]
-    q: Tensor  # draft logits there [M, V], in the model's dtype
+    q: Tensor | None  # draft logits there [M, V], in the model's dtype; None where no feature reads them
     candidates: list[Candidate]
     window: int
 
@@ -77,7 +77,7 @@ class SuffixLabeller:
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
+        draft: PreTrainedModel | None,
         names: Sequence[str],
         vocabulary: int,
         eos_ids: Collection[int],
@@ -85,7 +85,8 @@ class SuffixLabeller:
         window: int = 16,
         chunk: int = 1024,
     ) -> None:
-        """`names`: features that need no look ahead; `window`: N; `chunk`: rows of logits in memory at a time.
+        """`draft`: finds the mismatches of `label`; `names`: features that need no look ahead; `window`: N; `chunk`:
+        rows of logits in memory at a time.
 
         Where z or y is of `protocol_ids`, or z of `eos_ids`, no gate is asked, so that there is no label.
         """
@@ -100,24 +101,33 @@ class SuffixLabeller:
         self, texts: Sequence[Text], tokens: int, progress: Callable[[int, int], object] = lambda _texts, _labels: None
     ) -> Table:
         """The columns of all mismatches, in the order of the texts; a forward reads about `tokens` tokens."""
-        parts: list[tuple[int, Table]] = []
-        done = labels = 0
+        tables: dict[int, Table] = {}
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index].prompt) - len(texts[index].answer))
-        some = max(1, tokens // 256)
+        some, labels = max(1, tokens // 256), 0
         for start in range(0, len(order), some):
             group = order[start : start + some]
-            packed = dict(zip(group, self.mismatches([texts[index] for index in group]), strict=True))
-            for batch in batches({index: one for index, one in packed.items() if one.candidates}, tokens):
-                found = self.read([packed[index] for index in batch])
-                parts += zip(batch, found, strict=True)
-                labels += sum(len(table["loss"]) for table in found)
-            done += len(group)
-            progress(done, labels)
-        tables = [table for _, table in sorted(parts, key=lambda part: part[0])]
-        return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+            tables |= zip(group, self.read_all(self.mismatches([texts[index] for index in group]), tokens), strict=True)
+            labels += sum(len(tables[index].get("loss", ())) for index in group)
+            progress(start + len(group), labels)
+        found = [tables[index] for index in range(len(texts)) if tables[index]]
+        return {name: torch.cat([table[name] for table in found]) for name in found[0]} if found else {}
+
+    @torch.inference_mode()
+    def read_all(self, packed: Sequence[Packed], tokens: int) -> list[Table]:
+        """Labels and features of the mismatches of every text, none for a text without; the target reads in batches."""
+        tables: list[Table] = [{} for _ in packed]
+        waiting = [index for index, one in enumerate(packed) if one.candidates]
+        waiting.sort(key=lambda index: -packed[index].length)  # a batch holds rows of about one length
+        while waiting:
+            fits = max(1, tokens // packed[waiting[0]].length)
+            batch, waiting = waiting[:fits], waiting[fits:]
+            for index, table in zip(batch, self.read([packed[index] for index in batch]), strict=True):
+                tables[index] = table
+        return tables
 
     def mismatches(self, texts: Sequence[Text]) -> list[Packed]:
         """Every text with its mismatches and their candidates; the draft reads the texts at once."""
+        assert self.draft is not None
         rows = [[*text.prompt, *text.answer][:-1] for text in texts]
         longest, device = max(map(len, rows)), self.draft.device
         ids_BT = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
@@ -127,15 +137,23 @@ class SuffixLabeller:
             first = len(text.prompt) - 1
             q_TV = head(h_TD[first : first + len(text.answer)])[:, : self.vocabulary]
             z_T, y_T = q_TV.argmax(-1).tolist(), list(text.answer)
-            usable = len(y_T) if y_T[-1] in self.eos else len(y_T) - self.window
-            at = [
-                place
-                for place, (z, y) in enumerate(zip(z_T, y_T, strict=True))
-                if z != y and z not in self.never and (y in self.eos or y not in self.never) and place < usable
-            ]
-            candidates = [one for number, place in enumerate(at) for one in aligned(number, place, z_T[place], y_T)]
-            packed.append(Packed(text, at, [z_T[place] for place in at], q_TV[at], candidates, self.window))
+            at = [place for place, (z, y) in enumerate(zip(z_T, y_T, strict=True)) if z != y]
+            packed.append(self.packed(text, at, [z_T[place] for place in at], q_TV))
         return packed
+
+    def packed(self, text: Text, at: Sequence[int], z: Sequence[int], q_TV: Tensor | None = None) -> Packed:
+        """The row of a text with draft tokens z in front of its tokens `at`, without those that get no label."""
+        y_T = list(text.answer)
+        usable = len(y_T) if y_T[-1] in self.eos else len(y_T) - self.window
+        rows = [
+            (place, token)
+            for place, token in zip(at, z, strict=True)
+            if token not in self.never and (y_T[place] in self.eos or y_T[place] not in self.never) and place < usable
+        ]
+        candidates = [one for number, row in enumerate(rows) for one in aligned(number, *row, y_T)]
+        places = [place for place, _ in rows]
+        q_MV = None if q_TV is None else q_TV[places]
+        return Packed(text, places, [token for _, token in rows], q_MV, candidates, self.window)
 
     def read(self, packed: Sequence[Packed]) -> list[Table]:
         """Labels and features of some texts, in one forward of the target."""
@@ -188,11 +206,11 @@ class SuffixLabeller:
         rows_M2, device = torch.tensor([before, list(read)]).T, self.target.device
         found: dict[str, list[Tensor]] = {name: [] for name in self.names}
         few = max(1, self.chunk // 4)  # a block holds several tensors of the logits' size
-        for part in torch.arange(len(one.at)).split(few):
+        for part in torch.arange(len(one.at) if self.names else 0).split(few):
             hidden = {layer: state[rows_M2[part].to(device)] for layer, state in states.items()}
             logits = self.target.get_output_embeddings()(hidden["post"])[..., : self.vocabulary].float()
             z_M1 = torch.tensor([[one.z[index]] for index in part.tolist()], device=device)
-            q = one.q[part.to(one.q.device)].float().softmax(-1)[:, None].to(device)
+            q = None if one.q is None else one.q[part.to(one.q.device)].float().softmax(-1)[:, None].to(device)
             block = Block(z_M1, torch.ones_like(z_M1, dtype=torch.bool), logits, q=q, hidden=hidden)
             for name, values in extract(block, self.names).items():
                 found[name].append(values[:, 0].float().cpu())
@@ -216,18 +234,6 @@ def aligned(mismatch: int, at: int, z: int, answer: Sequence[int]) -> Iterator[C
     if z in ahead:
         after.append(at + 2 + ahead.index(z))
     return (Candidate(mismatch, way, at, start) for way, start in enumerate(after) if start < len(answer))
-
-
-def batches(packed: dict[int, Packed], tokens: int) -> Iterator[list[int]]:
-    """Keys of texts of about one length, whose rows together have at most `tokens` slots, or of a single one."""
-    batch: list[int] = []
-    for index in sorted(packed, key=lambda index: -packed[index].length):
-        if batch and (len(batch) + 1) * packed[batch[0]].length > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def rows_of(packed: Sequence[Packed], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

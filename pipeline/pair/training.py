@@ -1,23 +1,19 @@
-"""Teach one model of the embedded pair with PyTorch Lightning; an interrupted training resumes where it was."""
+"""Teach one model of the embedded pair with PyTorch Lightning."""
 
-import math
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
-from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.callbacks import TQDMProgressBar
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from gistgate.core.files import write_atomic
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
 
@@ -29,15 +25,6 @@ IGNORED = -100  # label of positions without loss: the question and the padding
 def lightning_bar(refresh_rate: int) -> TQDMProgressBar:
     """Lightning's bar, refreshed after so many steps; silent for 0 and in a log."""
     return TQDMProgressBar(refresh_rate=refresh_rate if sys.stdout.isatty() else 0)
-
-
-class WholeCheckpoints(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it, where Lightning itself writes in place."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint; where that fails, the one before it stays."""
-        save = super().save_checkpoint
-        write_atomic(path, lambda part: save(checkpoint, part, storage_options))
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -159,30 +146,18 @@ def learning_rate(step: int, steps: int, warmup: float) -> float:
 class LanguageModule(pl.LightningModule):
     """Next-token loss on solutions; Muon for the matrices, Adam for embeddings and norms."""
 
-    def __init__(self, model: LlamaForCausalLM, size: ModelTraining, params: PairTrainingParams, batches: Any) -> None:
+    def __init__(self, model: LlamaForCausalLM, size: ModelTraining, warmup: float) -> None:
         super().__init__()
-        self.model, self.size, self.params, self.batches = model, size, params, batches
+        self.model, self.size, self.warmup = model, size, warmup
         self.fast_bfloat16 = has_fast_bfloat16()
         self.automatic_optimization = False  # two optimisers, one backward pass
-        self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
         self.losses: list[float] = []
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["losses"] = self.losses
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.losses = checkpoint["losses"]
-
-    def train_dataloader(self) -> DataLoader:  # `save_every` batches an epoch, so that a resumed one sees the same
-        begin = self.trainer.current_epoch * self.params.save_every
-        with_labels = partial(collate, pad=self.model.config.pad_token_id)
-        return DataLoader(self.batches[begin : begin + self.params.save_every], None, collate_fn=with_labels)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """One step of both optimisers on the mean cross entropy of the positions with a label; logits are made for
         these alone."""
         ids_BT, labels_BT = batch
-        factor = learning_rate(int(self.steps_done), self.size.steps, self.params.warmup)
+        factor = learning_rate(len(self.losses), self.size.steps, self.warmup)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
             hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
             has_loss = labels_BT[:, 1:] != IGNORED
@@ -194,7 +169,6 @@ class LanguageModule(pl.LightningModule):
                 group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        self.steps_done += 1
         self.log("loss", loss.detach(), prog_bar=True)
         self.losses.append(float(loss.detach()))
         return loss.detach()
@@ -215,33 +189,23 @@ def train_model(
     tokenizer: PreTrainedTokenizerBase,
     documents: Sequence[dict[str, str]],
     seed: int,
-    scratch: Path,
 ) -> tuple[LlamaForCausalLM, list[float]]:
-    """Train a model on `documents`; returns the loss of every step as well.
-
-    A training that finds the checkpoint `<name>.ckpt` in the folder `scratch` continues from it.
-    """
+    """Train a model on `documents`; returns the loss of every step as well."""
     model = make_model(size, tokenizer, seed).train()
     rows = encode(tokenizer, documents)
     planned = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
-    batches = [[rows[i] for i in batch] for batch in planned]
-    module = LanguageModule(model, size, params, batches)
-    checkpoint = scratch / f"{name}.ckpt"
+    batches: Any = [[rows[i] for i in batch] for batch in planned]
+    module = LanguageModule(model, size, params.warmup)
     trainer = pl.Trainer(
-        max_epochs=math.ceil(size.steps / params.save_every),
-        reload_dataloaders_every_n_epochs=1,
+        max_epochs=1,
         accelerator="auto",
         devices=1,
         logger=False,
+        enable_checkpointing=False,
         enable_model_summary=False,
-        plugins=[WholeCheckpoints()],
-        callbacks=[
-            # Both train at once, and the target takes longer.
-            lightning_bar(10 if name == "target" else 0),
-            ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
-        ],
+        callbacks=[lightning_bar(10 if name == "target" else 0)],  # both train at once, and the target takes longer
     )
-    trainer.fit(module, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
+    trainer.fit(module, DataLoader(batches, None, collate_fn=partial(collate, pad=model.config.pad_token_id)))
     return model.eval().cpu(), module.losses
 
 

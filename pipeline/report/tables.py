@@ -187,16 +187,8 @@ def card(
     config: GateConfig, certificate: Certificate, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]
 ) -> str:
     """The text of README.md, from the calibration `report` of a method and what `evaluations` returned."""
-    templates = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # Markdown
-        finalize=plain_markdown,
-    )
-    return templates.get_template("card.md.j2").render(
+    return markdown_page(
+        "card",
         gate=config,
         certificate=certificate,
         report=report,
@@ -207,6 +199,20 @@ def card(
         task_options=task_options(config.labels.get("task")),
         percent=percent,
     )
+
+
+def markdown_page(name: str, **content: Any) -> str:
+    """The template `<name>.md.j2`, filled."""
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown
+        finalize=plain_markdown,
+    )
+    return templates.get_template(f"{name}.md.j2").render(**content)
 
 
 def task_options(name: str | None) -> str:

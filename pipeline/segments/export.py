@@ -20,6 +20,7 @@ from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SEGMENTS
 from pipeline.report.summary import at_budget
+from pipeline.report.tables import markdown_page
 from pipeline.run import run
 
 EXPORT = MODELS / "segments-export"
@@ -35,7 +36,7 @@ def main() -> None:
     def fill(folder: Path) -> None:
         probes.save(folder, pair.target, pair.draft_model, **notes)
         shutil.copytree(SEGMENTS / GATE, folder / GATE)
-        write_text(folder / "README.md", card(certificate))
+        write_text(folder / "README.md", markdown_page("segments", certificate=certificate, gate=GATE))
         write_code(folder, CODE)
 
     write_atomic(EXPORT, fill)
@@ -56,30 +57,6 @@ def certificate_of(params: Params, report: dict[str, Any]) -> dict[str, Any]:
         "n": found["n"],
         "bound": found["bound"],
     }
-
-
-def card(certificate: dict[str, Any]) -> str:
-    """The text of README.md."""
-    proof = (
-        f"At most {100 * certificate['budget']:g} % of the prompts are lost against strict verification, with "
-        f"confidence {certificate['confidence']:g} ({certificate['n']} prompts, bound {certificate['bound']:.4f})."
-        if certificate
-        else "Nothing is certified: it decodes strictly until settings are named."
-    )
-    return f"""---
-library_name: transformers
-tags: [speculative-decoding, custom_generate]
----
-# Segment probes
-
-Probes of a target and a draft model: whole segments of the draft stay where the target finds their meaning probable.
-{proof} The token gate for refused segments lies in `{GATE}/`.
-
-```python
-parts = {{"draft_model": DRAFT, "segments": FOLDER, "tokenizer": TOKENIZER}}
-model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, **parts)
-```
-"""
 
 
 if __name__ == "__main__":

@@ -16,20 +16,8 @@ import torch
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline.decode import read_prompts, request_of
+from pipeline.labels import schema
 from pipeline.labels.features import FeatureReader
-from pipeline.labels.schema import (
-    FEATURE_FOLDER,
-    FEATURES,
-    LABEL_FOLDER,
-    LABELS,
-    PLACE,
-    Table,
-    Texts,
-    checked,
-    feature_columns,
-    num_rows,
-    read_records,
-)
 from pipeline.labels.vllm import StateFeatures, served_features
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
@@ -45,7 +33,7 @@ def main(goal: str) -> None:
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
     shards = shards_of(params, goal)
-    count = len(shard_files(LABEL_FOLDER / GOALS[goal]))
+    count = len(shard_files(schema.LABEL_FOLDER / GOALS[goal]))
     missing = shards.missing(count)
     side_by_side(reading, (params, goal), missing, params.decoding.workers, f"features, {goal}", "shard")
     if not is_first():
@@ -53,7 +41,7 @@ def main(goal: str) -> None:
     # A near tie may turn in another batch. Of large features only this column is read.
     same = torch.cat([load_tensors(shards.path(index), ("same_target",))["same_target"] for index in range(count)])
     summary = {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())}
-    shards.publish(count, FEATURE_FOLDER / goal, summary)
+    shards.publish(count, schema.FEATURE_FOLDER / goal, summary)
 
 
 def features_of(params: Params, goal: str) -> tuple[str, ...]:
@@ -64,7 +52,7 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
 
 def shards_of(params: Params, goal: str) -> Shards:
     """Where finished shards of a goal wait."""
-    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair)]
+    files = [schema.LABEL_FOLDER / GOALS[goal], *pair_files(params.pair)]
     return Shards(
         f"features-{goal}", params.pair, params.decoding.deciding, params.engine, features_of(params, goal), *files
     )
@@ -80,15 +68,16 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
         reader = served_features(params, pair, prompts, names)
     else:
         reader = FeatureReader(pair, prompts, names, params.decoding.block)
-    shards, labels = shards_of(params, goal), read_records(LABEL_FOLDER / GOALS[goal], LABELS)
+    shards, labels = shards_of(params, goal), schema.read_records(schema.LABEL_FOLDER / GOALS[goal], schema.LABELS)
     request = request_of(prompts, pair)
 
-    def read(records: Table, texts: Texts, index: int) -> Table:
-        shared = {name: records[name] for name in (*PLACE, "kept")}
-        if not num_rows(records):
+    def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:
+        shared = {name: records[name] for name in (*schema.PLACE, "kept")}
+        if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)
-        return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}", OVERFLOW)
+        columns = {**schema.FEATURES, **schema.feature_columns(names)}
+        return schema.checked({**shared, **found}, columns, f"Shard {index}", OVERFLOW)
 
     return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytorch_lightning as pl
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from gistgate.core.batches import decode_all
 from gistgate.core.decoder import Decoder
-from gistgate.core.files import fingerprint, read_json, read_json_lines, write_atomic, write_json, write_text
+from gistgate.core.files import fingerprint, read_json_lines, write_atomic, write_json, write_text
 from gistgate.core.request import total
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
@@ -31,8 +32,8 @@ from pipeline.pair.pair import check_pair, load_pair, read_pair
 from pipeline.pair.training import accuracy, train_model
 from pipeline.pair.world import documents, prompt_text, train_tokenizer, write_task_files
 from pipeline.params import PairTrainingParams, Params, build, read_params
-from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, SCRATCH, WORLD
-from pipeline.run import run, seed_everything, side_by_side
+from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
+from pipeline.run import run, side_by_side
 
 ROLES = ("target", "draft")
 SHOWN = 10  # steps of a point of the tracked curves
@@ -42,7 +43,7 @@ def main() -> None:
     params = read_params()
     for name in params.methods:  # what is wrong with one is said now, not after hours
         params.method(name)
-    seed_everything(params.seed)
+    pl.seed_everything(params.seed, verbose=False)
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
     if training is not None:
@@ -68,10 +69,8 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> P
 def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
     quiet()
-    # An interrupted training resumes only under the source that it began with.
-    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed)}"
-    side_by_side(trainer, (params, scratch), ROLES, params.decoding.workers, "train", "model")
-    losses = {role: read_json(losses_of(role, scratch)) for role in ROLES}
+    done = side_by_side(trainer, params, ROLES, params.decoding.workers, "train", "model")
+    losses = dict(zip(ROLES, done, strict=True))
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
     print_report(report)
@@ -82,46 +81,33 @@ def train_embedded(params: Params) -> None:
             f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
             f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
         )
-    shutil.rmtree(scratch, ignore_errors=True)  # last: whoever lowers the demand does not train again
 
 
-def trainer(settings: tuple[Params, Path]) -> Callable[[str], None]:
-    """Trains and saves one model after the other; `settings` are the parameters and the folder of checkpoints."""
-    params, scratch = settings
+def trainer(params: Params) -> Callable[[str], list[float]]:
+    """Trains and saves one model after the other, and returns its losses."""
     quiet()
     tokenizer = train_tokenizer()
 
-    def work(role: str) -> None:
+    def work(role: str) -> list[float]:
         size = getattr(params.pair_training, role)
         corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
         seed = 2 * params.seed + ROLES.index(role)
-        model, losses = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
+        model, losses = train_model(role, size, params.pair_training, tokenizer, corpus, seed)
         save_model(model, tokenizer, EMBEDDED / role)
-        write_json(losses_of(role, scratch), losses)
+        return losses
 
     return work
-
-
-def losses_of(role: str, scratch: Path) -> Path:
-    """Where the losses of a training wait for the end of the stage."""
-    return scratch / f"{role}.losses.json"
 
 
 def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]) -> None:
     """A run with the settings of the training, what both models can do, and their losses: means of so many steps."""
     with tracking.run(params, "pair", kind="pair") as record:
-        record.log_params({"world": asdict(params.world), **training(params)})
+        record.log_params({"world": asdict(params.world), **asdict(params.pair_training)})
         record.log_metrics({role: report[role] for role in ROLES})
         for role, values in losses.items():
             means = [fmean(values[start : start + SHOWN]) for start in range(0, len(values), SHOWN)]
             record.log_curve(f"{role}.loss", means, SHOWN)
         record.log_data(WORLD, "training")
-
-
-def training(params: Params) -> dict[str, Any]:
-    """The training's settings that change weights."""
-    block = asdict(params.pair_training)
-    return {key: block[key] for key in ("target", "draft", "warmup", "save_every")}
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import ModelIdentity, TokenizerIdentity, gate_hash
+from gistgate.core.identity import ModelIdentity, TokenizerIdentity, gate_hash, identify_model, identify_tokenizer
+from tests.tiny import byte_tokenizer
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
 POINT = OperatingPoint(
@@ -34,6 +35,16 @@ def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:
         scope={}, points=points or (POINT,),
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def linear_gate(target: Any, draft: Any, tokenizer: Any = None, **more: Any) -> Gate:
+    """An untrained gate of loaded tiny models on the last states; it finds everything harmless."""
+    partners = (
+        identify_model(target),
+        draft and identify_model(draft),
+        identify_tokenizer(tokenizer or byte_tokenizer()),
+    )
+    return Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners, **more))
 
 
 def gate_with(slope: float = 1.0) -> Gate:

@@ -10,17 +10,6 @@ from gistgate.certificates.outcomes import WORSE, Capped, LogProbability, Pairwi
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
-def test_a_judge_that_prefers_the_first_place_says_nothing(monkeypatch):
-    judge = PairwiseJudge(None, None, byte_tokenizer())
-    monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: True)
-    assert judge.differences([{"context": ""}], [[5]], [[6]]).tolist() == [0.0]
-    monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: one < other)
-    assert np.abs(judge.differences([{"context": ""}], [[5]], [[6]])).tolist() == [1.0]
-    monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: one == "A")
-    prompts, a, b = [{"context": ""}] * 3, [38 - 3], [39 - 3]
-    assert judge.differences(prompts, [a, b, a], [b, a, a]).tolist() == [1.0, -1.0, 0.0]
-
-
 class Reader:
     """A judge that finds the answer with an exclamation mark better, and keeps what it was asked."""
 
@@ -50,12 +39,14 @@ def test_a_judge_reads_request_and_answers_and_says_a_or_b():
         places = [asked.index(part) for part in parts]
         assert places == sorted(places) and asked.endswith("The better answer is")
     assert len(reader.asked) == 4
-    assert not judge.prefers_first("", "same", "same")  # the stub says B
+    assert judge.differences(prompts, [plain], [plain[:2]]).tolist() == [0.0]  # a judge that always says B says nothing
 
 
-def test_log_probabilities_do_not_depend_on_the_rows_beside_them():
+@pytest.mark.parametrize("size", [1, 3, 32])
+def test_log_probabilities_do_not_depend_on_the_rows_beside_them(size, monkeypatch):
+    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)  # a random model finds all tokens improbable
     model, _ = tiny_pair()
-    score, sizes = LogProbability(model), ((1, 1), (5, 3), (2, 7), (9, 2))
+    score, sizes = LogProbability(model, batch_size=size), ((1, 1), (5, 3), (2, 7), (9, 2))
     texts = [([3 + p + i for i in range(p)], [50 + p + i for i in range(a)]) for p, a in sizes]
     singly = []
     for prompt, answer in texts:
@@ -64,21 +55,9 @@ def test_log_probabilities_do_not_depend_on_the_rows_beside_them():
         singly.append(np.mean([float(logp_TV[len(prompt) + i - 1, token]) for i, token in enumerate(answer)]))
     assert score.means(texts) == pytest.approx(singly, abs=1e-5)
     assert score.means([([3, 4], []), texts[1]]) == [WORSE, pytest.approx(singly[1], abs=1e-5)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 32])
-def test_log_probabilities_are_compared_prompt_by_prompt_in_every_size_of_batch(size, monkeypatch):
-    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)  # a random model finds all tokens improbable
-    model, _ = tiny_pair()
-    prompts = [{"ids": [3, 4, 5]}, {"ids": [6]}, {"ids": [7, 8]}, {"ids": [9, 9, 9]}]
-    strict, loose = [[10], [11], [12, 13], [14]], [[20, 21], [11], [22], [24]]
-    alone = LogProbability(model, batch_size=32)
-    expected = [float(alone.differences([p], [s], [o])[0]) for p, s, o in zip(prompts, strict, loose, strict=True)]
-    found = LogProbability(model, batch_size=size).differences(prompts, strict, loose)
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert expected[1] == 0 and all(expected[i] != 0 for i in (0, 2, 3))
-    mean = alone.means([([3, 4], [7])])[0]  # against an empty answer, which is as bad as the worst
-    assert alone.differences([{"ids": [3, 4]}], [[7]], [[]])[0] == pytest.approx(1 + mean / 10, abs=1e-5)
+    prompts, answers = [{"ids": prompt} for prompt, _ in texts], [answer for _, answer in texts]
+    d = score.differences(prompts, answers, [[], answers[1], [], []])  # an empty answer is as bad as the worst
+    assert d == pytest.approx([1 + singly[0] / 10, 0.0, 1 + singly[2] / 10, 1 + singly[3] / 10], abs=1e-5)
 
 
 def test_an_answer_is_cut_where_it_is_as_long_as_it_may_be():

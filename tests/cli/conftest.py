@@ -3,9 +3,7 @@
 import pytest
 
 from gistgate.cli import main as cli
-from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import identify_model, identify_tokenizer
-from tests.certificates.proofs import point, proof_for
+from tests.certificates.proofs import linear_gate, point, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 
@@ -13,13 +11,9 @@ from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 def pair(tmp_path_factory):
     """Folders of a target, its draft and a gate that finds everything harmless."""
     folder = tmp_path_factory.mktemp("pair")
-    tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
-    save_pair(folder, target, draft, tokenizer)
-    config = GateConfig(
-        {"type": "linear"}, {"h_tok:post": 32}, identify_model(target), identify_model(draft),
-        identify_tokenizer(tokenizer),
-    )  # fmt: skip
-    gate = Gate(config)
+    target, draft = tiny_pair(noise=0.3)
+    save_pair(folder, target, draft, byte_tokenizer())
+    gate = linear_gate(target, draft)
     gate.save(folder / "gate")
     proof_for(gate, point(0.01, certified=False), point(0.03, settings={"risk": 1.0})).save(folder / "gate")
     return folder

@@ -100,8 +100,6 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
         (["--target", "a/b", "--draft", "a/c", "--task", "nowhere.yaml"], "The task file nowhere.yaml is missing"),
         (["--target", "a/b", "--draft", "a/c", "--dtype", "int8"], "There is no dtype 'int8'"),
         (["--embedded", "--draft", "a/c"], "--embedded trains a pair of its own"),
-        (["--embedded", "--drafter", "suffix"], "--embedded trains a pair of its own"),
-        (["--target", "a/b", "--draft", "a/c", "--drafter", "suffix"], "either --draft, or --drafter"),
         (["--target", "a/b", "--drafter", "model"], "There is no drafter 'model' for a project"),
     ],
 )

@@ -11,7 +11,6 @@ from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
-from gistgate.measure import speed as timing
 from tests.certificates.proofs import certificate, point
 
 
@@ -98,15 +97,6 @@ def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pai
     assert "another temperature (0.0 certified, 0.7 here)" in run("generate", *arguments, "--temperature", 0.7)[2]
     for command in ("generate", "trace"):
         assert "another prompting (chat_template False certified" in run(command, *arguments, "--chat")[2]
-
-
-@pytest.mark.parametrize("asked, drafted", [("0", 5.0), ("1", 5.0), ("auto", 4.0), ("auto", 6.0)])
-def test_a_batch_that_does_not_pay_is_plain(run, pair, monkeypatch, asked, drafted):
-    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else drafted)
-    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24, "--speculate-up-to", asked)
-    status, _, said = run("generate", pair / "target", "Tom has", *arguments)
-    assert status == 0 and "24 tokens in" in said and "(tau " in said
-    assert ("tau 1.00" in said) == (asked == "0" or (asked == "auto" and drafted < 5))
 
 
 def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, pair, tmp_path):

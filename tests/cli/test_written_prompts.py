@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 SYSTEM = "Be brief."
-Run = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.filterwarnings("error:.*chat template")  # it is in place, or the user was told of it
 
 
@@ -111,11 +109,6 @@ def test_a_certificate_of_chats_takes_part_on_prompts_of_its_own_system_text(tun
         assert status == 0 and "Left out" in err and "another prompting" in err
         # The user's word counts: a template may write more than the texts, such as the date.
         assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
-    made = Gate.load(place / "gate").certificate
-    assert made is not None
-    plain = {"num_fewshot": 0, "chat_template": False, "system": None}
-    replace(made, scope={**made.scope, "prompting": plain}).save(place / "gate")
-    assert "another prompting" in tune(write(place, target, None))[2]
 
 
 @pytest.mark.parametrize("command", ["doctor", "bench"])

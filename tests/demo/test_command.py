@@ -7,7 +7,6 @@ import urllib.request
 
 import pytest
 
-from gistgate.demo.server import claim
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 pytest.importorskip("uvicorn")
@@ -27,15 +26,6 @@ def start(pair, *arguments):
     line += ["--no-browser", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, line)], **pipes)
-
-
-def test_a_port_in_use_is_one_sentence_and_status_1(pair):
-    with claim(0) as taken:
-        done = start(pair, "--port", taken.getsockname()[1])
-        out, err = done.communicate(timeout=120)
-    assert done.returncode == 1 and out == ""
-    told = "cannot be used (Address already in use). Name another one with --port; --port 0 takes a free one."
-    assert err.strip().splitlines()[-1].endswith(told)
 
 
 @pytest.mark.parametrize("is_answering", [False, True])

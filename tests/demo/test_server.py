@@ -67,6 +67,7 @@ def test_a_request_that_the_decoder_refuses_is_a_sentence_in_the_stream(address)
 
 @pytest.mark.parametrize("body, headers, status", [
     ({"prompt": "", "setting": 0, "max_new_tokens": 4}, {}, 400),
+    ({"prompt": "x", "setting": 99, "max_new_tokens": 4}, {}, 400),
     ("no json", {}, 400),
     ({"prompt": "x", "setting": 0, "max_new_tokens": 4}, {"Content-Type": "text/plain"}, 415),
     ({"prompt": "x", "setting": 0, "max_new_tokens": 4}, {"Host": "elsewhere.example"}, 400),

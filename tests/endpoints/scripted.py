@@ -17,18 +17,13 @@ class Script:
 
     wrong: frozenset[int] = frozenset()  # numbers n whose n + 1 it gets wrong
     rambling: frozenset[int] = frozenset()  # numbers n whose answers run to the limit
-    drops: dict[int, int] = field(
-        default_factory=dict
-    )  # how often it drops the connection at a number before it answers
+    drops: dict[int, int] = field(default_factory=dict)  # how often it drops the connection at a number
     statuses: dict[int, int] = field(default_factory=dict)  # status with which it refuses a number, always
     reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
     delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
-    pages: dict[int, Any] = field(
-        default_factory=dict
-    )  # what it sends with status 200 in place of an answer: a text, or JSON
+    pages: dict[int, Any] = field(default_factory=dict)  # a text or JSON with status 200 in place of an answer
     model: str = "adder"
-    says: str = "adder"
-    """Model that an answer names."""
+    says: str = "adder"  # model that an answer names
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests that were answered
 
 
@@ -62,30 +57,12 @@ class Handler(BaseHTTPRequestHandler):
         self.script.asked.append(body)
         text = f" It is so. #### {n + 1 + (n in self.script.wrong)}"
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
-        if body.get("stream"):
-            self.stream(text, reason)
-            return
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
         self.send(
             {"id": "1", "object": "x", "created": 1, "model": self.script.says, "choices": [choice], "usage": usage}
         )
-
-    def stream(self, text: str, reason: str) -> None:
-        """The answer word by word, then its length."""
-        head = {"id": "1", "object": "text_completion", "created": 1, "model": self.script.says}
-        words = [{"index": 0, "text": f"{word} ", "finish_reason": None} for word in text.split()]
-        parts = [{**head, "choices": [word]} for word in words]
-        parts.append({**head, "choices": [{"index": 0, "text": "", "finish_reason": reason}]})
-        usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
-        parts.append({**head, "choices": [], "usage": usage})
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        for part in parts:
-            self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
 
     def send(self, value: Any, status: int = 200) -> None:
         """Answer with JSON, or with a text as a page."""

@@ -83,7 +83,6 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(model="other"), "does not serve 'adder'. It serves: other"),
         (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
-        (Script(pages={0: {"model": "adder", "choices": [{}]}}), "OpenAI protocol|is not whole"),
     ],
 )
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
@@ -112,11 +111,9 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
     "changes, message",
     [
         ({"loose_body": "[1]"}, "is no JSON object"),
-        ({"loose_body": "{"}, "is no JSON"),
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
         ({"loose_endpoint": "localhost:1"}, "is no address of a server"),
-        ({"loose_endpoint": "http://HOST:PORT/v1"}, "is no address of a server"),
         ({"loose_endpoint": "http://127.0.0.1:9/v1"}, "cannot be reached"),
     ],
 )
@@ -196,9 +193,6 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
         for more, message in (
             ([], "name both"),
             (["--loose-endpoint", loose, "--rule", "fly"], "--rule means nothing"),
-            (["--loose-endpoint", loose, "--score", "capped"], "--score means nothing where two servers"),
-            (["--loose-endpoint", loose, "--set", "r=0.3"], "--set means nothing where two servers"),
-            (["--loose-endpoint", loose, "--quantise-draft", "int8"], "--quantise-draft means nothing"),
         ):
             refused = CliRunner().invoke(app, ["calibrate", *given, *more])
             assert isinstance(refused.exception, UserError) and message in str(refused.exception)

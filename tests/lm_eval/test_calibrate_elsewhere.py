@@ -14,8 +14,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
-from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.gate import Gate
+from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import calibrate
 from gistgate.lm_eval.calibrate import load_models
@@ -44,9 +44,7 @@ def place(tmp_path):
 
 def make_gate(place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **certificate: Any) -> Path:
     """A gate of these partners, with a certificate of other weights where `certificate` says something."""
-    partners = identify_model(target), draft and identify_model(draft), identify_tokenizer(TOKENIZER)
-    gate = Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners, labels={"task": "sums"}))
-    gate.save(place / "gate")
+    proofs.linear_gate(target, draft, labels={"task": "sums"}).save(place / "gate")
     if certificate:
         scope = {"target": {"fingerprint": "another"}, **certificate.pop("scope", {})}
         proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), **certificate, scope=scope).save(place / "gate")
@@ -92,19 +90,6 @@ def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
     found = load_models(Options(**named))
     assert getattr(found.draft, "quantised", None) == "int4"
 
-    bare = load_models(Options(**named, quantise_draft="none"))  # as a GPU needs it
-    assert getattr(bare.draft, "quantised", None) is None and bare.gate is not None
-    assert bare.gate.strict_reason is not None and "--quantise-draft int4" in bare.gate.strict_reason
-
-
-def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place):
-    target = load_target(str(place / "target")).model
-    gate = make_gate(place, target, load_draft(place / "draft", target, TOKENIZER, vocabulary=place / "words.json"))
-    named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
-    with pytest.raises(UserError, match="Name its file with --draft-vocabulary"):
-        load_models(Options(**named))
-    assert load_models(Options(**named, draft_vocabulary=str(place / "words.json"))).gate
-
 
 @pytest.mark.parametrize(
     "certificate, expected",
@@ -119,35 +104,3 @@ def test_the_command_calibrates_the_same_way_of_decoding(place, monkeypatch, cer
     said = sentence(make_gate(place, target, draft, **certificate), load_target(str(place / "moved")).model, draft)
     options = options_of(said, monkeypatch)
     assert (options.rule, options.drafter, options.block) == expected
-
-
-def test_gguf_files_are_named_themselves(tmp_path, monkeypatch):
-    from tests.gguf_file import write_gguf
-
-    first, second, third = (write_gguf(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1, 2))
-    trained = load_target(str(first), "float32", "cpu")
-    draft = load_draft(tmp_path, trained.model, trained.tokenizer, gguf="2.gguf")
-    partners = identify_model(trained.model), identify_model(draft), identify_tokenizer(trained.tokenizer)
-    Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save(tmp_path / "gate")
-    served = load_target(str(tmp_path), "float32", "cpu", gguf="1.gguf")
-    said = Gate.load(tmp_path / "gate", served.model, draft, served.tokenizer, other_weights=True).strict_reason or ""
-    options = options_of(said, monkeypatch)
-    assert (options.task, options.target, options.draft) == ("TASK", str(second), str(third))
-    found = load_models(options)
-    assert identify_model(found.target) == identify_model(served.model) and found.draft is not None
-    assert identify_model(found.draft) == identify_model(draft)
-
-
-def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place, monkeypatch):
-    target, draft = tiny_pair()
-    gate = make_gate(place, target, draft)
-    moved = load_target(str(place / "moved")).model
-    moved.config.name_or_path = ""
-    assert options_of(sentence(gate, moved, draft), monkeypatch).target == "TARGET"
-
-
-def test_a_draft_that_is_not_there_cannot_be_lighter(place):
-    named = {"task": "sums", "target": str(place / "target"), "rule": "prob", "drafter": "lookup"}
-    for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
-        with pytest.raises(UserError, match="say how a draft is loaded, and no draft is named"):
-            load_models(Options(**named, out=place / "certificate", **lighter))

@@ -70,5 +70,5 @@ def test_documents_differ_and_state_their_own_facts(name):
     assert len({task.problem(doc) for doc in [*train, *test]}) == sum(SIZES.values())
     for doc in test:
         listed = task.question(doc).partition("\n")[2]
-        assert len(doc["facts"]) == 6 and task.score(doc, listed) == 1 and task.score(doc, "") == 0
+        assert len(doc["facts"]) == 5 and task.score(doc, listed) == 1 and task.score(doc, "") == 0
     assert load_task(TaskSpec(name)).documents("test")[:9] == test[:9]

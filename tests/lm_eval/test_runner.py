@@ -13,10 +13,7 @@ FINE = {
     "much printing": "import sys\nprint('x' * 1_000_000)\nprint('y', file=sys.stderr)",
     "a file in its own folder": "import os\nassert os.listdir() == []\nopen('a', 'w').write('b')\nos.remove('a')",
     "a dataclass": "from dataclasses import dataclass\n@dataclass\nclass A:\n    a: int\nassert A(1).a == 1",
-    "a temporary file": "import tempfile\nwith tempfile.NamedTemporaryFile('w') as file:\n    file.write('a')",
     "a temporary folder": "import tempfile\nwith tempfile.TemporaryDirectory() as place: open(place + '/a', 'w')",
-    "copies": "import os, shutil\nos.mkdir('a')\nopen('b', 'w')\nshutil.copy2('b', 'a')\nshutil.move('a/b', 'c')",
-    "a database": "import sqlite3\nsqlite3.connect(':memory:')\nsqlite3.connect('a').execute('create table b (c)')",
     "what only a start by hand does": "if __name__ == '__main__':\n    raise SystemExit(input())",
     "closed input": "import sys\nassert sys.stdin is None or sys.stdin.read() == ''",
 }
@@ -28,7 +25,6 @@ BROKEN = {
     "a memory bomb": "kept = []\nwhile True: kept.append('x' * 1_000_000)",
     "a name that is only in an annotation": "def f(a: List[int]): return a",
     "a huge file": "open('a', 'wb').write(bytes(3_000_000))",
-    "a recursion without end": "def f(): return f()\nf()",
     "leaving early": "import sys\nsys.exit(0)",
     "leaving at once": "import os\nos._exit(0)",
     "half a character": "x = '\ud800'\nraise ValueError",

@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task, find_task
-from pipeline.decode import load_task, task_spec
+from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
@@ -166,25 +166,11 @@ def test_documents_may_come_from_a_folder(tmp_path):
         ("training_split: train\n", "", "no training split"),
         ("output_type: generate_until", "output_type: loglikelihood", "'loglikelihood', which decodes nothing"),
         ("higher_is_better: true", "higher_is_better: false", "less is better"),
+        ("/test.jsonl", "/none.jsonl", "could not be loaded"),
+        ("exact_match, aggregation: mean", "chrf, aggregation: chrf", "not a number from 0 to 1"),
     ],
 )
 def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path, old, new, sentence):
     write_task(tmp_path, **{old: new})
     with pytest.raises(UserError, match=sentence):
-        load(tmp_path)
-
-
-def test_a_missing_file_and_a_metric_over_the_whole_corpus_are_refused(tmp_path):
-    write_task(tmp_path)
-    (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(UserError, match="could not be loaded"):
-        load(tmp_path)
-    write_task(tmp_path, **{"metric: exact_match, aggregation: mean": "metric: chrf, aggregation: chrf"})
-    task = load(tmp_path)
-    with pytest.raises(UserError, match="not a number from 0 to 1"):
-        task.score(task.documents("train")[0], "#### 1")
-
-
-def test_the_projects_own_tasks_are_found():
-    with pytest.raises(UserError, match="task_data"):
-        load_task(parse_params({"task": "gsm8k", "task_data": "/nowhere"}))
+        load(tmp_path).score({"question": "0 + 1?", "answer": "#### 1"}, "#### 1")

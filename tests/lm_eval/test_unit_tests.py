@@ -10,7 +10,7 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
 from gistgate.lm_eval import code_tasks
 from gistgate.lm_eval import task as tasks
-from gistgate.lm_eval.code_tasks import own_code_eval, process_results, program_of
+from gistgate.lm_eval.code_tasks import own_code_eval, program_of
 from gistgate.lm_eval.task import Task, TaskSpec, load_task
 from tests.tiny import write_rows
 
@@ -66,11 +66,6 @@ def test_the_head_of_a_function_may_be_completed_or_repeated(task):
 )  # fmt: skip
 def test_equal_verdicts_of_the_tests_are_the_same_meaning(task, text, reference, same):
     assert task.same_meaning(WORDS, text, reference) is same
-
-
-def test_a_document_without_tests_is_named():
-    with pytest.raises(UserError, match="has no text 'tests'. Every line needs prompt, tests, entry_point"):
-        process_results({"prompt": "p", "entry_point": "e"}, ["x"])
 
 
 HUMANEVAL = """

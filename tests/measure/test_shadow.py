@@ -9,7 +9,6 @@ import torch
 
 from gistgate.core.block import Block, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guards import LoopGuard, make_guards
 from gistgate.core.request import total
 from gistgate.core.rule import State, settle
 from gistgate.core.utils import UserError
@@ -44,13 +43,6 @@ def test_ids_are_those_of_strict_verification(rule_id: str):
     assert any(row.statistics.extra["shadow_loose"] for row in shadowed) == (rule_id not in LOSSLESS)
 
 
-def test_sampled_texts_stay_the_same_as_well():
-    runs = [one.generate(BATCH, max_new_tokens=16, sampling=Sampling(1.0)) for one in (
-        decoder("exact"), shadow(decoder("prob", r=0.001))
-    )]  # fmt: skip
-    assert [row.ids for row in runs[0]] == [row.ids for row in runs[1]]
-
-
 def test_a_shadow_that_agrees_with_the_target_estimates_the_real_tau():
     """A rule that accepts nothing more gives exactly the strict rounds."""
     rows = shadow(decoder("prob", r=1.0)).generate(BATCH, max_new_tokens=40)
@@ -65,14 +57,6 @@ def test_what_has_no_shadow_is_refused():
     target, draft = pair("llama")
     with pytest.raises(UserError, match="exact for chains only"):
         shadow(Decoder(target, TreeDrafter(draft), make_rule("prob", r=0.1), 4))
-
-
-def test_the_command_line_makes_guards_by_name(tmp_path):
-    assert make_guards(["loop"]) == [LoopGuard()]
-    refused = (("lop", None, "no guard 'lop'"), ("domain", None, "Name the gate's folder"))
-    for name, folder, said in (*refused, ("domain", str(tmp_path), "does not know which prompts")):
-        with pytest.raises(UserError, match=said):
-            make_guards([name], folder)
 
 
 # What is counted of blocks made by hand

@@ -1,7 +1,6 @@
 """A race counts what was written, drops loops for everybody, and times transformers' speculation at its best."""
 
 import copy
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,12 +81,6 @@ def test_what_a_models_own_configuration_asks_of_generate_is_left_out(extra: dic
     assert target.generation_config.repetition_penalty == 1.8
 
 
-def test_a_batch_counts_all_its_rows(models: SimpleNamespace):
-    ids, decode = prompts(7, 9), theirs(models, REQUEST)
-    alone = [answer for row in ids for answer in decode([row])[0]]
-    assert decode(ids)[0] == alone and sum(map(len, alone)) == 24
-
-
 def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
     def answers(looping: int) -> Any:
         return lambda batch: [[7] * 4 if batch[0][0] == looping else [1, 2]]
@@ -114,14 +107,6 @@ def test_who_builds_programs_decodes_every_batch_before_its_clock_runs():
     assert decoded == {"eager": [1, 1, 2, 3], "compiled": [1, 1, 1, 2, 2, 3, 3]}
 
 
-def test_what_cannot_decode_is_a_result_with_its_reason():
-    def broken(batch: Any) -> Any:
-        raise RuntimeError("no kernel\nmore")
-
-    able, failed = speed.working([scripted("a"), Contender("b", broken)], [[1]])
-    assert [one.name for one in able] == ["a"] and failed == {"b": "RuntimeError: no kernel"}
-
-
 @pytest.mark.parametrize(("looping", "counted"), [((), 3), ((1,), 2), ((0, 1, 2), 3)])
 def test_plain_strict_and_loose_run_side_by_side(
     monkeypatch: pytest.MonkeyPatch, looping: tuple[int, ...], counted: int
@@ -138,32 +123,6 @@ def test_plain_strict_and_loose_run_side_by_side(
     with console.capture() as shown:
         console.print(timed(found))
     assert ("1 prompts were answered with a loop" in shown.get()) == (len(looping) == 1)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "wait", "expected"),
-    [((40.0, 2.0, 8.0), 0, 6.0), ((40.0, 8.0, 2.0), 0, 6.0), ((0.5, 8.0, 4.0), 0, 3.0), ((1.0, 1.0, 1.0), 2.0, 4.0)],
-    ids=["first", "second", "fast warm-up", "answers that are still on their way"],
-)
-def test_a_rate_is_tokens_per_second_of_the_better_of_two_runs_behind_a_warm_up(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], wait: float, expected: float
-):
-    """The decoder's runs take what is written down, and it answers with 3, 4, 5 tokens."""
-    left, asked, now = list(seconds), list[Any](), [100.0]
-
-    def generate(batch: Sequence[Sequence[int]], **request: Any) -> list[Any]:
-        now[0] += left.pop(0)
-        asked.append((batch, request["max_new_tokens"]))
-        return [SimpleNamespace(ids=[7] * (3 + row), statistics=Statistics()) for row in range(len(batch))]
-
-    def finish() -> None:
-        now[0] += wait * (len(asked) > 1)
-
-    decoder: Any = SimpleNamespace(block=0, engine=SimpleNamespace(name="eager"), generate=generate)
-    monkeypatch.setattr(speed, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(speed, "synchronise", finish)
-    assert speed.rate(decoder, BATCH, {"max_new_tokens": NUM}) == pytest.approx(expected)
-    assert asked == [(BATCH, NUM)] * 3
 
 
 def test_the_fastest_on_development_prompts_is_taken_and_what_is_lost_is_tried_no_further(
@@ -194,14 +153,6 @@ def test_every_variant_writes_the_greedy_text_with_its_own_settings():
             asked = [getattr(both.draft.generation_config, name) for name in names]  # as the last call left them
             own = [getattr(usual, name) for name in names]
             assert asked == (own if one.block == DEFAULTS else [one.block, "constant", 0.0])
-
-
-def test_a_pair_without_a_draft_has_prompt_lookup_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(speed, "fastest", lambda some, _ids: some[0])
-    for draft, found in ((None, {LOOKUP: 2}), ("model", {ASSISTED: 2, LOOKUP: 2})):
-        both: Any = SimpleNamespace(target=None, draft=draft, tokenizer=None)
-        assert speed.chosen(both, REQUEST, [[1]]) == (found, {})
-        assert {one.name: one.block for one in speed.at(both, REQUEST, found)} == found
 
 
 def test_a_draft_with_a_padded_vocabulary_leaves_prompt_lookup():

@@ -89,10 +89,6 @@ def test_without_a_draft_model_nothing_drafts_until_a_certificate_names_a_drafte
     assert choose(DecodeOptions(), GATE, has_gate=True).drafter == "model"
 
 
-def test_a_preset_brings_its_own_settings() -> None:
-    choice = choose(DecodeOptions(rule="fly-amd", settings={"theta": 0.5}), has_draft=True)
-    assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})
-
 
 def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
     certified = certificate(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
@@ -104,11 +100,11 @@ def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
     assert choose(DecodeOptions(certificate="somewhere", settings={"w": 0.3}), certified).settings == {"risk": 0.2}
 
 
-def test_a_preset_is_another_setting_than_the_certified_default() -> None:
-    certified = certificate(point(0.03, settings={"theta": 0.9}), rule="fly", knob="theta")
-    assert choose(DecodeOptions(rule="fly-amd"), certified, has_draft=True).doubts == (
-        "window is 5, but 6 was certified",
-    )
+def test_a_preset_brings_its_own_settings_which_are_others_than_the_certified_default() -> None:
+    certified = certificate(point(0.03, settings={"theta": 0.5}), rule="fly", knob="theta")
+    choice = choose(DecodeOptions(rule="fly-amd", settings={"theta": 0.5}), certified, has_draft=True)
+    assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})
+    assert choice.doubts == ("window is 5, but 6 was certified",)
 
 
 def test_a_rule_that_reads_a_file_takes_it_from_its_certificate(tmp_path: Path) -> None:

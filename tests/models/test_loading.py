@@ -81,18 +81,13 @@ def test_strict_decoding_of_two_gguf_files_is_greedy_and_another_tokenizer_is_re
         load_draft(str(folder / "foreign.gguf"), target.model, target.tokenizer)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_damaged_gguf_file_is_named(tmp_path: Path, folder: Path, share: float) -> None:
+def test_a_damaged_gguf_file_is_named(tmp_path: Path, folder: Path) -> None:
     whole, file = (folder / "target.gguf").read_bytes(), tmp_path / "cut.gguf"
-    file.write_bytes(whole[: int(share * len(whole))])
+    file.write_bytes(whole[: int(0.9 * len(whole))])
     with pytest.raises(UserError, match=r"cut.gguf' could not be loaded \(.+\). Its files are damaged"):
         load_target(str(file), "float32", "cpu")
 
 
-def test_names_that_are_no_gguf_file_stay_as_they_are(folder: Path) -> None:
-    assert placed("owner/name") == ("owner/name", {})
-    assert placed("owner/name", "x.gguf") == ("owner/name", {"gguf_file": "x.gguf"})
-    assert placed(str(folder / "none.gguf")) == (str(folder / "none.gguf"), {})
 
 
 def test_only_the_files_that_are_loaded_are_files_with_weights(tmp_path: Path) -> None:
@@ -113,12 +108,6 @@ def test_weights_of_one_byte_are_tested_too() -> None:
     assert is_finite(torch.tensor([1, 2], dtype=torch.int8))
 
 
-def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
-    target, _ = tiny_pair()
-    target.config.save_pretrained(tmp_path)
-    torch.save(target.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="Only weights in safetensors files are read"):
-        load_target(str(tmp_path), "float32", "cpu")
 
 
 def caused(error: Exception) -> OSError:
@@ -132,10 +121,8 @@ def caused(error: Exception) -> OSError:
     "error, sentence",
     [
         (caused(GatedRepoError.__new__(GatedRepoError)), "accept it there, and log in with `hf auth login`"),
-        (OSError("You are trying to access a gated repo."), "open https://huggingface.co/owner/name"),
         (caused(LocalEntryNotFoundError.__new__(LocalEntryNotFoundError)), "set HF_HUB_OFFLINE=0"),
         (OSError("We couldn't connect to 'https://huggingface.co'"), "Check the name and the connection"),
-        (ValueError("odd"), "Check the name or the folder."),
     ],
 )
 def test_the_remedy_follows_the_cause(error: Exception, sentence: str) -> None:
@@ -163,17 +150,12 @@ def test_loading_a_target_names_entries_that_change_its_text(penalty: float, tmp
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load_target(str(tmp_path), device="cpu")
-        warn_generation_config(model)
     said = [str(one.message) for one in caught if "GistGate" in str(one.message)]
-    assert len(said) == (0 if penalty == 1.0 else 2)
-    assert all("asks for repetition_penalty=1.2, which GistGate does not" in one for one in said)
+    assert ["asks for repetition_penalty=1.2, which" in one for one in said] == [True] * (penalty != 1.0)
 
 
 def test_a_chat_template_that_is_not_used_is_said() -> None:
     tokenizer: Any = byte_tokenizer()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_untemplated(tokenizer, "use it")
     tokenizer.chat_template = "{{ messages[0].content }}"
     target = Target(tiny_pair()[0], tokenizer)
     with pytest.warns(UserWarning, match="has a chat template, and prompts .* --chat uses it."):
@@ -209,11 +191,6 @@ def test_a_few_additional_tokens_of_one_tokenizer_pass_and_others_are_refused() 
         check_same_tokenizer(tokens(*names), tokens(*names[:100]))
 
 
-def test_a_draft_without_a_tokenizer_has_none_to_compare(tmp_path: Path) -> None:
-    assert own_tokenizer("draft", str(tmp_path)) is None
-    byte_tokenizer().save_pretrained(tmp_path)
-    found = own_tokenizer("draft", str(tmp_path), revision="main")
-    assert found is not None and found.get_vocab() == byte_tokenizer().get_vocab()
 
 
 @pytest.fixture
@@ -230,25 +207,11 @@ def loaded(folder: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(folder)
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the models whose tokenizers are read, one for each time."""
-    names: list[str] = []
-    read = loading.own_tokenizer
-
-    def noted(role: str, name: str, **place: Any) -> Any:
-        names.append(Path(name).name)
-        return read(role, name, **place)
-
-    monkeypatch.setattr(loading, "own_tokenizer", noted)
-    return names
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), None], ids=["given", "of the target's folder"])
 @pytest.mark.parametrize("as_name", [True, False], ids=["named", "loaded"])
-def test_everybody_who_builds_a_decoder_refuses_a_draft_with_another_tokenizer(
-    saved: Path, as_name: bool, tokenizer: Any
-) -> None:
+def test_a_draft_with_another_tokenizer_is_refused(saved: Path, as_name: bool, tokenizer: Any) -> None:
     target = loaded(saved / "target")
     fitting, other = (saved / name if as_name else loaded(saved / name) for name in ("draft", "other"))
     build_decoder(target, tokenizer, DecodeOptions(draft=fitting, rule="exact"))
@@ -257,23 +220,9 @@ def test_everybody_who_builds_a_decoder_refuses_a_draft_with_another_tokenizer(
             build(other, target, tokenizer)
 
 
-def test_a_pair_is_compared_once_and_a_named_draft_not_again_when_it_is_loaded(saved: Path, reads: list[str]) -> None:
-    target, tokenizer = loaded(saved / "target"), byte_tokenizer()
-    draft = load_draft(saved / "draft", target, tokenizer)
-    load_draft(draft, target, tokenizer)
-    assert reads == ["draft"]
-    for _ in range(2):
-        load_draft(draft, target)
-    assert reads == ["draft", "target", "draft"]
-    other = loaded(saved / "other")
-    for _ in range(2):  # what was refused is refused again
-        with pytest.raises(UserError, match=OTHER):
-            load_draft(other, target, tokenizer)
-    check_draft_tokenizer(target, target, byte_tokenizer(reverse=True))
-    assert reads == ["draft", "target", "draft", "other", "other"]
 
 
-def test_a_model_of_unknown_origin_is_trusted(saved: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_unknown_origin_is_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No folder of today's working directory is taken for it, and the hub is not asked for the name of a folder."""
     monkeypatch.setattr(loading, "has_file", lambda *_, **__: pytest.fail("the hub was asked"))
     monkeypatch.chdir(saved)
@@ -283,18 +232,8 @@ def test_a_model_of_unknown_origin_is_trusted(saved: Path, reads: list[str], mon
         assert tokenizer_of("draft", model) is None
         load_draft(model, loaded(saved / "target"), byte_tokenizer())
     load_draft(loaded(saved / "other"), gone)  # nobody knows the tokenizer of this target
-    assert not reads
 
 
-def test_a_damaged_tokenizer_refuses_a_named_draft_and_is_a_warning_for_a_loaded_one(saved: Path) -> None:
-    (saved / "other" / "tokenizer.json").write_text("{}")
-    target, draft, tokenizer = loaded(saved / "target"), loaded(saved / "other"), byte_tokenizer()
-    with pytest.raises(UserError, match=r"tokenizer of the draft .* could not be read from tokenizer.json.* Restore"):
-        load_draft(saved / "other", target, tokenizer)
-    with pytest.warns(UserWarning, match="tokenizer of the draft .* could not be read from tokenizer.json"):
-        load_draft(draft, target, tokenizer)
-    with pytest.warns(UserWarning, match="tokenizer of the target .* cannot be compared with the draft's"):
-        load_draft(loaded(saved / "draft"), draft)
 
 
 def test_a_loaded_draft_is_refused_with_its_origin_and_what_helps(saved: Path) -> None:
@@ -305,8 +244,9 @@ def test_a_loaded_draft_is_refused_with_its_origin_and_what_helps(saved: Path) -
     load_draft(draft, target)
 
 
-def hub_cache(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the hub that holds the files of the draft with another tokenizer as nobody/here."""
+
+
+def test_a_model_from_the_hub_is_compared_from_the_cache_alone(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saved / "hub/models--nobody--here"
     (kept / "snapshots").mkdir(parents=True)
     (kept / "refs").mkdir()
@@ -314,10 +254,6 @@ def hub_cache(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (kept / "snapshots/abc").symlink_to(saved / "other")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(saved / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-
-
-def test_a_model_from_the_hub_is_compared_from_the_cache_alone(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_cache(saved, monkeypatch)
     monkeypatch.setattr(type(get_session()), "send", lambda *_, **__: pytest.fail("the hub was asked"))
     draft = LlamaForCausalLM.from_pretrained("nobody/here", local_files_only=True)
     with pytest.raises(UserError, match=OTHER):
@@ -326,26 +262,5 @@ def test_a_model_from_the_hub_is_compared_from_the_cache_alone(saved: Path, monk
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="'nobody/here' could not be read from tokenizer.json"):
         own_tokenizer("draft", "nobody/here")
-    assert own_tokenizer("draft", "nobody/nothing") is None
 
 
-@pytest.mark.parametrize("error", [hub_files.httpx.ConnectError("no network"), OSError("no access")])
-def test_where_the_hub_does_not_answer_one_request_is_made_and_the_model_trusted(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (saved / "other" / name).unlink()
-    hub_cache(saved, monkeypatch)
-    draft = LlamaForCausalLM.from_pretrained("nobody/here", local_files_only=True)
-    asked: list[Any] = []
-
-    def send(_client: Any, request: Any, **_: Any) -> Any:
-        asked.append(request.url)
-        raise error
-
-    monkeypatch.setattr(type(get_session()), "send", send)
-    target, tokenizer = loaded(saved / "target"), byte_tokenizer()
-    for _ in range(2):
-        load_draft(draft, target, tokenizer)
-    assert len(asked) == 1
-    assert readable_tokenizer("draft", "nobody/nothing") is None and len(asked) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from gistgate.core.utils import UserError
 from pipeline.decode import Operating
-from pipeline.stages.adversarial import Reply, compare, is_strict, question_of, read_file, variants
+from pipeline.stages.adversarial import Reply, compare, is_strict, read_file, variants
 
 END, THINK = 2, 9
 
@@ -31,10 +31,6 @@ def test_every_prompt_is_led_astray_in_four_ways():
     assert all(text.startswith("Question: ") and text.endswith("\nAnswer:") for _, text in made)
 
 
-def test_a_document_that_does_not_stand_in_the_context_gives_all_of_it():
-    assert question_of({"context": "Say it.", "doc": {"question": "Other"}}) == "Say it."
-
-
 @pytest.mark.parametrize("line", [{"prompt": "Go"}, {"question": "Go"}, {"turns": ["Go", "On"], "category": "file"}])
 def test_a_file_of_prompts_is_read(tmp_path: Path, line: dict[str, Any]):
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
@@ -48,13 +44,6 @@ def test_a_line_without_a_prompt_is_one_sentence(tmp_path: Path, line: dict[str,
         read_file(tmp_path / "prompts.jsonl")
 
 
-def test_equal_answers_differ_in_nothing():
-    answers = [said(5, 6, 7, END), said(END, text="")]
-    found = compare(answers, answers, {END, THINK})
-    assert (found["n"], found["shut"]) == (2, 1)
-    assert not any(found[key] for key in ("differing", "first_differing", "opened", "protocol", "capped"))
-
-
 @pytest.mark.parametrize(
     ("strict", "loose", "counted"),
     [
@@ -66,14 +55,10 @@ def test_equal_answers_differ_in_nothing():
     ],
 )
 def test_what_a_loose_rule_changes_is_counted(strict: Reply, loose: Reply, counted: set[str]):
-    found = compare([strict], [loose], {END, THINK})
+    found = compare([strict, strict], [loose, strict], {END, THINK})
     keys = {"differing", "first_differing", "opened", "protocol", "capped"}
-    assert {key for key in keys if found[key]} == counted | {"differing"}
-
-
-def test_lengths_are_summed():
-    found = compare([said(5, END)], [said(5, 6, 7, END)], {END})
-    assert (found["strict_tokens"], found["tokens"]) == (2, 4)
+    assert {key for key in keys if found[key]} == counted | {"differing"} and found["differing"] == 1
+    assert found["tokens"] - found["strict_tokens"] == len(loose.ids) - len(strict.ids)
 
 
 @pytest.mark.parametrize(("own", "drafter", "expected"), [("model", "lookup", False), ("suffix", "suffix", True)])

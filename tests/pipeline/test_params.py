@@ -1,6 +1,8 @@
 """params.yaml: what it accepts, and the sentence it answers with otherwise."""
 
-from dataclasses import fields, is_dataclass
+import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,6 @@ def test_the_projects_own_file_reads():
     params = read_params(ROOT / "params.yaml")
     assert params.method("autojudge").head == "logistic" and params.method("fly").head is None
     assert params.method("fly").settings({"window": 2}, 0.5) == {"entropy": "top3", "window": 2, "theta": 0.5}
-
-
-def test_an_empty_file_means_the_defaults():
-    assert parse_params({}).decoding.block == 8
 
 
 def test_a_nested_block_keeps_its_own_defaults():
@@ -51,10 +49,8 @@ def check_all(content):
     "content, sentence",
     [
         ({"collect": {"shard_promts": 3}}, "unknown key 'collect.shard_promts'. Did you mean 'shard_prompts'?"),
-        ({"tasks": "gsm8k"}, "Did you mean 'task'?"),
         ({"decoding": {"block": 0}}, "'decoding.block' is 0. It should be greater than or equal to 1"),
         ({"decoding": {"block": "8"}}, "It should be a valid integer"),
-        ({"seed": True}, "It should be a valid integer"),
         ({"train": {"lr": float("nan")}}, "It should be a finite number"),
         ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3."),
         ({"calibrate": {"budgets": 0.02}}, "It should be a valid array"),
@@ -65,69 +61,31 @@ def check_all(content):
         ({"methods": {"fly": {**FLY, "knob": None}}}, "needs both 'knob' and 'grid'"),
         ({"methods": {"fly": {}}}, "lacks the key 'methods.fly.rule'"),
         ({"methods": {"a": {"rule": "fly"}}}, "Give it 'knob: theta' and a 'grid'"),
-        ({"methods": {"a": {"rule": "fly-amd"}}}, "Give it 'knob: theta' and a 'grid'"),
         ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
         ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
         ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
-        ({"train": {"map": "plat"}}, "'train.map' names 'plat'. Did you mean 'platt'?"),
-        ([1], "It should be an object"),
     ],
 )
 def test_bad_input_is_one_sentence(content, sentence):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(sentence)):
         check_all(content)
-    assert sentence in str(caught.value)
 
 
-def test_an_unknown_method_offers_the_nearest():
-    with pytest.raises(UserError, match="Did you mean 'fly'"):
-        parse_params({"methods": {"fly": FLY}}).method("fyl")
-
-
-@pytest.mark.parametrize("text", ["seed: [", "\tseed: 1"])
-def test_damaged_yaml_is_one_sentence(tmp_path, text):
-    (tmp_path / "params.yaml").write_text(text)
+def test_a_missing_and_a_damaged_file_are_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="missing"):
+        read_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("seed: [")
     with pytest.raises(UserError, match="not valid YAML"):
         read_params(tmp_path / "params.yaml")
 
 
-def test_a_missing_file_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="missing"):
-        read_params(tmp_path / "params.yaml")
-
-
-def missing_keys(params, content, where=""):
-    """Fields that the file does not mention, as dotted places."""
-    for field in fields(params):
-        value, place = getattr(params, field.name), f"{where}{field.name}"
-        if field.name not in content:
-            yield place
-        elif is_dataclass(value):
-            yield from missing_keys(value, content[field.name], f"{place}.")
-
-
-def test_the_projects_own_file_shows_every_key():
-    """DVC tracks what stands in the file; a default that only the code knows could change unnoticed."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert list(missing_keys(read_params(ROOT / "params.yaml"), content)) == []
-
-
-def contradictions(default, content, where=""):
-    """Keys of the file whose value differs from the default in the code, as dotted places."""
-    for key, value in content.items():
-        own, place = getattr(default, key), f"{where}{key}"
-        if isinstance(value, dict) and not isinstance(own, dict):
-            yield from contradictions(own, value, f"{place}.")
-        elif (list(own) if isinstance(own, tuple) else own) != value:
-            yield place
-
-
-def test_no_default_contradicts_the_projects_own_file():
-    """A file that leaves a key out runs as the project's own file does."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content.pop("methods")
-    content["prompts"].pop("draw")  # says which prompts of the embedded world were judged before
-    assert list(contradictions(Params(), content)) == []
+def test_the_projects_own_file_shows_every_key_with_its_default():
+    """DVC tracks what stands in the file; who leaves a key out runs as the project's own file does."""
+    own, default = yaml.safe_load((ROOT / "params.yaml").read_text()), json.loads(json.dumps(asdict(Params())))
+    for content in (own, default):
+        del content["methods"]
+        del content["prompts"]["draw"]  # says which prompts of the embedded world were judged before
+    assert own == default
 
 
 @pytest.fixture
@@ -162,7 +120,6 @@ JUDGE = {"rule": "autojudge", "after": "models/heads/logistic+draft", "knob": "r
     ({"methods": {"a": JUDGE}}, r"'methods\.a\.after' names the head 'logistic\+draft', which reads draft prob"),
     ({"train": {"headline_head": "logistic+draft"}}, r"'train.headline_head' names the head 'logistic\+draft'"),
     ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
-    ({"train": {"pilot_features": ["draft"]}}, "'train.pilot_features' names 'draft'"),
 ])  # fmt: skip
 def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(alone, content, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -1,7 +1,6 @@
 """A certificate names everything that decides what is decoded."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,28 +40,16 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     """Certificates that were made before have these entries and no other, but for how texts are divided and end."""
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    params = Params(methods={"fly": MethodParams("fly", block=4)})
+    params = Params(methods={"fly": MethodParams("fly", block=4, knob="theta", grid=(0.1,))})
     params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
     assert scope_of(params, "fly", pair, TASK, None, prompts=[[1]]) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
         "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
-        "ends": [2], "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
+        "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip
-
-
-def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pair, path = Pair(*tiny_pair(), byte_tokenizer(), "tiny"), Path("data/prompts/calibration.jsonl")
-    params = Params(methods={"fly": MethodParams("fly")})
-    path.parent.mkdir(parents=True)
-    path.write_text("one")
-    before = scope_of(params, "fly", pair, TASK, None)
-    path.write_text("two")
-    after = scope_of(params, "fly", pair, TASK, None)
-    assert {key for key in before if before[key] != after[key]} == {"prompts"}
 
 
 @pytest.mark.parametrize("changed", ["sums.yaml", "base.yaml", "judges/strict.py"])

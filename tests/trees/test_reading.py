@@ -90,9 +90,9 @@ def rows(draft) -> list[list[tuple[int, int]]]:
 
 
 def test_what_begins_alike_is_shared_and_the_best_comes_first():
-    draft = merge([[ABC, X, ABD], [X]], num_nodes=8, depth=8, forwards=2)
+    draft = merge([[ABC, X, ABD], [X]], num_nodes=8, depth=8)
     assert rows(draft) == [[(1, -1), (2, 0), (4, 1), (3, 1), (7, -1)], [(7, -1)]]
-    assert draft.forwards == 2 and draft.q is None
+    assert draft.forwards == 0 and draft.q is None
 
 
 def test_the_budget_goes_to_the_best():

@@ -25,7 +25,7 @@ RULES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 BUDGET = 0.03
 """Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
-NUM = 23
+NUM = 24
 """Tokens of an answer that are compared."""
 
 
@@ -55,18 +55,20 @@ def configuration(rule: str, place: Path) -> dict[str, Any]:
 
 
 def check_rule(rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]]) -> None:
-    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours is given it.
+    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours goes on behind it.
 
     At the end of an answer ours drafts less, so it writes a little more.
     """
     pair = [LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")]
     gate = Gate.load(place / "gate") if rule == "autojudge" else None
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings_of(rule, place)), BLOCK, gate=gate)
+    prompts = [request["prompt"] for request in requests]
+    begun = [(len(prompt), ids[:1]) for prompt, ids in zip(prompts, found["ids"], strict=True)]
+    ours = decoder.resume(decoder.remember(prompts), begun, [*map(len, prompts)], max_new_tokens=NUM + 10)
     num_loose = 0
-    for request, ids, counts in zip(requests, found["ids"], found["counts"], strict=True):
-        (ours,) = decoder.generate([[*request["prompt"], ids[0]]], max_new_tokens=NUM + 10)
-        assert ids[1:] == ours.ids[:NUM]
-        loose = ours.reasons[:NUM].count(Reason.LOOSE)
+    for (answer, _), ids, counts in zip(ours, found["ids"], found["counts"], strict=True):
+        assert ids == answer.ids[:NUM]
+        loose = answer.reasons[1:NUM].count(Reason.LOOSE)
         assert loose <= counts["loose"] <= loose + 4  # vLLM cuts the last block after it was counted
         num_loose += loose
     assert num_loose > 0

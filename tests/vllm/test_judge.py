@@ -8,7 +8,7 @@ import torch
 
 from gistgate.core.rule import allowed
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, stricter, wrap_once
+from gistgate.vllm.judge import Requests
 from tests.vllm.batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
@@ -119,13 +119,6 @@ def test_a_request_is_at_least_as_strict_as_it_wishes_and_its_neighbours_are_not
     assert loose_of(judge, "r0") == 0
 
 
-@pytest.mark.parametrize("rule", [make_rule("autojudge", risk=0.3), make_rule("fly", theta=0.3)])
-@pytest.mark.parametrize("number", [10**20, -(10**20), 2**53 + 1])
-def test_a_whole_number_that_torch_cannot_compare_is_no_wish(rule: Any, number: int):
-    with pytest.raises(ValueError, match="which is too large"):
-        stricter(rule, {rule.knob: number})
-
-
 @pytest.mark.parametrize("wish", [{"r": 1e-30}, {"strict": False}, {}, None])
 def test_no_request_becomes_looser_than_the_server(wish: Any):
     rule, batch = make_rule("prob", r=0.2), Batch(3)
@@ -192,14 +185,6 @@ def test_a_looping_request_is_closed_for_a_while():
         lengths += lengths_of(batch.through_v1(judge))
     assert lengths == [3, 0, 0, 0, 0, 0, 0, 0]
     assert judge.counters.total()["guarded"] == 7
-
-
-def test_a_function_is_wrapped_once_and_left_alone_outside_of_a_step():
-    module = SimpleNamespace(rejection_sample=lambda value: value)
-    wrap_once(module, lambda *_: "judged")
-    first = module.rejection_sample
-    wrap_once(module, lambda *_: "judged twice")
-    assert module.rejection_sample is first and first(5) == 5
 
 
 @pytest.mark.parametrize(

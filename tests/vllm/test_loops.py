@@ -39,15 +39,6 @@ def test_the_gate_opens_again_behind_the_window():
     assert write(made, 1, 2, loose=True)
 
 
-def test_a_round_of_several_tokens_shortens_the_window_by_all_of_them():
-    made = guard()
-    assert write(made, *LOOP, loose=True)
-    assert write(made, *range(10, 17)) and not write(made, 17)
-    made = guard()
-    assert write(made, *LOOP, loose=True)
-    assert not write(made, *range(10, 21))
-
-
 def test_requests_do_not_close_each_other_and_a_slot_begins_anew():
     made = guard(slots=2)
     assert not write(made, *LOOP[:6], loose=True, slot=1)
@@ -55,16 +46,6 @@ def test_requests_do_not_close_each_other_and_a_slot_begins_anew():
     made.forget(0)
     assert not write(made, *LOOP[6:], loose=True, slot=0)
     assert write(made, *LOOP[6:], slot=1), "its loose token stands before its loop"
-
-
-def test_the_token_before_a_draft_counts_once():
-    """A step without drafts wrote it, or the round before did."""
-    made = guard()
-    assert not write(made, *LOOP[:6], loose=True)
-    assert write(made, 2, read=1)
-    made = guard()
-    assert not write(made, 5, 5, loose=True)
-    assert not write(made, 5, read=5) and write(made, 5, read=5)
 
 
 PERIOD, REPEATS, ROUNDS, LONGEST = 5, 3, 60, 4

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -47,26 +46,3 @@ def test_a_server_without_the_plug_in_and_one_that_is_gone_end_with_1(capsys: An
     assert metrics.main([address]) == 1
     assert "gave no metrics" in capsys.readouterr().err
     assert metrics.main([]) == 2
-
-
-@pytest.mark.parametrize("page", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nup"])
-def test_a_peer_that_speaks_otherwise_or_hangs_up_is_one_sentence(page: bytes):
-    with peer(page) as address, pytest.raises(UserError, match="gave no metrics"):
-        metrics.check(address)
-
-
-def test_counters_are_written_again_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A full disk for a moment must not end the thread that writes them."""
-    folder, tries = tmp_path / "counters", []
-    folder.mkdir()
-
-    def written(path: Path, _about: dict[str, str], totals: dict[str, float]) -> None:
-        tries.append(totals)
-        if len(tries) == 1:
-            raise OSError(28, "No space left on device")
-        path.parent.rmdir()
-
-    monkeypatch.setattr(metrics, "write", written)
-    monkeypatch.setattr(metrics, "INTERVAL", 0.0)
-    metrics.keep_writing(folder / "1.json", {}, lambda: {"loose": 1.0})
-    assert tries == [{"loose": 1.0}] * 2

@@ -1,6 +1,7 @@
 """What the vLLM plug-in makes of a configuration, and the gates, certificates and settings that it refuses."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,8 +66,6 @@ def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
     "changes, words",
     [
         ({"hidden_size": 64}, "hidden size should be 128, but is 64"),
-        ({"architecture": "qwen2"}, "architecture should be llama"),
-        ({"vocabulary_size": 300}, "vocabulary size should be 259"),
         ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
         ({"model": "draft"}, "weights should be"),
         ({"draft": "target"}, "another draft .fingerprint"),
@@ -116,12 +115,16 @@ def certificate(place: Path, tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize("budget, r", [(None, 0.3), (0.02, 0.3), (0.04, 0.3), (0.05, 0.1)])
+@pytest.mark.parametrize("budget, r", [(None, 0.3), (0.04, 0.3), (0.05, 0.1)])
 def test_a_certificate_names_the_rule_at_a_budget_and_covers_greedy_requests_only(
     served: Served, certificate: str, budget: float | None, r: float
 ):
     policy = make_policy(Settings(certificate=certificate, budget=budget), served)
     assert policy.rule.id == "prob" and policy.rule.r == r and not policy.sampled
+    with pytest.raises(UserError, match=r"no setting certified for a budget of 0\.01"):
+        make_policy(Settings(certificate=certificate, budget=0.01), served)
+    with pytest.raises(UserError, match="another block .5 certified, 6 here"):
+        make_policy(Settings(certificate=certificate), replace(served, num_draft=6))
 
 
 def larger_tokenizer() -> Any:
@@ -132,47 +135,27 @@ def larger_tokenizer() -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes, budget, words",
+    "entries, draft, changes, words",
     [
-        ({}, 0.01, "no setting certified for a budget of 0.01"),
-        ({"num_draft": 6}, None, "another block .5 certified, 6 here"),
-        ({"method": "ngram"}, None, "another drafter"),
-        ({"dtype": "float16"}, None, "another target"),
-        ({"draft": "target"}, None, "another draft"),
-        ({"tokenizer": larger_tokenizer()}, None, "another tokenizer"),
+        ({}, {}, {"method": "ngram"}, "another drafter"),
+        ({}, {}, {"dtype": "float16"}, "another target"),
+        ({}, {}, {"draft": "target"}, "another draft"),
+        ({}, {}, {"tokenizer": larger_tokenizer()}, "another tokenizer"),
+        ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "another drafting"),
+        ({}, {"quantisation": "int4"}, {}, "fewer bits or a smaller vocabulary"),
+        ({}, {"draft_vocabulary": "abc"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
+        ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "another ends"),
+        ({"ends": [2], "drafting": None}, {}, {}, None),
     ],
 )
 def test_a_certificate_of_something_else_is_refused(
-    served: Served, certificate: str, changes: dict[str, Any], budget: float | None, words: str
-):
-    with pytest.raises(UserError, match=words):
-        make_policy(Settings(certificate=certificate, budget=budget), changed(served, **changes))
-
-
-@pytest.mark.parametrize(
-    "entries, draft, changes, words",
-    [
-        ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "another drafting"),
-        ({"drafting": None}, {}, {}, None),
-        ({}, {"quantisation": "int4"}, {}, "fewer bits or a smaller vocabulary"),
-        ({}, {"quantisation": "int4"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
-        ({}, {"draft_vocabulary": "abc"}, {}, "fewer bits or a smaller vocabulary"),
-        ({}, {"draft_vocabulary": "abc"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
-        ({"ends": [2]}, {}, {}, None),
-        ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "another ends"),
-    ],
-)
-def test_a_certificate_of_other_drafts_or_ends_is_refused(
     place: Path, served: Served, entries: dict[str, Any], draft: dict[str, str], changes: Any, words: str | None
 ):
     scope = scope_of(place, rule="prob-ratio", **entries)
     scope["draft"] |= draft
     kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
-    if words is None:
-        check_certificate(kept, replace(served, **changes), None)
-        return
-    with pytest.raises(UserError, match=words):
-        check_certificate(kept, replace(served, **changes), None)
+    with nullcontext() if words is None else pytest.raises(UserError, match=words):
+        check_certificate(kept, changed(served, **changes), None)
 
 
 def test_no_gate_and_no_certificate_runs_on_rounded_weights(served: Served, certificate: str):
@@ -184,18 +167,13 @@ def test_no_gate_and_no_certificate_runs_on_rounded_weights(served: Served, cert
     assert make_policy(Settings(rule="fly", settings={"window": 2}), rounded).rule.id == "fly"
 
 
-@pytest.mark.parametrize(
-    "value, words",
-    [
-        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
-        ("prob", "an object is expected"), ({"strict": "yes"}, "true or false"),
-        ({"rule": "prob", "settings": 1}, "has to be an object"), ({"gate": 5}, "has to be a text"),
-        ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"), ({"rule": "fly", "certificate": "x"}, "itself"),
-        ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "budget": "0.03"}, "a finite number"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value, words", [
+    ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
+    ("prob", "an object is expected"), ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"),
+    ({"rule": "fly", "certificate": "x"}, "itself"),
+    ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
+    ({"gate": "g", "budget": "0.03"}, "a finite number"),
+])  # fmt: skip
 def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
     with pytest.raises(UserError, match=words):
         read_settings(value)

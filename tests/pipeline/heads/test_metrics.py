@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.heads.data import as_classes
 from pipeline.heads.job import measure, precision_recall, probability_metrics, reliability
 
 
@@ -36,11 +35,6 @@ def test_soft_labels_equal_many_hard_ones():
         assert soft[name] == pytest.approx(many[name])
 
 
-def test_classes_without_weight_are_left_out():
-    index, label, weight = as_classes(np.array([1.0, 0.25, 0.0]))
-    assert list(zip(index, label, weight, strict=True)) == [(0, 1, 1.0), (1, 1, 0.25), (1, 0, 0.75), (2, 0, 1.0)]
-
-
 def test_calibrated_probabilities_have_no_calibration_error():
     kept = np.tile([1.0, 1.0, 1.0, 0.0], 100)
     assert probability_metrics(kept, np.full(400, 0.75))["ece"] == pytest.approx(0)
@@ -52,9 +46,3 @@ def test_bins_have_equal_mass_and_equal_predictions_share_one():
     assert [one["n"] for one in bins] == [20] * 15
     assert all(a["predicted"] < b["predicted"] for a, b in itertools.pairwise(bins))
     assert [one["n"] for one in reliability(np.zeros(10), np.array([0.1] * 9 + [0.9]))] == [9, 1]
-
-
-def test_the_curve_is_thinned_but_keeps_its_ends():
-    generator = np.random.default_rng(0)
-    curve = precision_recall((generator.random(1000) < 0.5).astype(float), generator.normal(size=1000), points=50)
-    assert len(curve) <= 50 and curve[0]["recall"] == 1.0 and curve[-1] == {"precision": 1.0, "recall": 0.0}

@@ -19,10 +19,9 @@ def rows_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), r"rows-00001.safetensors: 'h_tok:post' is not finite"),
+        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), "rows-00001.safetensors: 'h_tok:post' is not finite"),
         (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks 'scalars'"),
         (lambda t: t.update({"h_tok:post": t["h_tok:post"][:, :4].clone()}), "features of widths"),
-        (lambda t: t.update({"h_tok:post": t["h_tok:post"].half()}), "lacks 'h_tok:post' as torch.float32"),
     ],
 )
 def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):

@@ -4,15 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels import mining
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import GIVEN_UP, MismatchRecorder, stamped, strict_collector
-from pipeline.labels.rollouts import Cost, FinishedRollout
+from pipeline.labels.mining import MismatchRecorder, stamped, strict_collector
+from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
     MISMATCHES,
@@ -26,7 +24,6 @@ from pipeline.labels.schema import (
     unpack,
 )
 from pipeline.params import CollectParams, LabelParams, Params
-from tests.pipeline.labels.ends import ends
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -120,58 +117,6 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runn
     tools = tools_for(pair, batch_size=batch_size)
     tools.runner = tools.runner if runner == "plain" else tools.sampler
     table, texts = collected(tools)
-    assert listed(table) == listed(mined[0]) and texts == mined[1]
-
-
-def test_walks_show_how_far_they_are_and_read_no_text_again(pair, monkeypatch):
-    """Rollouts and lookaheads go on from what a lookahead has read and written."""
-    seen = []
-
-    class Watched(tqdm):
-        def update(self, n=1):
-            self.n += n
-            seen.append((self.n, self.postfix))
-
-    monkeypatch.setattr(mining, "bar", lambda **more: Watched(total=more["total"], disable=True))
-    table, _ = collected(tools := tools_for(pair, batch_size=3))
-    assert seen[-1] == (len(PROMPTS), f"{len(rows(table, Policy.SEQUENTIAL))} labels")
-    assert len({number for number, _ in seen}) > 2 and seen == sorted(seen, key=lambda one: one[0])
-    assert tools.prefixes.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
-
-
-def test_walks_do_not_wait_for_each_other(pair, monkeypatch):
-    """Twelve problems keep four slots busy: what is left idle is the end, and the rounds of the lookaheads."""
-    numbers = [[5 + n, 9, 30 + n, 44] for n in range(12)]
-    monkeypatch.setattr("tests.pipeline.labels.test_mining.PROMPTS", numbers)
-    tools = tools_for(pair, batch_size=4, audit=0)
-    rolled = []
-    monkeypatch.setattr(tools.cost, "use", lambda usage: rolled.append(usage))
-    collected(tools)
-    *_, rollouts = rolled  # the strict texts, the lookaheads, and the one request that makes all rollouts
-    assert rollouts.tokens > 300 and rollouts.idle < 0.1
-
-
-class InTurn:
-    """Makes one rollout after the other of all that are taken at once."""
-
-    def __init__(self, runner):
-        self.runner, self.finishes = runner, []
-
-    def serve(self, source, sampling=None):
-        while taken := source.take(64):
-            for rollout in taken:
-                reason = source.decided(rollout, [])
-                ended = FinishedRollout([], reason) if reason else ends(self.runner, [rollout])[0]
-                self.finishes.append(ended.finish)
-                source.end(rollout, ended)
-
-
-def test_a_rollout_behind_a_harmful_token_is_given_up(pair, mined):
-    """What lies behind it is not on the walk, so that neither a label nor a whole rollout comes of it."""
-    tools = tools_for(pair, batch_size=64, audit=0)
-    tools.runner = InTurn(tools.runner)
-    table, texts = collected(tools)
-    assert tools.runner.finishes.count(GIVEN_UP) >= 3
     assert listed(table) == listed(mined[0]) and texts == mined[1]
 
 

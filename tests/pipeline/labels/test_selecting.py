@@ -41,11 +41,6 @@ def test_doubt_chooses_only_among_the_problems_that_a_head_is_fitted_on(table):
     assert torch.equal(mask[~FITS], changed[~FITS]) and bool(mask[~FITS].any()) and not torch.equal(mask, changed)
 
 
-def test_without_a_pilot_the_choice_is_random(table):
-    strict = {name: column for name, column in table.items() if name != "probability"}
-    assert torch.equal(chosen(strict, budget=90, strategy="uncertain"), chosen(table, budget=90, strategy="random"))
-
-
 def test_the_rollouts_that_are_asked_for_settle_whether_a_text_is_intact():
     draw = torch.Generator().manual_seed(1)
     columns = {name: torch.randint(0, 2, (300,), generator=draw) for name in ("accepted", "greedy_kept", "chosen")}

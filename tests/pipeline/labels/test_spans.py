@@ -7,7 +7,6 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.features import extract, layers_needed
 from gistgate.core.files import save_tensors
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from gistgate.rules.history import PairCounts
 from pipeline.labels import spans
@@ -50,22 +49,6 @@ def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches
         torch.testing.assert_close(state, part["h_tok:post"], atol=1e-3, rtol=1e-3)
         seen += len(part["problem"])
     assert seen == len(table["problem"]) >= 10
-
-
-class Finds(PromptLookup):
-    """Finds nothing but where a text has an even number of tokens, and there token 7."""
-
-    def continuation(self, text, num_draft):
-        return [] if len(text) % 2 else [7]
-
-
-def test_batches_in_which_nothing_is_proposed_are_passed_over(pair, mismatches):
-    table, texts = mismatches
-    observer = FirstBlocks()
-    decoder = Decoder(pair[0], Finds(), make_rule("exact"), 4, observer=observer)
-    shown = {**table, "draft_id": torch.full_like(table["draft_id"], 7)}
-    found = [part for part, _ in rounds(decoder, observer, shown, texts, PROMPTS, 1, **REQUEST)]
-    assert 0 < len(found) < len(table["problem"])
 
 
 def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):

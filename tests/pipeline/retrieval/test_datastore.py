@@ -14,12 +14,10 @@ from gistgate.core.utils import UserError
 from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline import retrieval
-from pipeline.decode import asks_draft, files_behind, make_drafter
+from pipeline.decode import RETRIEVAL, asks_draft, files_behind, make_drafter
 from pipeline.params import ChoiceParams, DatastoreParams
 from pipeline.paths import DATASTORE
-from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from tests.architectures import greedy, pair, prompts
-from tests.core.watching import head_inputs, in_one_piece
 from tests.drafters.proposing import decoded, wanted
 from tests.retrieval.test_sense import store_of
 
@@ -85,14 +83,6 @@ def test_keys_are_standardised_projected_and_of_unit_length(layer: str):
     assert explained == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("layer", ["post", "layer:0"])
-def test_the_output_layer_reads_states_in_one_piece(layer: str):
-    """The rows behind the shortest prompt are cut out of the states of a batch."""
-    with head_inputs(pair("llama")[0]) as seen:
-        states = list(retrieval.states_of(pair("llama")[0], TEXTS, layer))
-    assert len(seen) == len(states) and len(seen[0]) > 1 and all(in_one_piece(one) for one in seen)
-
-
 def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(retrieval, "CHUNK", 50)
     store, explained = retrieval.build(tiny(), TEXTS, "post", 16)
@@ -122,9 +112,3 @@ def test_a_datastore_that_is_missing_or_another_target_s_is_named(folder: Path):
         make_drafter(tiny("qwen2"), "sen")
     with pytest.raises(UserError, match="no drafter 'rest'"):
         make_drafter(tiny(), "rest")
-
-
-def test_the_choice_reads_its_costs(folder: Path):
-    made = retrieval_drafter("choice", tiny(), ChoiceParams(verify=2.0, cost=0.25, min_match=3, block=4))
-    assert [option.cost for option in made.options] == [0, 0, 0.25] and made.options[1].min_match == 3
-    assert made.verify == 2 and made.block == 4

@@ -110,7 +110,6 @@ def test_texts_and_answers_make_their_own_groups():
     assert same_text({}, SAMPLES) == [0, 0, 1, 2]
     assert judge({}, SAMPLES) == [0, 0, 0, 1]
     assert judge({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
-    assert same_text({}, []) == judge({}, []) == []
 
 
 def test_entailment_has_to_hold_both_ways(tmp_path, monkeypatch):
@@ -160,10 +159,7 @@ def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
 
 
 @pytest.mark.parametrize("config, further, said", [
-    (switched("max_tokens"), (), "max_tokens"),
-    ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
-    (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
-    ({}, (), "nothing that is named"),
+    (switched("max_tokens"), (), "max_tokens"), (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
 ])  # fmt: skip
 def test_a_sentence_model_that_does_something_else_is_refused(tmp_path, config, further, said):
     with pytest.raises(UserError, match=said):
@@ -171,11 +167,8 @@ def test_a_sentence_model_that_does_something_else_is_refused(tmp_path, config, 
 
 
 def test_a_judge_needs_a_model_that_fits(tmp_path):
-    assert list(judges_of(SegmentParams(), SameLastSign())) == ["answer", "exact"]
     other = SegmentParams(judge_model=folder(tmp_path / "encoder", BertModel))
     assert list(judges_of(other, SameLastSign())) == ["answer", "exact", "embedding"]
-    with pytest.raises(UserError, match="cannot be loaded"):
-        judges_of(SegmentParams(judge="nli", judge_model=str(tmp_path / "absent")), SameLastSign())
     with pytest.raises(UserError, match="needs a model"):
         SegmentParams(judge="nli")
     with pytest.raises(UserError, match="no label 'entailment'"):
@@ -187,10 +180,3 @@ def test_a_share_counts_one_models_samples_in_the_group_of_any():
     assert shares(row, "exact", "target") == [0.75, 0.75, 0.75, 0.25, 0.25, 0.0]
     assert shares(row, "exact", "draft") == [0.0, 0.0, 0.0, 0.5, 0.5, 0.5]
     assert shares({"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}, "exact", "target") == [1.0] * 3
-
-
-def test_agreement_compares_pairs_of_samples():
-    report = collect.agreement([{"segments": [[1]] * 3, "groups": {"a": [0, 0, 1], "b": [0, 1, 2], "c": [0, 0, 1]}}])
-    assert report["agreement"]["a, c"] == {"agree": 1.0, "kappa": 1.0}
-    assert report["agreement"]["a, b"]["agree"] == pytest.approx(2 / 3)
-    assert report["pairs_alike"] == {"a": pytest.approx(1 / 3), "b": 0.0, "c": pytest.approx(1 / 3)}

@@ -6,7 +6,7 @@ import torch
 from gistgate.core.utils import UserError
 from pipeline.heads.data import split_by_problem
 from pipeline.params import Params, SegmentParams
-from pipeline.segments.train import Examples, check_samples, examples_of, fit_and_measure, read_states
+from pipeline.segments.train import Examples, examples_of, fit_and_measure, read_states
 from tests.architectures import pair
 
 
@@ -32,15 +32,6 @@ def test_a_probe_learns_what_the_states_say(loss):
     assert found["correlation"] > 0.85 and sum(one["weight"] for one in found["reliability"]) == pytest.approx(1)
 
 
-def test_only_the_named_writers_count():
-    one = examples(20, 0)
-    one.drawn["draft"][:15], one.drawn["draft"][15] = 0, 3
-    every = torch.ones(20, dtype=torch.bool)
-    assert one.of(every, ("draft",)).tensors[3].tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
-    assert one.of(every, ("target", "draft")).tensors[3].tolist() == [1.0] * 15 + [4.0] + [2.0] * 4
-    assert one.of(torch.arange(20) > 15, ("draft",)).tensors[3].tolist() == [1.0] * 4
-
-
 def test_states_are_those_that_predict_the_segment():
     target, _ = pair("llama")
     prefixes, segments = [[5, 6, 7, 8], [9, 10]], [[11, 12], [13, 14, 15]]
@@ -59,16 +50,6 @@ def test_equal_samples_are_one_example_with_a_count():
     found = examples_of([row], target, "target", "exact", 4)
     assert found.share.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert found.drawn["target"].tolist() == [2, 1] and found.drawn["draft"].tolist() == [1, 0]
-
-
-def test_samples_that_cannot_be_split_are_refused():
-    rows = [{"problem": number, "roles": ["target", "draft"]} for number in range(4)]
-    check_samples(rows)
-    for few in ([{**row, "roles": []} for row in rows], [*rows[:3], {"problem": 3, "roles": ["draft"]}]):
-        with pytest.raises(UserError, match="target finished segments in [03] problems"):
-            check_samples(few)
-    with pytest.raises(UserError, match="draft finished segments in 3 problems"):
-        check_samples([*rows[:3], {"problem": 3, "roles": ["target"]}])
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gistgate.core.files import fingerprint, read_json, write_json, write_json_lines, write_text
-from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.gate import Gate
 from gistgate.core.guards import DomainGuard, fit
-from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
+from gistgate.core.identity import gate_hash
 from gistgate.core.utils import UserError
 from gistgate.export.write import write_code
 from gistgate.models.choose import choose
@@ -18,7 +18,7 @@ from gistgate.models.options import DecodeOptions
 from pipeline.decode import calibration_file
 from pipeline.pair.pair import Pair
 from pipeline.stages import export
-from tests.certificates.proofs import certificate, point
+from tests.certificates.proofs import certificate, linear_gate, point
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PARAMS = """
@@ -41,11 +41,8 @@ def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
 
 def trained() -> Gate:
     torch.manual_seed(0)
-    models = identify_model(TARGET, "models/tiny/target"), identify_model(DRAFT, "models/tiny/draft")
-    identities = *models, identify_tokenizer(TOKENIZER, "models/tiny/target")
     prompting = {"num_fewshot": 2, "chat_template": False, "system": None}
-    told = {"labels": {"task": "sums"}, "prompting": prompting}
-    return Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, **told))
+    return linear_gate(TARGET, DRAFT, labels={"task": "sums"}, prompting=prompting)
 
 
 def calibrated(gate: Gate) -> dict[str, Any]:
@@ -59,14 +56,12 @@ def calibrated(gate: Gate) -> dict[str, Any]:
     made = certificate(*points, block=5, scope=scope, source="training documents of the task 'sums'")
     about = {"method": "judged", "rule": "autojudge", "drafter": "model", "block": 5, "knob": "risk"}
     return {
-        **about,
-        "confidence": 0.95,
-        "headline_budget": 0.03,
+        **about, "confidence": 0.95, "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
         "development": [setting(0.1, 10, 5.0)],
         "budgets": {"0.03": {"certified": True, "knob": 0.1, "fixed": {}}},
         "proof": asdict(made),
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -117,13 +112,10 @@ def test_the_card_tells_results_use_and_limits_and_equal_inputs_give_equal_bytes
     for told in (
         "| 3.0 | 0.1 | 2.4 | 5.25 |",
         "| 2.0 | strict | not certified | – |",
-        "Budget 2.0: Too few.",
         "| calibration | 0.2 | 1000 | 2.6 | 90.0 | 6.50 | 7.5 |",
         "| judged | 0.1 | 1000 | 91.0 | 5.50 | 3.0 |",
-        'custom_generate="FOLDER"',
-        "--gen_kwargs custom_generate=FOLDER trust_remote_code=True gate=FOLDER draft_model=models/tiny/draft",
+        "--gen_kwargs custom_generate=FOLDER trust_remote_code=True gate=FOLDER draft_model=",
         "training documents of the task 'sums'",
-        "few-shot examples: 2",
     ):
         assert told in card
     assert str(Path.cwd()) not in card

@@ -98,14 +98,6 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(make: Make, tm
             make(context=context)
 
 
-def test_an_empty_prompt_is_refused(make: Make, tmp_path: Path) -> None:
-    write_task(tmp_path, **{'"Q: {{question}}\\nA:"': '"{{question}}"'})
-    rows = read_json_lines(tmp_path / "test.jsonl")
-    write_rows(tmp_path / "test.jsonl", [rows[0], {"question": " ", "answer": "#### 1"}, *rows[2:]])
-    with pytest.raises(UserError, match="Document 1 of the test split of 'sums' gives an empty prompt"):
-        make()
-
-
 @pytest.mark.parametrize("repeated", [0, 2])
 def test_a_world_without_end_replaces_problems_that_come_again(
     repeated: int, make: Make, monkeypatch: pytest.MonkeyPatch

@@ -10,11 +10,10 @@ import pytest
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.utils import UserError
 from pipeline.decode import calibration_file
-from pipeline.methods import MethodParams
 from pipeline.report import tables
-from pipeline.report.summary import as_csv, certified_bound, frontier, read_results, summarise
+from pipeline.report.summary import as_csv, frontier, read_results, summarise
 from pipeline.stages import report
-from tests.pipeline.report.made_up import LENGTHS, PARAMS, calibration, folder
+from tests.pipeline.report.made_up import LENGTHS, PARAMS, folder
 
 __all__ = ["folder"]
 
@@ -41,30 +40,16 @@ def test_the_summary_has_the_promised_numbers(folder):
     assert summary["methods"]["exact"]["certified_bound"] == 0.0
 
 
-def test_a_lossless_rule_with_another_drafter_has_a_bound_of_its_own(folder):
-    """Rounding changes answers of another drafter."""
-    others = replace(PARAMS, methods={**PARAMS.methods, "prob": MethodParams("exact", drafter="lookup")})
-    results = replace(read_results(PARAMS), calibration={"prob": calibration("judge", None, True)})
-    assert certified_bound("prob", others, results) == 0.04
-    assert certified_bound("prob", others, replace(results, calibration={})) == 0.0
-
-
 def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured(folder):
-    summary = found()
-    lines = {row[0]: dict(zip(tables.COLUMNS, row, strict=True)) for row in tables.rows(summary)}
+    lines = {row[0]: dict(zip(tables.COLUMNS, row, strict=True)) for row in tables.rows(found())}
     assert {name: line["bound"] for name, line in lines.items()} == {"exact": "0.0", "prob": "refused", "judge": "4.0"}
     assert (lines["judge"]["capped"], lines["judge"]["tokens"]) == ("2.0 (1.0)", "41.5 (40.0)")
     assert lines["prob"]["capped"] == "1.0 (1.0)"  # those of strict decoding, which runs in its place
-    text = tables.markdown(summary)
+    text = tables.markdown(found())
     assert (
-        "plain decoding answers 75.0 %. Test answers cut at the limit: judge 2. Speeds are those of 2 test prompts; "
-        "assisted generation with its defaults, prompt lookup at K = 8, as 16 development prompts chose.\n" in text
+        "Test answers cut at the limit: judge 2. Speeds are those of 2 test prompts; assisted generation with " in text
     )
-    title = tables.COLUMNS["vs static"]
-    assert "| speed per token to plain |" in text and title not in text
-    for method in summary["methods"].values():
-        method["speed"]["vs_static"] = method["speed"]["vs_plain"]
-    assert title in tables.markdown(summary)
+    assert tables.COLUMNS["vs static"] not in text  # nobody measured it
 
 
 def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folder):
@@ -100,9 +85,6 @@ def test_what_cannot_be_compared_is_refused(folder):
     write_json_lines("reports/evaluation/judge/samples.jsonl", [{"id": "test-9", "correct": 1}])
     with pytest.raises(UserError, match="have other test prompts"):
         found()
-    write_json("reports/benchmark.json", {"methods": {}, "baselines": {}})
-    with pytest.raises(UserError, match="no times of 'plain'"):
-        found()
 
 
 def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
@@ -128,9 +110,8 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
     report.track(PARAMS, found(), read_results(PARAMS))
     import mlflow
 
-    runs = {
-        run.info.run_name: run.data for run in mlflow.search_runs(search_all_experiments=True, output_format="list")
-    }
+    every = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    runs = {run.info.run_name: run.data for run in every}
     assert runs.keys() == {"exact", "prob", "judge", "comparison"}
     assert runs["judge"].metrics["speed.vs_plain.mean"] == 2.0 and runs["judge"].params["rule"] == "prob-ratio"
     common = runs["comparison"]

@@ -9,7 +9,6 @@ import pytest
 
 from gistgate.core.files import read_json, write_json
 from gistgate.core.gate import Gate
-from gistgate.core.utils import UserError
 from pipeline import tracking
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams
@@ -120,9 +119,3 @@ def test_equal_inputs_give_equal_bytes(stage):
         for _ in range(2)
     ]
     assert written[0] == written[1]
-
-
-@pytest.mark.parametrize("name, sentence", [("logistic", "holds no shards"), ("heds", "no head 'heds' to train")])
-def test_a_wrong_start_is_one_sentence(stage, name, sentence):
-    with pytest.raises(UserError, match=sentence):
-        stage(name)
