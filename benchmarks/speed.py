@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Workload:
         """A certified method at its setting, with the prompts, losses, gains and bound behind it."""
         point, budgets = self.points[name], read_json(calibration_file(name))["budgets"]
         verdict = next(one for budget, one in budgets.items() if float(budget) == point.budget)
-        return {**point.as_dict(), **{key: verdict[key] for key in PROOF}}
+        return {**asdict(point), **{key: verdict[key] for key in PROOF}}
 
 
 def counts(text: str, option: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,21 @@ from gistgate.core.gate import Gate
 from gistgate.core.request import Generation, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models import build as library
-from gistgate.models.build import assemble
+from gistgate.models.build import CORPUS, STORED, assemble
 from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import REPORTS, SEGMENTS, TASKS, prompts_of
-from pipeline.retrieval import RETRIEVAL, retrieval_drafter
+from pipeline.paths import DATASTORE, REPORTS, SEGMENTS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
 
 if TYPE_CHECKING:
     from gistgate.lm_eval.task import Task, TaskSpec
+
+
+TEXTS = (prompts_of("train"), reference_of("train"))
+RETRIEVAL = {CORPUS: TEXTS, "choice": TEXTS, **dict.fromkeys(STORED, (DATASTORE,))}
+"""Ids of drafters -> the files that each knows besides the request: a certificate holds for no other content."""
 
 
 def make_decoder(
@@ -52,6 +56,8 @@ def segment_decoder(pair: Pair, method: MethodParams, settings: dict[str, Any], 
 def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
     """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for "none"."""
     if drafter in RETRIEVAL:
+        from pipeline.retrieval import retrieval_drafter  # with its searches only where one is asked for
+
         return retrieval_drafter(drafter, pair)
     own = pair.drafter if drafter == MODEL else drafter
     return library.make_drafter(own, library.Sources(pair.target, pair.tokenizer, pair.draft))
@@ -90,10 +96,6 @@ class Operating:
     def as_method(self) -> MethodParams:
         """What `make_decoder` wants to know."""
         return MethodParams(self.rule, drafter=self.drafter, after=self.after)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def calibration_file(name: str) -> Path:

@@ -154,6 +154,9 @@ class CollectParams:
 
 @block
 class LabelParams:
+    recipe: Literal["outcome", "suffix"] = "outcome"
+    window: Count = 16
+    nats: Positive = 4.0
     batch_size: Count = 128
     rejoin: Count | None = 16
     audit: Natural = 96

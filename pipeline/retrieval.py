@@ -143,13 +143,8 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
         yield states_ND[start:end]
 
 
-TEXTS = (PROMPTS, ANSWERS)
-RETRIEVAL = {CORPUS: TEXTS, "choice": TEXTS, **dict.fromkeys(STORED, (DATASTORE,))}
-"""Ids of drafters -> the files that each knows besides the request: a certificate holds for no other content."""
-
-
 def retrieval_drafter(name: str, pair: Pair, choice: ChoiceParams | None = None) -> Drafter:
-    """A drafter of RETRIEVAL: SENSE's, the corpus of training texts (REST), or the choice among corpus, lookup, model.
+    """SENSE's drafter, the corpus of training texts (REST), or the choice among corpus, lookup and model.
 
     The costs of the choice are those of params.yaml, because texts must not depend on the clock.
     """

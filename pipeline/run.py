@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import typer
 from torch import Tensor
@@ -50,13 +48,6 @@ def run(main: Callable[..., object]) -> None:
     except (Interrupted, KeyboardInterrupt):
         print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
         sys.exit(130)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:

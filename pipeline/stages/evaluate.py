@@ -7,6 +7,7 @@ summary says so.
 """
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from gistgate.core.certificate import scope_mismatch
@@ -51,7 +52,7 @@ def main(name: str) -> None:
     )
     samples, counted = judge(lm, task, read_prompts("test"))
     summary = {
-        **point.as_dict(),
+        **asdict(point),
         "metric": task.metric,
         "n": len(samples),
         "accuracy": float(sum(sample["correct"] for sample in samples) / len(samples)),

@@ -7,22 +7,32 @@ rollout of a mismatch is greedy; where it loses the meaning, several sampled one
 target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
 which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
 in .scratch.
+
+With `label.recipe: suffix` there are no rollouts and the task is not asked: a mismatch is harmless where the target's
+own text loses at most `label.nats` in log-probability behind the draft token (pipeline/labels/suffix.py). On texts of a
+gate only the tokens that it refused have the target's own text behind them, and a label.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from gistgate.core.reader import num_ids
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import added_ids
 from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
 from pipeline.labels.rollouts import Cost, report_costs
-from pipeline.pair.pair import load_pair, pair_files
+from pipeline.labels.suffix import SuffixLabeller, Text
+from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
+
+PLACED = ("position", "draft_id", "loss")  # columns of suffix labels
 
 
 def main(name: str) -> None:
@@ -50,7 +60,8 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Labels one shard after another."""
     params, name = settings
     torch.set_grad_enabled(False)
-    engine = engine_of(params)
+    by_suffix = params.label.recipe == "suffix"
+    engine = None if by_suffix else engine_of(params)
     pair = load_pair(params, weights=engine is None)
     task, prompts, references = load_task(params), read_prompts("train"), schema.read_references()
     shards, found = shards_of(params, name), schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
@@ -60,16 +71,47 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
     def produce(index: int) -> schema.Table:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
         records = {column: values for column, values in records.items() if column in schema.MISMATCHES}
-        tools = tools_of(params, pair, task, prompts, references, cost, engine)
-        # Several shards may be under way, so that their bars say which they are.
-        title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
-        labeller = Labeller(tools, prompts, params.label, params.seed, title)
-        labels = labeller.label(records, texts, chosen[index])
+        if by_suffix:
+            labels = suffix_labels(params, pair, prompts, schema.picked(records, chosen[index]), texts)
+            cost.labels = schema.num_rows(labels)
+        else:
+            tools = tools_of(params, pair, task, prompts, references, cost, engine)
+            # Several shards may be under way, so that their bars say which they are.
+            title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
+            labeller = Labeller(tools, prompts, params.label, params.seed, title)
+            labels = labeller.label(records, texts, chosen[index])
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
         return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
+
+
+def suffix_labels(
+    params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], records: schema.Table, texts: schema.Texts
+) -> schema.Table:
+    """The records with the target's own text behind them as rows of the schema LABELS, by their suffix labels."""
+    ends, more = eos_ids(pair.target, pair.tokenizer), {"window": params.label.window}
+    labeller = SuffixLabeller(pair.target, None, (), num_ids(pair.tokenizer), ends, added_ids(pair.tokenizer), **more)
+    columns = (records[name].tolist() for name in ("problem", "policy", "position", "draft_id", "target_id"))
+    places: dict[tuple[int, int], dict[tuple[int, int], int]] = {}  # of each text: rows by position and draft token
+    for row, (problem, policy, position, draft, own) in enumerate(zip(*columns, strict=True)):
+        if texts[problem, policy].ids[position : position + 1] == [own]:
+            places.setdefault((problem, policy), {})[position, draft] = row
+    packed = []
+    for key, rows in places.items():
+        at, z = zip(*sorted(rows), strict=True)
+        packed.append(labeller.packed(Text(key[0], prompts[key[0]]["ids"], texts[key].ids), at, z))
+    loss = torch.full((schema.num_rows(records),), torch.nan)
+    found = labeller.read_all(packed, params.label.batch_size * params.label.window)
+    for rows, table in zip(places.values(), found, strict=True):
+        for *place, lost in zip(*(table[name].tolist() for name in PLACED if table), strict=True):
+            loss[rows[tuple(place)]] = lost
+    known = loss.isfinite()
+    kept, rest = loss[known] <= params.label.nats, schema.picked(records, known)
+    rest = {name: column for name, column in rest.items() if name != "accepted"}
+    rollouts = torch.zeros(len(kept), dtype=torch.int16)
+    return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept.float(), "rollouts": rollouts}
 
 
 def rates(labels: schema.Table) -> dict[str, Any]:

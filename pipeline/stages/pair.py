@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytorch_lightning as pl
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -32,7 +33,7 @@ from pipeline.pair.training import accuracy, train_model
 from pipeline.pair.world import documents, prompt_text, train_tokenizer, write_task_files
 from pipeline.params import PairTrainingParams, Params, build, read_params
 from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
-from pipeline.run import run, seed_everything, side_by_side
+from pipeline.run import run, side_by_side
 
 ROLES = ("target", "draft")
 SHOWN = 10  # steps of a point of the tracked curves
@@ -42,7 +43,7 @@ def main() -> None:
     params = read_params()
     for name in params.methods:  # what is wrong with one is said now, not after hours
         params.method(name)
-    seed_everything(params.seed)
+    pl.seed_everything(params.seed, verbose=False)
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
     if training is not None:

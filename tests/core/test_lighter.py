@@ -104,14 +104,12 @@ for kind in ("none", "int8", "int4"):
 
 def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
     seen = []
-    for capability in ("default", "avx2", "avx512"):
-        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
-        done = subprocess.run([sys.executable, "-c", IDENTIFY], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        seen.append(done.stdout.split())
-    if len({name for name, *_ in seen}) == 1:
+    for more in ({"ATEN_CPU_CAPABILITY": "default"}, {}):
+        ran = subprocess.run([sys.executable, "-c", IDENTIFY], env=os.environ | more, capture_output=True, check=True)
+        seen.append(ran.stdout.split())
+    if seen[0][0] == seen[1][0]:
         pytest.skip("this processor offers one instruction set")
-    assert len({tuple(fingerprints) for _, *fingerprints in seen}) == 1
+    assert seen[0][1:] == seen[1][1:]
     assert len(set(seen[0][1:])) == 6, "other weights and other kinds have other fingerprints"
 
 

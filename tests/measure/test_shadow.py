@@ -16,7 +16,6 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.measure.shadow import Shadow, shadow, summary
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.history import PairCounts
-from gistgate.rules.learned import Costs
 from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import pair, prompts
 from tests.blocks import SURE, TORN, block, random_block
@@ -146,13 +145,3 @@ def test_a_watched_table_counts_judged_blocks_alone():
     table = PairCounts()
     counted(Shadow(make_rule("csd", table="online", counts=table, min_count=0)), *[ONE] * 4)
     assert table.counts.tolist() == [2]
-
-
-@pytest.mark.parametrize("rule_id", ["wisv", "reflective", "mars-margin", "block"])
-def test_it_asks_for_what_the_watched_rule_asks_for(rule_id: str):
-    rule = make_rule(rule_id)
-    shadow = Shadow(rule)
-    for name in ("needs", "verifier", "temperatures", "alternative"):
-        assert getattr(shadow, name) == getattr(RULES[rule_id], name)
-    assert rule_id == "reflective" or type(shadow.context(None, ())) is type(rule.context(None, ()))
-    assert isinstance(Shadow(make_rule("wisv")).context(None, ()), Costs)

@@ -1,6 +1,7 @@
 """Suffix labels are what reading every candidate again finds, and their features what a decoder's blocks have."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from gistgate.core.features import extract
 from gistgate.core.rule import Exact
 from gistgate.drafters.model import ModelDrafter
 from pipeline.labels.features import FirstBlocks
+from pipeline.labels.schema import AnswerText
 from pipeline.labels.suffix import SuffixLabeller, Text, aligned
-from tests.tiny import tiny_pair
+from pipeline.params import LabelParams
+from pipeline.stages.label import suffix_labels
+from tests.tiny import byte_tokenizer, tiny_pair
 
 NAMES = ("h_tok:post", "h_pred:post", "h_tok:layer:0", "h_pred:layer:0", "scalars", "draft")
 EOS, WINDOW = 258, 4
@@ -89,3 +93,18 @@ def test_a_label_is_the_best_way(made):
     ways = torch.stack([table[name] for name in ("substitute", "insert", "delete")], dim=1)
     assert torch.equal(ways.min(1).values, table["loss"]) and bool(ways.isfinite().any(1).all())
     assert math.inf in ways[:, 2] and int(table["kept_first"].max()) <= WINDOW
+
+
+def test_the_stage_labels_refused_tokens_by_the_loss_behind_them(made):
+    target, _, texts, table = made
+    nats = float(table["loss"].median())
+    params = SimpleNamespace(label=LabelParams(recipe="suffix", window=WINDOW, nats=nats, batch_size=64))
+    pair = SimpleNamespace(target=target, tokenizer=byte_tokenizer())
+    pair.tokenizer.eos_token = pair.tokenizer.convert_ids_to_tokens(EOS)
+    records = {name: table[name].long() for name in ("problem", "position", "draft_id", "target_id")}
+    records |= {"policy": torch.full_like(table["position"], 2), "accepted": torch.zeros(len(table["loss"]))}
+    answers = {(text.problem, 2): AnswerText(text.problem, 2, list(text.answer)) for text in texts}
+    records["target_id"][0] += 1  # an accepted token: the text in front of it is not followed by the target's own
+    labels = suffix_labels(params, pair, [{"ids": text.prompt} for text in texts], records, answers)
+    assert labels["position"].tolist() == table["position"][1:].tolist() and "accepted" not in labels
+    assert labels["kept"].tolist() == (table["loss"][1:] <= nats).float().tolist() == labels["greedy_kept"].tolist()

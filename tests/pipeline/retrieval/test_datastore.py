@@ -14,10 +14,9 @@ from gistgate.core.utils import UserError
 from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline import retrieval
-from pipeline.decode import asks_draft, files_behind, make_drafter
+from pipeline.decode import RETRIEVAL, asks_draft, files_behind, make_drafter
 from pipeline.params import ChoiceParams, DatastoreParams
 from pipeline.paths import DATASTORE
-from pipeline.retrieval import RETRIEVAL
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
 from tests.retrieval.test_sense import store_of
