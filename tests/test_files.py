@@ -1,6 +1,7 @@
 """Files are whole or absent, and damage is told in a sentence."""
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,32 @@ def test_damage_is_told_in_a_sentence(tmp_path: Path, kind: str, content: bytes,
     with pytest.raises(UserError, match=sentence) as caught:
         READERS[kind](path)
     assert str(path) in str(caught.value)
+
+
+def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flush(handle: int) -> None:
+        calls.append(("flush", Path(f"/proc/self/fd/{handle}").readlink().name))
+        fsync(handle)
+
+    def rename(path: Path, to: Path) -> Path:
+        calls.append(("rename", path.name))
+        return replace(path, to)
+
+    def write(part: Path) -> None:
+        (part / "inner").mkdir(parents=True)
+        (part / "inner" / "a").write_text("a")
+
+    monkeypatch.setattr("os.fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    files.write_atomic(tmp_path / "folder", write)
+    part = next(name for call, name in calls if call == "rename")
+    assert calls[-2:] == [("rename", part), ("flush", tmp_path.name)]
+    assert sorted(calls[:-2]) == sorted([("flush", "a"), ("flush", "inner"), ("flush", part)])
 
 
 @pytest.mark.parametrize("name", ["gate", "."])

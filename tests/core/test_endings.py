@@ -13,8 +13,7 @@ from tokenizers import AddedToken
 
 from gistgate.core.block import Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Row, Statistics, Stop, eos_ids, total
-from gistgate.core.session import commit
+from gistgate.core.request import Generation, Statistics, Stop, eos_ids, total
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
@@ -44,30 +43,6 @@ def test_rates():
     some.spend("draft", 1.0)
     some.spend("draft", 0.5)
     assert some.seconds == {"draft": 1.5}
-
-
-WHY = [Reason.STRICT, Reason.LOOSE, Reason.CARRIED]
-
-
-@pytest.mark.parametrize(
-    "eos, kept, counted, length, finish",
-    [
-        (99, [10, 11, 12, 13], (1, 1, 1, 1), 3, None),
-        (13, [10, 11, 12, 13], (1, 1, 1, 1), 3, "eos"),  # the own token ends it
-        (12, [10, 11, 12], (1, 1, 1, 0), 3, "eos"),
-        (11, [10, 11], (1, 1, 0, 0), 2, "eos"),
-        (10, [10], (1, 0, 0, 0), 1, "eos"),
-    ],
-)
-def test_a_block_is_cut_before_it_is_counted(
-    eos: int, kept: list[int], counted: tuple[int, ...], length: int, finish: str | None
-):
-    row = Row(0, [1, 2], 2)
-    commit(row, [10, 11, 12], WHY, 13, Stop(9, (eos,)), draft_forwards=3)
-    got = row.statistics
-    assert (row.answer, row.finish) == (kept, finish) and row.reasons == [*WHY, Reason.OWN][: len(kept)]
-    assert (got.strict, got.loose, got.carried, got.own) == counted
-    assert (got.forwards, got.draft_forwards, got.histogram) == (1, 3, {length: 1})
 
 
 TOKENIZER = byte_tokenizer(bos=False)

@@ -201,30 +201,28 @@ def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
     assert 0 < usage.idle < 0.1
 
 
-def watched(
-    batch: list[list[int]], slots: int, stop: Stop, noise: float = 0.0
-) -> tuple[list[Any], list[int], list[int]]:
-    """Answers of a session, and for every round the slots of its cache and the tokens of its longest row."""
-    held, longest = [], []
+def test_a_refused_prompt_is_named_by_its_own_place():
+    """Although the longest is decoded first."""
+    for wrong, said in (([10**6], "Prompt 1 holds the token id"), ([], "Prompt 1 is empty")):
+        with pytest.raises(UserError, match=said):
+            decode_all(decoder_of(), [[5], wrong, [5, 6, 7]], batch_size=2, max_new_tokens=4)
+
+
+def test_holes_are_given_back_while_no_row_leaves():
+    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
+    (target, draft), held = pair("llama", noise=0.1), []
 
     class Watching:
         layers, wants_q = (), False
 
         def __call__(self, _block: Any, _acceptance: Any, rows: Any) -> None:
-            held.append(session.verifier.reader.slots)
-            longest.append(max(len(row.text) for row in rows))
+            held.append((session.verifier.reader.slots, max(len(row.text) for row in rows)))
 
-    target, draft = pair("llama", noise=noise) if noise else pair("llama")
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=Watching())
-    rows = [QueuedRow(Row(index, list(prompt), len(prompt), index)) for index, prompt in enumerate(batch)]
-    session = Session(decoder.parts, Queue(rows, slots), stop, Sampling(), Slots(slots))
-    with torch.inference_mode():
-        return [answer.ids for answer, _ in session.run()], held, longest
-
-
-def test_holes_are_given_back_while_no_row_leaves():
-    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
     batch = prompts(*[6] * 8)
-    answers, held, longest = watched(batch, 8, Stop(60), noise=0.1)
+    rows = [QueuedRow(Row(index, list(prompt), 6, index)) for index, prompt in enumerate(batch)]
+    session = Session(decoder.parts, Queue(rows, 8), Stop(60), Sampling(), Slots(8))
+    with torch.inference_mode():
+        answers = [answer.ids for answer, _ in session.run()]
     assert answers == [greedy("llama", tuple(prompt), 60) for prompt in batch]
-    assert all(slots <= WASTE * text + 5 for slots, text in zip(held, longest, strict=True))
+    assert held and all(slots <= WASTE * longest + 5 for slots, longest in held)

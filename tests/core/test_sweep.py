@@ -20,7 +20,7 @@ from gistgate.models.build import STORED
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from gistgate.rules import make_rule
-from tests.architectures import CONTEXT, MORE, SIZES, greedy, pair, prompts
+from tests.architectures import MORE, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers
 from tests.retrieval.test_sense import store_of
 from tests.rules.extremes import CLOSED
@@ -58,11 +58,6 @@ def check(kind: str, name: str, block: int, rows: int, rule: str = "exact", engi
     assert [answer.ids for answer in answers] == [greedy(kind, tuple(one), NUM) for one in batch], (block, rows)
 
 
-def test_the_sweep_is_whole():
-    assert {block for block, _ in PAIRS} == set(range(1, 17)) and {rows for _, rows in PAIRS} == set(range(1, 9))
-    assert len(KINDS) >= 6 and set(COMPILED) < set(KINDS)
-
-
 @pytest.mark.parametrize("number", range(16))
 def test_a_sample_writes_the_greedy_texts(number: int):
     kind, name = KINDS[number % len(KINDS)], NAMES[(number * 5) % len(NAMES)]
@@ -88,18 +83,6 @@ def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: 
     monkeypatch.setattr(store, "_stores", type(store._stores)())
     for block, rows in ((1, 8), (4, 1), (7, 3), (16, 5)):
         check(kind, name, block, rows, engine="compiled")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["model", "lookup", "tree"])
-def test_the_context_is_filled_to_its_last_token(kind: str, name: str):
-    batch = prompts(CONTEXT - 20, 1, CONTEXT - 20, seed=4)
-    for block in (1, 5, 16):
-        answers = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block).generate(
-            batch, max_new_tokens=20
-        )
-        assert [answer.ids for answer in answers] == [greedy(kind, tuple(prompt), 20) for prompt in batch]
 
 
 BFLOAT16 = 2.0**-6

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gistgate.core.utils import UserError
@@ -39,15 +38,6 @@ def test_continuations_by_definition(seed: int, n_min: int, n_max: int, depth: i
     drafter = CorpusDrafter(SuffixArray.build(documents, depth), n_max, n_min)
     texts = [[dice.randrange(4) for _ in range(dice.randint(1, 12))] for _ in range(40)]
     assert proposed(drafter, texts, 6) == [by_search(documents, text, 6, n_min, n_max) for text in texts]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_places_are_sorted_to_the_depth(seed: int):
-    documents = random_documents(seed, alphabet=2)
-    for depth in (1, 2, 3, 7, 16):
-        array = SuffixArray.build(documents, depth)
-        runs = [array.run(index, depth) for index in range(len(array.order))]
-        assert runs == sorted(runs) and sorted(array.order.tolist()) == np.flatnonzero(array.tokens >= 0).tolist()
 
 
 def test_of_too_many_hits_evenly_spaced_ones_are_counted():

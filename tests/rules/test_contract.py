@@ -279,9 +279,3 @@ def test_every_rule_with_settings_refuses_some():
 def test_settings_out_of_range_are_refused_by_the_rule_itself(rule_id: str, name: str, value: Any):
     with pytest.raises(UserError, match=f"^{rule_id}: {name} {value!r} does not fit: "):
         RULES[rule_id](**{**DEFAULT.get(rule_id, {}), name: value})
-
-
-@pytest.mark.parametrize("rule_id", [rule_id for rule_id, rule in RULES.items() if "gate" in rule.needs])
-def test_a_rule_asks_for_its_gate(rule_id: str):
-    with pytest.raises(UserError, match="none was given"):
-        make_rule(rule_id).accept(replace(random_block(), gate_probs=None), {})

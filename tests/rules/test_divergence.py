@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, one_hot
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation import utils as theirs
 
 from gistgate.core.block import Block
 from gistgate.core.decoder import Decoder
-from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
@@ -293,31 +291,3 @@ def test_ensemble_greedy_the_texts_are_those_of_transformers(kind: str, noise: f
     wanted = of_transformers(kind, noise, w, block)
     assert of_ours(kind, noise, Ensemble(w, **HF), block) == wanted
     assert of_ours(kind, noise, make_rule("exact"), block) != wanted, "the weight must have changed something"
-
-
-@has_weight
-@pytest.mark.parametrize("w", [0.2, 0.5, 0.9])
-def test_ensemble_sampled_the_same_numbers_give_the_tokens_of_transformers(w: float, monkeypatch: pytest.MonkeyPatch):
-    judged = random_block(batch=200, num=5, temperature=1.0)
-    valid, possible = torch.ones_like(judged.valid), judged.logits.clamp_min(-12.0)
-    judged = replace(judged, valid=valid, logits=possible, protocol=None)
-    outcome = accepted(Ensemble(w, superset=False), judged)
-    assert 0 < (outcome.length == 5).sum() < 200
-    for row in range(200):
-        uniforms = judged.uniforms[row]
-
-        def numbers(like: Tensor, given: Tensor = uniforms) -> Tensor:
-            return given[:-1].expand_as(like)
-
-        def one_draw(weights: Tensor, num_samples: int, given: Tensor = uniforms) -> Tensor:
-            return draw(weights, given[-1:])[:, None]
-
-        monkeypatch.setattr(torch, "rand_like", numbers)
-        monkeypatch.setattr(torch, "multinomial", one_draw)
-        ids = judged.draft_ids[row : row + 1]
-        tokens, num_matches = theirs._speculative_sampling(
-            ids, judged.q[row : row + 1].log(), 5, judged.logits[row : row + 1], assistant_ensemble_weight=w
-        )
-        length = outcome.length[row].item()
-        assert num_matches == length
-        assert tokens[0].tolist() == [*ids[0, :length].tolist(), outcome.own_ids[row].item()]

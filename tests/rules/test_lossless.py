@@ -1,4 +1,7 @@
-"""Sampling is lossless by enumeration, and Block Verification keeps at least as much of a draft as token by token."""
+"""Sampling is lossless by enumeration, and Block Verification keeps at least as much of a draft as token by token.
+
+tests/trees/test_walks.py sums Block Verification exactly, over all outcomes of its tests, as a walk over chains.
+"""
 
 from itertools import product
 

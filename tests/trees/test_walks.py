@@ -10,7 +10,7 @@ from torch import Tensor
 from gistgate.core.block import Reason
 from gistgate.core.rule import settle
 from gistgate.rules import make_rule
-from gistgate.trees.tree import WALKS, Nodes, Passing, Walk, normalised, path_to, token_wise, traverse, walked
+from gistgate.trees.tree import WALKS, Nodes, Walk, normalised, path_to, token_wise, walked
 from tests.blocks import random_block
 
 Table = dict[tuple[int, ...], Tensor]
@@ -154,16 +154,6 @@ def test_a_residual_that_stays_behind_would_be_noticed(monkeypatch: pytest.Monke
     total, expected = over_all_trees(token_wise, [-1, -1], 0, 2)
     assert not torch.allclose(total, expected, atol=0.01)
     assert normalised(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
-
-
-def test_a_ratio_that_is_not_renewed_would_be_noticed():
-    """The parent tested with the ratio that it had before its child was refused."""
-
-    def stale(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
-        return traverse(nodes, lambda node, ratio: passes(node, min(1.0, 2 * ratio)))
-
-    total, expected = over_all_trees(stale, [-1, 0], 0, 3)
-    assert not torch.allclose(total, expected, atol=0.01)
 
 
 @pytest.mark.parametrize(("rule_id", "chain_id"), [("traversal", "block"), ("exact", "exact")])
