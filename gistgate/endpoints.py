@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -31,7 +30,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import default_n
 from gistgate.core.files import write_json
 from gistgate.core.gate import Gate
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, first_line
 from gistgate.lm_eval.calibrate import check_options, learned_by, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, problems_of, used_prompts
 from gistgate.lm_eval.task import Document, Task, load_task
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 SERVED_FILE = "served-certificate.json"
 CHUNK = 64  # prompts between two looks at the outcomes
-MOST_STOPS = 4  # stop texts that the protocol allows
 RETRIES = 5  # repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on
 SECONDS = 600.0  # longest wait for one answer
 KEY = "OPENAI_API_KEY"  # environment variable with the key of a server that asks for one
@@ -95,19 +93,13 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     check_options(options)
     gate = None if options.gate is None else Gate.load(options.gate)
     task = load_task(spec_of(options, gate))
-    if len(task.stops) > MOST_STOPS:
-        raise UserError(
-            f"The task '{options.task}' has {len(task.stops)} stop texts; servers take {MOST_STOPS}. Remove some "
-            "of its `until`."
-        )
     docs = documents(task, options, gate)
     confidence = planned(options, len(docs), True)
     strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body))
     loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body))
     if strict == loose:
         raise UserError(
-            "Strict and loose endpoint are the same server, model and request. Name two addresses, or tell them apart "
-            "by --strict-body and --loose-body."
+            "Both endpoints are the same server, model and request. Tell them apart by --strict-body and --loose-body."
         )
     look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
         claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
@@ -150,21 +142,17 @@ def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]
     drawn = found[(options.draw - 1) * n : options.draw * n]
     if not drawn:
         raise UserError(
-            f"The task '{options.task}' has {len(found)} unused training documents, which is too few for draw "
-            f"{options.draw} of {n} prompts. Lower --prompts or --draw, or take a larger task."
+            f"{len(found)} unused documents are too few for draw {options.draw} of {n} prompts. Lower --prompts."
         )
     return drawn
 
 
 def body(text: str) -> dict[str, object]:
     """Further entries of a request."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"'{text}' is no JSON ({error}). Write an object such as {{\"top_k\": 1}}.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
-    return value
+    with suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
 
 
 @dataclass
@@ -176,10 +164,8 @@ class Compared:
     strict: Endpoint
     loose: Endpoint
     concurrent: int
-
-    def __post_init__(self) -> None:
-        self.answers: tuple[list[Served], list[Served]] = ([], [])
-        self.scores: tuple[list[float], list[float]] = ([], [])
+    answers: tuple[list[Served], list[Served]] = field(default_factory=lambda: ([], []))
+    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def chunks(self) -> Iterator[Decoded]:
         """d = strict - loose score of the next documents."""
@@ -201,7 +187,7 @@ class Compared:
             for one in as_completed(waiting):
                 one.result()
         except BaseException:
-            endpoint.hang_up()  # after a failure or Ctrl-C nobody waits for a server
+            endpoint.client.close()  # after a failure or Ctrl-C nobody waits for a server
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -258,24 +244,17 @@ class Endpoint:
                 done = self.client.chat.completions.create(messages=prompt, **shared)
             return self.whole(done)  # a page of a gateway may come with status 200
 
-    def hang_up(self) -> None:
-        """Close all connections: requests on their way fail, and the next request opens new ones."""
-        if (client := self.__dict__.pop("client", None)) is not None:
-            client.close()
-
     def whole(self, done: Any) -> Served:
         """An answer that came, unless it was cut short or another model gave it."""
         if done.model != self.model:
             raise UserError(
-                f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. A certificate "
-                "would speak of the wrong model. Name the model that the server serves."
+                f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. Name that."
             )
         choice = done.choices[0] if done.choices else None
         if choice is None or choice.finish_reason not in WHOLE:
             reason = choice.finish_reason if choice else "no answer at all"
             raise UserError(
-                f"{self.url} ended an answer with '{reason}', so it is not whole and is not scored. Look into the "
-                "server's log and run the command again."
+                f"{self.url} ended an answer with '{reason}', so it is not whole. Look into the server's log."
             )
         text = choice.text if hasattr(choice, "text") else choice.message.content
         tokens = done.usage.completion_tokens if done.usage else None
@@ -292,16 +271,10 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
 def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:
     """The endpoint, once its server has named its models; without `model` the only one that it serves."""
     url = url.rstrip("/")
-    if not re.fullmatch(r"https?://[^/:\s]+(:\d+)?(/\S*)?", url):
-        raise UserError(
-            f"'{url}' is no address of a server. Write it as http://HOST:PORT/v1, such as http://127.0.0.1:8000/v1."
-        )
     with explained(url):
         known = [one.id for one in Endpoint(url, model or "").client.models.list()]
-    if model is None and len(known) != 1:
-        raise UserError(f"{url} serves {', '.join(known) or 'no model'}. Name one of its models.")
-    if model is not None and model not in known:
-        raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}.")
+    if model not in known and (model is not None or len(known) != 1):
+        raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}. Name one.")
     return Endpoint(url, model or known[0], extra)
 
 
@@ -312,21 +285,15 @@ def explained(url: str) -> Iterator[None]:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
         raise UserError(
-            f"{url} cannot be reached, after {RETRIES} repetitions ({error}). Start or mend the server and run the "
-            "command again."
+            f"{url} cannot be reached, after {RETRIES} repetitions ({error}). Start or mend the server, and repeat."
         ) from error
     except openai.APIStatusError as error:
         raise UserError(
-            f"{url} refused a request with status {error.status_code}: {short(error.message)}. Mend the request or the "
-            "server and run the command again."
+            f"{url} refused a request with status {error.status_code}: {first_line(error)}. Mend it, and repeat."
         ) from error
-    except (openai.OpenAIError, ValueError, AttributeError, TypeError, LookupError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # an address that is none, or a page of a gateway
         raise UserError(
-            f"{url} does not speak the OpenAI protocol: {short(str(error))}. The address usually ends with /v1."
+            f"{url} does not speak the OpenAI protocol: {first_line(error)}. Does it end with /v1?"
         ) from error
-
-
-def short(text: str) -> str:
-    """The beginning of a server's message, on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= 300 else f"{line[:300]}..."

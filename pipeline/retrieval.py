@@ -28,7 +28,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import AdaptiveDrafter, Option
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.models.build import CORPUS, STORED, Sources, stored
+from gistgate.models.build import CORPUS, STORED, Sources, make_drafter
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.index import POINTS_PER_LIST, fill, fits_exactly, import_faiss, new_index, num_lists
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
@@ -151,7 +151,9 @@ def retrieval_drafter(name: str, pair: Pair, choice: ChoiceParams | None = None)
     if name in STORED:
         if not DATASTORE.is_dir():
             raise UserError(f"{DATASTORE} is missing. Run `dvc repro datastore` first.")
-        return stored(name, Sources(pair.target, datastore=DATASTORE))
+        found = make_drafter(name, Sources(pair.target, datastore=DATASTORE))
+        assert found is not None
+        return found
     corpus = CorpusDrafter(SuffixArray.build([*text.prompt, *text.answer] for text in training_texts()))
     if name == CORPUS:
         return corpus

@@ -13,6 +13,7 @@ Axis letters: M numbers of discordant pairs, D discordances, N prompts, S stakes
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,8 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta, binom
-
-from gistgate.core.utils import UserError
 
 Array = NDArray[np.float64]
 Answer = Literal["within", "beyond"]
@@ -44,24 +43,15 @@ STAKES_S = np.geomspace(0.01, 0.98, 12)
 
 
 def checked(differences: ArrayLike) -> Array:
-    """The differences as an array [N]; refused where there is none, or one is no number in [-1, 1]."""
+    """The differences as an array [N] of numbers in [-1, 1]."""
     d = np.asarray(differences, float).ravel()
-    if not len(d):
-        raise UserError("A bound needs at least one prompt, and there is none. Raise the size of the split.")
-    if not (np.isfinite(d) & (np.abs(d) <= 1)).all():
-        raise UserError(
-            f"A difference of scores is {d[~(np.abs(d) <= 1)][0]}, outside [-1, 1]. Bounds need scores in [0, 1]: "
-            "name a metric of the task that has them (`task_metric` in params.yaml)."
-        )
+    assert len(d) and (np.abs(d) <= 1).all(), "a bound needs prompts, and scores in [0, 1]"
     return d
 
 
 def right_or_wrong(d: Array) -> bool:
     """Whether all differences are -1, 0 or 1."""
     return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
-
-
-# ---- The bound that decides.
 
 
 @dataclass(frozen=True)
@@ -85,9 +75,8 @@ class Bound:
 
     def within(self, budget: float) -> bool:
         """Whether the loss is certified to be `budget` at most."""
-        if self.kind == EXACT and p_value(self.losses, self.gains, self.n, budget) > 1 - self.confidence:
-            return False
-        return self.value <= budget
+        is_refuted = self.kind != EXACT or p_value(self.losses, self.gains, self.n, budget) <= 1 - self.confidence
+        return is_refuted and self.value <= budget
 
 
 def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
@@ -103,9 +92,6 @@ def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
     kind = EXACT if exact else PLUG_IN
     return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
-
-
-# ---- Exact: Tango's score, its tail maximised over the discordances of a Berger-Boos region.
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
@@ -178,32 +164,35 @@ def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
     The largest difference that `p_value` does not reject. A negative bound is given as 0.
     """
 
-    def rejected(difference: float) -> bool:
-        return p_value(losses, gains, n, difference) <= alpha
-
     mean = (losses - gains) / n
     low, high = max(mean, RESOLUTION), 1 - RESOLUTION
     if low >= high:
         return 1.0
+
+    def rejected(difference: float) -> bool:
+        return p_value(losses, gains, n, difference) <= alpha
+
     if rejected(low):
         return 0.0
     step = 1.0 / n
     while low + step < high and not rejected(low + step):
         low, step = low + step, 2 * step
-    high = min(low + step, high)
-    while high - low > RESOLUTION / 4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if rejected(middle) else (middle, high)
+    high = halved(low, min(low + step, high), RESOLUTION / 4, rejected)
     above: list[float] = np.linspace(high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS).tolist()
     return rounded_up(max([high, *(x for x in above[1:] if not rejected(x))]))
+
+
+def halved(low: float, high: float, width: float, rejected: Callable[[float], bool]) -> float:
+    """The smallest rejected value between these two, up to `width`."""
+    while high - low > width:
+        middle = (low + high) / 2
+        low, high = (low, middle) if rejected(middle) else (middle, high)
+    return high
 
 
 def rounded_up(bound: float) -> float:
     """A bound as the next multiple of RESOLUTION."""
     return round(min(1.0, math.ceil(bound / RESOLUTION) * RESOLUTION), 6)
-
-
-# ---- Empirical Bernstein and Hoeffding-Bentkus, for scores in [0, 1] that take more values than right and wrong.
 
 
 def bernstein_sequence(differences: ArrayLike, alpha: float, planned: int | None = None) -> Array:
@@ -239,13 +228,12 @@ def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
     Both inequalities fall in the tested rate, so the smallest rejected rate is found by halving.
     """
     total = math.ceil(n * mean - 1e-9)
-    low, high = mean, 1.0
-    while high - low > 1e-9:
-        rate = (low + high) / 2
-        hoeffding = math.exp(-n * relative_entropy(mean, rate))
+
+    def rejected(rate: float) -> bool:
         bentkus = math.e * float(binom.cdf(total, n, rate))
-        low, high = (low, rate) if min(hoeffding, bentkus) <= alpha else (rate, high)
-    return high
+        return min(math.exp(-n * relative_entropy(mean, rate)), bentkus) <= alpha
+
+    return halved(mean, 1.0, 1e-9, rejected)
 
 
 def relative_entropy(a: float, b: float) -> float:
@@ -253,9 +241,6 @@ def relative_entropy(a: float, b: float) -> float:
     heads = a * math.log(a / b) if a > 0 else 0.0
     tails = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0
     return heads + tails
-
-
-# ---- Betting on a small loss: what holds at every number of prompts at once.
 
 
 def growth(d: ArrayLike, loss: float) -> Array:
@@ -279,11 +264,8 @@ def betting_bound(differences: ArrayLike, alpha: float) -> float:
     The smallest mean that the best moment along the way refutes; wealth grows with the mean that is bet against, so
     it is found by halving. A negative bound is given as 0.
     """
-    low, high = 0.0, 1.0
-    while high - low > RESOLUTION / 4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if refutes(differences, middle, 1 - alpha) else (middle, high)
-    return rounded_up(high) if low else 0.0
+    high = halved(0.0, 1.0, RESOLUTION / 4, lambda mean: refutes(differences, mean, 1 - alpha))
+    return rounded_up(high) if high > RESOLUTION / 4 else 0.0
 
 
 class SequentialTest:

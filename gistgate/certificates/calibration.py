@@ -12,11 +12,10 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from gistgate.certificates.bounds import Array
-from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
+from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
-from gistgate.certificates.planning import confidence_of_test
-from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
+from gistgate.certificates.search import Request, Selection, Setting, choose_settings
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
@@ -47,25 +46,6 @@ class Method:
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""
         return {**self.fixed, **setting.variant, **({} if self.knob is None else {self.knob: setting.value})}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What shall be certified, and how."""
-
-    budgets: tuple[float, ...]  # largest mean losses, each a claim of its own
-    confidence: float = 0.95  # probability with which each certificate holds
-    n: int = 1000  # most calibration prompts to decode for a setting
-    stop: Stop = "lost"  # when to leave a setting early
-    settings: int = 3  # most settings to test behind the strictest
-    evaluations: int = 6  # most settings to measure on development prompts, plus one for each variant behind the first
-    reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
-    headline: float | None = None  # the budget that decides between variants; None takes the largest
-
-    @property
-    def headline_budget(self) -> float:
-        """The budget that decides between variants."""
-        return max(self.budgets) if self.headline is None else self.headline
 
 
 @dataclass(frozen=True)
@@ -124,12 +104,9 @@ class Finding:
 
 
 def calibrate(
-    method: Method,
-    outcomes: Outcomes,
-    request: Request,
-    look: Look | None = None,
+    method: Method, outcomes: Outcomes, request: Request, look: Look | None = None,
     scope: Mapping[str, Any] | None = None,
-) -> Finding:
+) -> Finding:  # fmt: skip
     """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
 
     `look` is recorded with the chosen settings before any calibration prompt is decoded, and refused where the prompts
@@ -143,16 +120,7 @@ def calibrate(
     if method.knob is None:
         selection = Selection([Setting(None, method.variants[0])], [])
     else:
-        aims = Aims(
-            budgets=sorted(request.budgets),
-            headline=request.headline_budget,
-            n=request.n,
-            confidence=confidence_of_test(request.stop, request.confidence),
-            settings=request.settings,
-            evaluations=request.evaluations,
-            reserve=request.reserve,
-        )
-        selection = choose_settings(method.grid, method.variants, evaluate, aims)
+        selection = choose_settings(method.grid, method.variants, evaluate, request)
     settings, ternary = [method.settings(one) for one in selection.settings], outcomes.scorer.ternary
     if look is not None:
         record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
@@ -175,15 +143,9 @@ def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bo
 
 
 def decoding_scope(
-    method: Method,
-    target: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    tokenizer: Any,
-    gate: Any,
-    rows: int,
-    data: Sequence[Path] = (),
-    drafting: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    method: Method, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any, gate: Any, rows: int,
+    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The part of a certificate's scope that says what decodes; plain JSON, without dates.
 
     `draft` is None where the drafter does not ask it, `rows` the number of prompts that are decoded together, `data`

@@ -23,6 +23,7 @@ from gistgate.core.request import Statistics, total
 
 if TYPE_CHECKING:
     from gistgate.lm_eval.task import Task
+    from gistgate.models.loading import Target
 
 CLIP = 5.0  # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
 WORSE = -1e4  # stands for the log-probability of no token at all
@@ -110,8 +111,7 @@ class Capped:
 class PairwiseJudge:
     """For open text: which of both answers a language model prefers; asked in both orders, disagreement is a tie."""
 
-    judge: PreTrainedModel  # its weights are part of what a certificate says
-    judge_tokenizer: PreTrainedTokenizerBase
+    judge: Target  # its weights are part of what a certificate says
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "judge"
     ternary: ClassVar[bool] = True
@@ -132,9 +132,9 @@ class PairwiseJudge:
             f"Which answer serves the request better?\n\nRequest:\n{context}\n\nAnswer A:\n{first}\n\n"
             f"Answer B:\n{second}\n\nThe better answer is"
         )
-        ids = self.judge_tokenizer(text, return_tensors="pt").input_ids.to(self.judge.device)
-        logits_V = self.judge(input_ids=ids).logits[0, -1]
-        a, b = (self.judge_tokenizer.encode(f" {letter}", add_special_tokens=False)[-1] for letter in "AB")
+        model, tokenizer = self.judge.model, self.judge.tokenizer
+        logits_V = model(input_ids=tokenizer(text, return_tensors="pt").input_ids.to(model.device)).logits[0, -1]
+        a, b = (tokenizer.encode(f" {letter}", add_special_tokens=False)[-1] for letter in "AB")
         return bool(logits_V[a] > logits_V[b])
 
 
@@ -222,8 +222,8 @@ class Outcomes:
             yield self.decoded(split, settings, start, min(start + size, n))
 
 
-def cached(decode: Decode, folder: Path, name: str, *depends: Any, watcher: Any = None) -> Decode:
-    """The same function, but answers that were decoded once are read from `folder`; `watcher` hears of the files.
+def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
+    """The same function, but answers that were decoded once are read from `folder`.
 
     A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the
     settings with the files that they name, and the prompts.
@@ -234,11 +234,7 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any, watcher: Any 
         path = folder / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
         if not path.exists():
             done = decode(settings, prompts, start)
-            if watcher is not None:
-                watcher.made(path)
             write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
-        if watcher is not None:
-            watcher.read(path)
         return [Answer(row["ids"], untimed(row["statistics"])) for row in read_json_lines(path)]
 
     return answers

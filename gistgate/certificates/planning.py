@@ -137,13 +137,9 @@ def check_possible(budget: float, confidence: float, n: int, ternary: bool = Tru
 
 
 def main() -> None:
-    try:
-        budget, discordance, loss = [*map(float, sys.argv[1:]), *([0.0] if len(sys.argv) == 3 else [])]
-        assert 0 < budget < 1 and abs(loss) <= discordance <= 1
-    except (AssertionError, ValueError):
-        raise SystemExit("Name a budget in (0, 1), the share that differs, and a loss: `0.02 0.05 [0.005]`.") from None
+    budget, discordance, *loss = map(float, sys.argv[1:])
     for score, ternary in (("right or wrong", True), ("between 0 and 1", False)):
-        n = needed_for(budget, 0.95, discordance, ternary, loss=loss)
+        n = needed_for(budget, 0.95, discordance, ternary, loss=sum(loss))
         print(f"{n if n is not None else 'none':>9}  scores that are {score}")
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
 from gistgate.certificates.bounds import Array, right_or_wrong
-from gistgate.certificates.planning import would_certify
+from gistgate.certificates.fixed_sequence import Stop
+from gistgate.certificates.planning import confidence_of_test, would_certify
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,26 @@ Evaluate = Callable[[Setting], tuple[Array, float]]
 
 
 @dataclass(frozen=True)
-class Aims:
-    """What the chosen settings are for."""
+class Request:
+    """What shall be certified, and how."""
 
-    budgets: Sequence[float]  # budgets that calibration will test
-    headline: float  # the budget that decides between variants
-    n: int  # prompts of the calibration split
-    confidence: float = 0.95  # confidence of the certificates
-    settings: int = 3  # most settings to choose behind the strictest
-    evaluations: int = 6  # most settings to measure, plus one for each variant behind the first
-    reserve: float = 1.0  # standard errors of what development and calibration show apart that a prediction leaves free
+    budgets: tuple[float, ...]  # largest mean losses, each a claim of its own
+    confidence: float = 0.95  # probability with which each certificate holds
+    n: int = 1000  # most calibration prompts to decode for a setting
+    stop: Stop = "lost"  # when to leave a setting early
+    settings: int = 3  # most settings to test behind the strictest
+    evaluations: int = 6  # most settings to measure on development prompts, plus one for each variant behind the first
+    reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
+    headline: float | None = None  # the budget that decides between variants; None takes the largest
 
     def target(self, budget: float) -> Target:
         """What a setting has to be predicted to keep."""
-        return Target(budget, self.n, self.confidence, self.reserve)
+        return Target(budget, self.n, confidence_of_test(self.stop, self.confidence), self.reserve)
+
+    @property
+    def headline_budget(self) -> float:
+        """The budget that decides between variants."""
+        return max(self.budgets) if self.headline is None else self.headline
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ class Selection:
 
 
 def choose_settings(
-    grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, aims: Aims
+    grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
     """The sequence for one method, from measurements on development prompts.
 
@@ -158,9 +165,9 @@ def choose_settings(
     not have been measured. Where nothing is predicted to keep any budget, it is the sequence: certification then says
     how far off it is.
     """
-    curves, most = [Curve(len(grid)) for _ in variants], aims.evaluations + len(variants) - 1
-    headline = aims.target(aims.headline)
-    by_weight = [aims.headline, *sorted(set(aims.budgets) - {aims.headline})]  # then the small before the large
+    curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
+    main = request.headline_budget
+    headline, by_weight = request.target(main), [main, *sorted(set(request.budgets) - {main})]  # small before large
 
     def hopeful() -> Iterator[tuple[int, int]]:
         """Where the largest tau may still hide, until none can beat the best one known."""
@@ -172,7 +179,7 @@ def choose_settings(
 
     def refining(variant: int) -> Iterator[tuple[int, int]]:
         """The open ranges of one variant, the widest first."""
-        curve, targets = curves[variant], [aims.target(budget) for budget in by_weight]
+        curve, targets = curves[variant], [request.target(budget) for budget in by_weight]
         while found := [one for one in targets if curve.next(one) is not None]:
             index = curve.next(max(found, key=lambda one: np.diff(curve.open_range(one))[0]))
             assert index is not None
@@ -188,10 +195,10 @@ def choose_settings(
     measure(refining(best))
     chosen: list[int] = []
     for budget in by_weight:
-        index = curves[best].loosest(aims.target(budget))
-        if index is not None and index not in chosen and len(chosen) < aims.settings:
+        index = curves[best].loosest(request.target(budget))
+        if index is not None and index not in chosen and len(chosen) < request.settings:
             chosen.append(index)
-    if len(chosen) < aims.settings:
+    if len(chosen) < request.settings:
         chosen += curves[best].between(headline, chosen)
     measured = [Setting(grid[i], variants[at]) for at, curve in enumerate(curves) for i in sorted(curve.loss)]
     return Selection([Setting(grid[index], variants[best]) for index in sorted({0, *chosen})], measured)

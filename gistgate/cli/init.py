@@ -49,15 +49,12 @@ def init(
     from gistgate.models.loading import RETRIEVAL
 
     if embedded and (target or draft or drafter):
-        raise UserError(
-            "--embedded trains a pair of its own. Leave --target, --draft and --drafter away, or leave it away."
-        )
+        raise UserError("--embedded trains a pair of its own. Leave it, or --target, --draft and --drafter, away.")
     if drafter not in (None, *RETRIEVAL):
         raise UserError(f"There is no drafter '{drafter}' for a project. Use one of: {', '.join(RETRIEVAL)}.")
     if not embedded and not (target and bool(draft) != bool(drafter)):
         raise UserError(
-            "A project needs --target and either --draft, or --drafter suffix or lookup for a target without a draft "
-            "model. --embedded takes the small pair that is trained on the spot."
+            "A project needs --target and either --draft, or --drafter suffix or lookup; or else --embedded."
         )
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
@@ -169,9 +166,9 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     if not path.is_file():
         raise UserError(f"The task file {task} is missing. Correct the path.")
     tasks = module_of("gistgate.lm_eval.task", "pipeline")
-    named = tasks.name_in(path.read_text(encoding="utf-8"))
-    if named not in (None, path.stem):
-        raise UserError(f"The task in {path} is called '{named}'. Rename the file to {named}{path.suffix}.")
+    text = path.read_text(encoding="utf-8")
+    if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
+        raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")
     found = {f"{place}/{path.stem}.yaml": path.read_text(encoding="utf-8")}
     for part in tasks.files_of(path):
         inside = Path(os.path.relpath(part, path.parent))

@@ -157,6 +157,5 @@ def module_of(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"This command needs '{error.name}', which is not installed. Install it with "
-            f"`pip install '.[{extra}]'` in the clone of GistGate."
+            f"This command needs '{error.name}'. Run `pip install '.[{extra}]'` in the clone of GistGate."
         ) from error

@@ -22,6 +22,7 @@ from gistgate.cli.options import (
     Prompts,
     TargetName,
     decodes,
+    module_of,
     read_prompts,
     refuse_options,
 )
@@ -63,7 +64,7 @@ def doctor(
     counted = total([answer.statistics for answer in answers])
     lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = prospects.labelling(counted, mismatches.number, len(ids))
+    effort = prospects.Effort(mismatches.number / len(ids), counted.seconds["total"] / len(ids) / 2)
     limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
@@ -82,10 +83,10 @@ def fit_draft(
 ) -> None:  # fmt: skip
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
     from gistgate.cli.decode import load
-    from gistgate.measure.fit_draft import fit_stopping
 
+    fitting = module_of("gistgate.measure.fit_draft", "pipeline")
     loaded = load(target, asking, options, read_prompts(prompts))
-    stopping = fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
+    stopping = fitting.fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
     stopping.save(out)
     expected = stopping.measured["expected"]
     whole, ended = expected["whole drafts"], expected["policy"]

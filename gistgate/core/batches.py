@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, PrefixState, Slots, Usage
+from gistgate.core.request import Generation, PrefixState, Slots, Usage, check_ids, check_prompts
 
 
 def decode_all(
@@ -37,6 +37,8 @@ def decode_all(
         memory: remembers the prompts for the next setting that decodes them; needs the eager engine, and no costs.
         request: the other arguments of `Decoder.generate`.
     """
+    check_ids(decoder.parts.models, prompts)  # before sorting, so that a refusal names the caller's own place
+    check_prompts(decoder.parts.models, [len(prompt) for prompt in prompts], 0)
     order = longest_first(prompts)
     texts, slots = [list(prompts[index]) for index in order], Slots(batch_size, progress, usage or Usage())
 

@@ -79,8 +79,8 @@ class GateLike(Protocol):
 class Observer(Protocol):
     """Sees every block with its acceptance, before anything is committed."""
 
-    layers: Collection[str]  # hidden states that the block shall carry
-    wants_q: bool  # whether it shall carry draft probabilities, where the drafter has them
+    layers: Collection[str] = frozenset()  # hidden states that the block shall carry
+    wants_q: bool = False  # whether it shall carry draft probabilities, where the drafter has them
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None: ...
 

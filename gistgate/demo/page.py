@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -61,29 +61,16 @@ def numbers(statistics: Statistics) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Two spans that stand at the same place of two answers and are not equal; one of them may be empty."""
-
-    number: int  # place among all differences, from 1
-    left: slice  # tokens of the first answer
-    right: slice  # tokens of the second answer
+def differences(left: Sequence[str], right: Sequence[str]) -> list[tuple[slice, slice]]:
+    """The differing spans of two answers, given as the texts of their tokens, in reading order; one may be empty."""
+    codes = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    return [(slice(a, b), slice(c, d)) for kind, a, b, c, d in codes if kind != "equal"]
 
 
-def differences(left: Sequence[str], right: Sequence[str]) -> list[Difference]:
-    """The differing spans of two answers, given as the texts of their tokens, in reading order."""
-    matcher = SequenceMatcher(None, left, right, autojunk=False)
-    changes = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
-    return [
-        Difference(number, slice(left_start, left_end), slice(right_start, right_end))
-        for number, (_, left_start, left_end, right_start, right_end) in enumerate(changes, start=1)
-    ]
-
-
-def segments(num: int, spans: Sequence[tuple[int, slice]]) -> Iterator[tuple[int | None, slice]]:
-    """Split `num` tokens into the given (number, span) pairs and the spans between them, whose number is None."""
+def segments(num: int, spans: Iterable[slice]) -> Iterator[tuple[int | None, slice]]:
+    """Split `num` tokens into the given spans, numbered from 1, and those between them, whose number is None."""
     done = 0
-    for number, span in spans:
+    for number, span in enumerate(spans, start=1):
         if done < span.start:
             yield None, slice(done, span.start)
         yield number, span
@@ -233,20 +220,19 @@ def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
     runs = [run] if strict is None else [run, strict]
     texts = [[token.text for token in one.tokens] for one in runs]
     found = [] if strict is None else differences(*texts)
-    places = [[(one.number, one.left) for one in found], [(one.number, one.right) for one in found]]
     answers = [
         {
             "name": one.name,
             "parts": [
                 {"number": number, "tokens": [shown(token) for token in one.tokens[span]]}
-                for number, span in segments(len(one.tokens), own)
+                for number, span in segments(len(one.tokens), [spans[side] for spans in found])
             ],
         }
-        for one, own in zip(runs, places, strict=False)
+        for side, one in enumerate(runs)
     ]
     rows = [
-        {"number": one.number, "texts": [visible("".join(texts[0][one.left])), visible("".join(texts[1][one.right]))]}
-        for one in found
+        {"number": number, "texts": [visible("".join(text[span])) for text, span in zip(texts, spans, strict=True)]}
+        for number, spans in enumerate(found, start=1)
     ]
     return {"answers": answers, "differences": rows}
 

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +14,11 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
-from gistgate.core.block import Acceptance, Block, Reason
+from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Row, Statistics
+from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, first_line
 from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
 from gistgate.measure.trace import TracedToken, Watch
 from gistgate.models.choose import GATED
@@ -41,50 +41,34 @@ class Left(Exception):  # noqa: N818 (nothing is wrong)
     """The reader has gone; decoding ends."""
 
 
-class Feed:
+class Feed(Watch):
     """An observer that hands every committed token to another thread."""
 
-    layers: Collection[str] = frozenset()
-    wants_q: bool = False
-
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         # Steps, then None at the end, or the exception that ended decoding.
         self.items: SimpleQueue[Step | Exception | None] = SimpleQueue()
         self.left = Event()
-        self._watch = Watch()
-        self._sent, self._text = 0, ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         """Send what the rounds before this one committed: only then is it known where the answer was cut."""
         if self.left.is_set():
             raise Left
-        self._watch(block, acceptance, rows)
-        self._send(rows[0].answer, rows[0].reasons, rows[0].statistics)
+        super().__call__(block, acceptance, rows)
+        self.send(rows[0])
+
+    def send(self, row: Row | Generation) -> None:
+        """The tokens that are new."""
+        if tokens := self.new(row.answer if isinstance(row, Row) else row.ids, row.reasons):
+            self.items.put(Step(tokens, numbers(row.statistics)))
 
     def run(self, decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> None:
         """Decode one prompt; every outcome ends in the queue."""
         try:
-            answer = decoder.watched_by(self).generate([ids], **request)[0]
-            self._send(answer.ids, answer.reasons, answer.statistics)
+            self.send(decoder.watched_by(self).generate([ids], **request)[0])
             self.items.put(None)
         except Exception as error:
             self.items.put(error)
-
-    def _send(self, ids: Sequence[int], reasons: Sequence[int], statistics: Statistics) -> None:
-        tokens = [
-            TracedToken(self._added(ids[: at + 1]), Reason(reasons[at]).name.lower(), *self._watch.seen[at])
-            for at in range(self._sent, len(ids))
-        ]
-        self._sent = len(ids)
-        if tokens:
-            self.items.put(Step(tokens, numbers(statistics)))
-
-    def _added(self, ids: Sequence[int]) -> str:
-        """What the last of these tokens adds to the text; half a character waits for the token that completes it."""
-        text: str = self.tokenizer.decode(ids).rstrip("\ufffd")
-        added, self._text = text[len(self._text) :], text
-        return added
 
 
 def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
@@ -175,8 +159,8 @@ class DemoSession:
                     tokens = [shown(token) for token in step.tokens]
                     yield {"side": side, "tokens": tokens, "numbers": step.numbers}
         found = differences(texts["loose"], texts[STRICT])
-        sides = [{"loose": one.left, STRICT: one.right} for one in found]
-        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in sides]}
+        named = ({"loose": left, STRICT: right} for left, right in found)
+        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in named]}
 
 
 def knob_values(rule: Any) -> list[float]:
@@ -203,9 +187,7 @@ def launch(
         import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise UserError(
-            f"The demo needs the package '{error.name}'. Run `pip install '.[demo]'` in the clone of GistGate."
-        ) from error
+        raise UserError(f"The demo needs '{error.name}'. Run `pip install '.[demo]'` in GistGate's clone.") from error
     with claim(port) as listener:
         session = load()
         for _ in session.answer(Question("Hello.", session.start, 2 * session.decoder.block + 2)):
@@ -233,7 +215,7 @@ def claim(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"Port {port} cannot be used ({error.strerror}). Name another one with --port; --port 0 takes a free one."
+            f"Port {port} cannot be used ({error.strerror}). Name another one with --port, or 0 for a free one."
         ) from error
     return listener
 
@@ -298,5 +280,4 @@ def sentence(error: Exception) -> str:
     """What the user reads about an error; memory that runs out is the likely one besides those that we raise."""
     if isinstance(error, UserError):
         return str(error)
-    first = (str(error).splitlines() or [""])[0]
-    return f"Decoding failed ({type(error).__name__}: {first}). If memory ran out, ask for fewer tokens."
+    return f"Decoding failed ({type(error).__name__}: {first_line(error)}). If memory ran out, ask for fewer tokens."

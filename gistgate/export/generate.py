@@ -280,8 +280,7 @@ def generate(
             raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
     if getattr(model.generation_config, "stop_strings", None):  # transformers would look for their tokenizer in vain
         raise UserError(
-            "The model's generation_config names stop_strings. Pass them as stop_strings=, and set "
-            "model.generation_config.stop_strings to None."
+            "The model's generation_config names stop_strings. Set them to None. Pass them as stop_strings=."
         )
     config = arguments.get("generation_config")
     if of_config := getattr(config, "stop_strings", None):  # transformers would not find their tokenizer

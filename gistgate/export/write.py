@@ -24,7 +24,8 @@ from gistgate.models.choose import GATED, MODEL, STRICT
 from gistgate.rules import RULES
 
 ENTRY = "gistgate.export.generate"  # the module that becomes generate.py
-GUARDS = "gistgate.core.guards"  # a part of every folder, though a decoder imports it only where a guard is asked for
+# Parts of every folder, though a decoder imports them only where guards, ends of drafts or lookup are asked for.
+ASKED = ("gistgate.core.guards", "gistgate.drafters.stopping", "gistgate.drafters.text")
 SEGMENTS = ("gistgate.segments.build",)  # the module that a folder of segment probes needs besides the loop
 FOLDER = "custom_generate"  # where transformers looks for generate.py and its function `generate`
 # What copied code may import; transformers refuses a folder with missing imports.
@@ -63,7 +64,7 @@ def certified_modules(folder: str | Path) -> list[str]:
 def flatten(extra: Sequence[str] = ()) -> dict[str, str]:
     """File name -> content, for the entry, the modules that are named, and everything that they import at their top."""
     texts: dict[str, str] = {}
-    todo = [ENTRY, GUARDS, *extra]
+    todo = [ENTRY, *ASKED, *extra]
     while todo:
         if (module := todo.pop()) not in texts:
             path = Path(gistgate.__file__ or "").parent.joinpath(*module.split(".")[1:])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,8 +35,7 @@ from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of, num_ids
-from gistgate.core.utils import UserError, dataclass_from, nearest
-from gistgate.export.write import FOLDER, write_code
+from gistgate.core.utils import UserError, nearest
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, hashes_of, unused_prompts, used_prompts
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
 from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 LONGEST = 2048  # context assumed where a model does not say its own, in tokens
 MEMORY_MB = 1000  # room for prompts that are read once and decoded at many settings
 SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that an interruption loses one chunk at most
-SCORES = ["task", "capped", "logprob", "judge"]
 
 
 def certify(options: Options) -> tuple[Certificate, Path]:
@@ -69,7 +66,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     draft = models.draft if asks_draft(method.drafter) else None
     scope = {
         **scope_with(draft, options, models, method),
-        **({"judge": model_scope(identify_model(scorer.judge))} if isinstance(scorer, PairwiseJudge) else {}),
+        **({"judge": model_scope(identify_model(scorer.judge.model))} if isinstance(scorer, PairwiseJudge) else {}),
         **task_scope(task, calibration, models.tokenizer),
     }
     look = Look(
@@ -87,6 +84,8 @@ def certify(options: Options) -> tuple[Certificate, Path]:
         warn_of_little_to_lose(options.budget, scorer, outcomes)
     source, today = f"training documents of the task '{options.task}' and prompts like these", datetime.now(UTC).date()
     certificate = finding.certificate(scorer.id, scope, source, made=today.isoformat())
+    from gistgate.export.write import FOLDER, write_code
+
     path = certificate.save(folder := options.out or Path(options.gate or "."))
     if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(folder)
@@ -96,10 +95,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
 def check_options(options: Options) -> None:
     """Refuse a claim that nobody can certify, and a certificate without a place."""
     if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
-        raise UserError(
-            f"A budget of {options.budget:g} at confidence {options.confidence:g} cannot be certified. "
-            "The budget lies in (0, 1), the confidence in [0.5, 1)."
-        )
+        raise UserError("A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct that.")
     level(options.confidence, options.looks)  # refuses what no number of prompts can reach
     check_stop(options.stop)
     if not (options.gate or options.strict_endpoint) and (options.out is None or options.target is None):
@@ -145,17 +141,22 @@ def load_models(options: Options) -> Models:
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
         raise UserError(
-            "--quantise-draft, --draft-vocabulary and --draft-gguf say how a draft is loaded, and no draft is named. "
-            "Add --draft, or leave them out."
+            "--quantise-draft, --draft-vocabulary and --draft-gguf are of a draft, and no draft is named. Add --draft."
         )
-    with recorded("target", name if not options.target else None):
-        target = load_target(options.target or name, dtype, gguf=options.gguf)
     if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
         raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
     bits = options.quantise_draft or (trained.quantisation if trained else None)
     named: dict[str, Any] = {"gguf": options.draft_gguf, "quantised": bits, "vocabulary": options.draft_vocabulary}
-    with recorded("draft", draft_name if not options.draft else None):
+    role, is_named = "target", bool(options.target)
+    try:
+        target = load_target(options.target or name, dtype, gguf=options.gguf)
+        role, is_named = "draft", bool(options.draft)
         draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
+    except UserError as error:
+        if is_named:
+            raise
+        hint = "The gate records this name, and of a folder elsewhere the last part alone. Name the model with"
+        raise UserError(f"{error} {hint} --{role}.") from error
     for model in (target.model, draft):
         if model is not None:
             model.requires_grad_(False)
@@ -164,26 +165,9 @@ def load_models(options: Options) -> Models:
     return Models(target.model, draft, target.tokenizer, gate)
 
 
-@contextmanager
-def recorded(role: str, name: str | None) -> Iterator[None]:
-    """Where a model is loaded by the `name` that a gate records, say so if that fails."""
-    try:
-        yield
-    except UserError as error:
-        if not name:
-            raise
-        hint = (
-            f"The gate records this name, and of a folder elsewhere the last part alone. Name the model with --{role}."
-        )
-        raise UserError(f"{error} {hint}") from error
-
-
 def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
     """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
-    try:
-        prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting(None)
-    except ValueError as error:
-        raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
+    prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
     if options.chat is not None:
         prompting = replace(prompting, chat_template=options.chat, system=prompting.system if options.chat else None)
     if options.num_fewshot is not None:
@@ -192,8 +176,8 @@ def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
         prompting = replace(prompting, system=options.system or None)
     if options.system and not prompting.chat_template:
         raise UserError("A system text needs a chat, and these prompts are none. Add --chat, or leave --system out.")
-    said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
+    said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
     known = {name: value for name, value in known.items() if value is not None}
     return TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known)
@@ -201,18 +185,17 @@ def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     """The score by name."""
-    if options.judge is not None and options.score != "judge":
-        raise UserError("--judge names a model that only --score judge asks. Add that, or leave --judge out.")
-    if options.score not in SCORES:
-        raise UserError(f"There is no score '{options.score}'. {nearest(options.score, SCORES)}")
-    if options.score == "task":
-        return TaskScore(task, models.tokenizer)
-    if options.score != "judge":
-        return Capped() if options.score == "capped" else LogProbability(models.target)
-    if options.judge is None:
-        raise UserError("The score 'judge' needs a model. Name one with --judge.")
-    judge = load_target(options.judge)
-    return PairwiseJudge(judge.model, judge.tokenizer, models.tokenizer)
+    scorers: dict[str, Callable[[], Scorer]] = {
+        "task": lambda: TaskScore(task, models.tokenizer),
+        "capped": Capped,
+        "logprob": lambda: LogProbability(models.target),
+        "judge": lambda: PairwiseJudge(load_target(str(options.judge)), models.tokenizer),
+    }
+    if options.score not in scorers:
+        raise UserError(f"There is no score '{options.score}'. {nearest(options.score, scorers)}")
+    if (options.judge is not None) != (options.score == "judge"):
+        raise UserError("--score judge and --judge, the model that it asks, belong together. Name both, or none.")
+    return scorers[options.score]()
 
 
 def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
@@ -222,19 +205,15 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     maker, docs, judged = PromptMaker(task, models.tokenizer, context), task.documents("train"), judged_marks()
     unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned_by(models.gate))
     found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
-    available = len(found) - options.development
-    if available < 1:
-        raise UserError(
-            f"The task '{options.task}' has {len(found)} unused training documents, of which {options.development} "
-            "choose settings and none is left to calibrate. Lower --development or take a larger task."
-        )
+    available = max(0, len(found) - options.development)
     confidence = level(options.confidence, options.looks)
     n = min(available, options.prompts or default_n(options.budget, confidence, ternary, available, options.stop))
     calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
-    if len(calibration) < n:
+    if not n or len(calibration) < n:
         raise UserError(
-            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has "
-            f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
+            f"'{options.task}' has {len(found)} unused training documents, of which {options.development} choose "
+            f"settings and {len(calibration)} are left for draw {options.draw} of {n} calibration prompts. Lower "
+            "--development, --prompts or --draw, or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
 
@@ -285,8 +264,7 @@ def drafter_of(options: Options, models: Models, method: Method) -> Drafter | No
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
         raise UserError(
-            f"The drafter '{method.drafter}' reads data that this command does not take. Certify it by the pipeline "
-            "(docs/retrieval.md), or choose another drafter."
+            f"'{method.drafter}' reads data; the pipeline certifies it (docs/retrieval.md). Choose another drafter."
         )
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)

@@ -84,9 +84,6 @@ def runs(program: str, limits: Limits = Limits()) -> bool:  # noqa: B008  (it ne
     return found == secret
 
 
-# What a document has: a request in words or the head of a function, statements that raise where an answer is wrong, and
-# the name of the function.
-NEEDED = ("prompt", "tests", "entry_point")
 FENCE = "```"
 FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)  # a block of code: its language, and its lines
 EXPANDED = {"pass_at_k": "pass@1"}  # names of metrics in a task's file, and in lm-eval's results where these differ
@@ -96,15 +93,16 @@ def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
     """Refuse to run programs that a model writes unless that was allowed."""
     if unsafe and not allowed:
         raise UserError(
-            f"The task '{name}' runs programs that the model writes, each in a process of its own with limits, but not "
-            "in a container. Allow it by `allow_code: true` in params.yaml, or by --allow-code on the command line."
+            f"The task '{name}' runs programs that the model writes. Allow it: `allow_code: true` or --allow-code."
         )
 
 
 def process_results(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """The metric of tasks such as data/tasks/python-functions.yaml: 1 if the answer passes the document's tests."""
-    if missing := [name for name in NEEDED if not isinstance(doc.get(name), str)]:
-        raise UserError(f"A document of this task has no text '{missing[0]}'. Every line needs {', '.join(NEEDED)}.")
+    """The metric of tasks such as data/tasks/python-functions.yaml: 1 if the answer passes the document's tests.
+
+    A document has `prompt`, a request in words or the head of a function; `tests`, statements that raise where an
+    answer is wrong; and `entry_point`, the name of the function.
+    """
     return {"tests_passed": float(runs(f"{program_of(doc, results[0])}\n{doc['tests']}\n"))}
 
 

@@ -70,12 +70,6 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
         raise UserError(f"There is no task '{name}' in {place}. {hint}")
     if name not in manager.all_subtasks:
         raise UserError(f"'{name}' is a group of tasks. Name one task of it in params.yaml.")
-    output_type = (entry.cfg or {}).get("output_type", "generate_until")
-    if output_type != "generate_until":
-        raise UserError(
-            f"The task '{name}' has the output type '{output_type}', which decodes nothing. "
-            "Choose a task with `output_type: generate_until`."
-        )
     return manager, entry
 
 
@@ -178,8 +172,7 @@ class Task:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
             raise UserError(
-                f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
-                "Choose a task whose YAML names a `training_split`."
+                f"The task '{self.name}' has no training split. Choose one whose YAML names a `training_split`."
             )
         settings = dict(harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
@@ -307,8 +300,7 @@ class Task:
         value = results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise UserError(
-                f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
-                "from 0 to 1. Name another metric (`task_metric` in params.yaml), for instance exact_match."
+                f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set another `task_metric`."
             )
         return float(value)
 
@@ -360,8 +352,3 @@ def files_of(task: Path) -> list[Path]:
     modules = [task.parent / f"{name.replace('.', '/')}.py" for name in FUNCTION.findall(text)]
     included = [path for name in INCLUDE.findall(text) for path in files_of(task.parent / name)]
     return list(dict.fromkeys([task, *included, *(path for path in modules if path.is_file())]))
-
-
-def name_in(text: str) -> str | None:
-    """The name that a task's YAML gives it; None where an included file does."""
-    return found[1] if (found := NAME.search(text)) else None

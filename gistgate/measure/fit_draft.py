@@ -1,12 +1,15 @@
 """A policy for the end of drafts, from development prompts: what drafts were like, and how far each was accepted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from sklearn.isotonic import IsotonicRegression
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Row
+from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping
@@ -22,13 +25,13 @@ class Round(NamedTuple):
     accepted: int  # tokens of it that stayed
 
 
-@dataclass
-class DraftRecorder:
-    """An observer of a decoder that notes every round."""
+class DraftRecorder(Observer):
+    """Notes every round."""
 
-    rounds: list[Round] = field(default_factory=list)
-    layers: frozenset[str] = frozenset()
-    wants_q: bool = True
+    wants_q = True
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         drafts = zip(block.draft_q.tolist(), block.valid.sum(-1).tolist(), acceptance.length.tolist(), strict=True)
@@ -51,9 +54,7 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     """
     drafter = decoder.drafter
     if drafter is None or drafter.model is None or drafter.stops_early or drafter.nodes or not decoder.block:
-        raise UserError(
-            "A policy is fitted to whole chains of a draft model. Name a draft, and no other end of drafts."
-        )
+        raise UserError("A policy is fitted to whole chains of a draft model. Name a draft and no end of drafts.")
     recorder = DraftRecorder()
     recording = decoder.having(observer=recorder)
     for ids in prompts:
@@ -89,14 +90,7 @@ def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float]
     """An isotonic map from the draft's probability of a token to the share accepted once those before it were."""
     tested = [(q, place < r.accepted) for r in rounds for place, q in enumerate(r.confidences[: r.accepted + 1])]
     if len(tested) < LEAST:
-        raise UserError(
-            f"Only {len(tested)} draft tokens were tested, and a policy needs {LEAST}. Pass more prompts, or allow "
-            "longer answers with --max-new-tokens."
-        )
-    try:
-        from sklearn.isotonic import IsotonicRegression
-    except ImportError as error:
-        raise UserError("Fitting a policy needs scikit-learn. Install gistgate with the extra `pipeline`.") from error
+        raise UserError(f"Only {len(tested)} draft tokens were tested. Pass more prompts, or raise --max-new-tokens.")
     fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
     fitted.fit([min(q, 1.0) for q, _ in tested], [float(stays) for _, stays in tested])
     ends = zip(fitted.X_thresholds_, fitted.y_thresholds_, strict=True)

@@ -13,6 +13,7 @@ from typing import Any
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row, Statistics, total
+from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 
@@ -43,10 +44,8 @@ def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
 
 def tau_at(histogram: Mapping[int, int], block: int) -> float:
     """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there."""
-    rounds = sum(histogram.values())
-    if not rounds:
-        raise UserError("Nothing was decoded, so nothing can be said about this pair. Pass prompts with an answer.")
-    return sum(count * (min(length, block) + 1) for length, count in histogram.items()) / rounds
+    kept = sum(count * (min(length, block) + 1) for length, count in histogram.items())
+    return kept / sum(histogram.values())
 
 
 def advice(outlooks: Sequence[Outlook]) -> str:
@@ -84,21 +83,13 @@ class Effort:
     seconds: float  # seconds of one label: half an answer, decoded alone; batches divide it
 
 
-@dataclass
-class Mismatches:
-    """An observer of a decoder that counts the rounds which kept fewer tokens than were drafted."""
+class Mismatches(Observer):
+    """Counts the rounds which kept fewer tokens than were drafted."""
 
-    number: int = 0
-    layers: frozenset[str] = frozenset()
-    wants_q: bool = False
+    number = 0
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         self.number += int((acceptance.length < block.valid.sum(-1)).sum())
-
-
-def labelling(counted: Statistics, mismatches: int, prompts: int) -> Effort:
-    """The effort of labels, from a strict run over that many prompts; a label is one continuation behind a mismatch."""
-    return Effort(mismatches / prompts, counted.seconds["total"] / prompts / 2)
 
 
 def strict_answers(

@@ -29,7 +29,7 @@ from transformers import (
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, first_line
 
 BATCHES = (1, 4, 16, 32)  # batch sizes at which `pays_up_to` measures, in rows
 MEASURED = 64  # longest answer of such a measurement, in tokens
@@ -108,9 +108,7 @@ def contender(
 def check_engine(decoder: Decoder) -> None:
     """Seconds are those of the engine that was asked for."""
     if why := sorted(decoder.engine.fell_back):
-        raise UserError(
-            f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Time it on the eager one."
-        )
+        raise UserError(f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Take the eager one.")
 
 
 def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any) -> Decode:
@@ -247,7 +245,7 @@ def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender]
                 warnings.simplefilter("ignore")
                 one.decode(batch)
         except Exception as error:  # libraries fail in many ways
-            failed[one.name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+            failed[one.name] = f"{type(error).__name__}: {first_line(error)}"
         else:
             able.append(one)
     return able, failed
@@ -277,8 +275,6 @@ class Timing:
 
 def side_by_side(decoder: Decoder, prompts: Prompts, **request: Any) -> list[Timing]:
     """Plain, strict and `decoder` on every prompt, one row at a time."""
-    if not prompts:
-        raise UserError("There is no prompt to time. Put at least one line of text into the file.")
     ways = {"plain": decoder.plain(), "strict": decoder.strict(), decoder.rule.id: decoder}
     field = [contender(name, one, request, any_engine=True) for name, one in ways.items()]
     laps, loops = without_loops(race(field, [[ids] for ids in prompts]))
@@ -295,8 +291,6 @@ def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHE
     For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
     depend on how busy the machine is. Prompts repeat where there are too few for a batch.
     """
-    if not prompts:
-        raise UserError("There is no prompt to time. Pass at least one.")
     plain, most = decoder.plain(), 0
     for size in sorted(sizes):
         batch = [prompts[place % len(prompts)] for place in range(size)]

@@ -59,9 +59,7 @@ def ratio_of_rates(
     """
     columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
     if len({len(column) for column in columns}) > 1 or not all((column > 0).all() for column in columns):
-        raise UserError(
-            "A speed per token needs positive seconds and tokens for every prompt. Run the benchmark again."
-        )
+        raise UserError("A speed per token needs positive seconds and tokens for every prompt. Repeat the benchmark.")
     return interval(lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)), *columns, **more)
 
 

@@ -1,12 +1,13 @@
 """One answer, token by token: why each token is there, and what gate and target thought of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row
+from gistgate.core.session import Observer
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,14 @@ class TracedToken:
         return asdict(self)
 
 
-class Watch:
-    """Keeps what a block says about the tokens that stay. Watches one row."""
+class Watch(Observer):
+    """Keeps what blocks say about the tokens that stay. Watches one row."""
 
-    layers: Collection[str] = frozenset()
-    wants_q: bool = False
-
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
         # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
+        self._sent, self._text = 0, ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
@@ -41,25 +41,21 @@ class Watch:
         own = block.logprobs[0, length, acceptance.own_ids[0]]
         self.seen.append((None, float(own.exp())))
 
+    def new(self, ids: Sequence[int], reasons: Sequence[int]) -> list[TracedToken]:
+        """The tokens of an answer, as far as it is decoded, that were not asked for before."""
+        tokens = []
+        for end in range(self._sent + 1, len(ids) + 1):
+            # Half a character decodes to a placeholder: it is shown with the token that completes it.
+            text = self.tokenizer.decode(ids[:end]).rstrip("\ufffd")
+            reason = Reason(reasons[end - 1]).name.lower()
+            tokens.append(TracedToken(text[len(self._text) :], reason, *self.seen[end - 1]))
+            self._text = text
+        self._sent = len(ids)
+        return tokens
+
 
 def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
     """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
-    watch = Watch()
+    watch = Watch(tokenizer)
     answer = decoder.watched_by(watch).generate([ids], **request)[0]
-    texts = pieces(tokenizer, answer.ids)
-    tokens = [
-        TracedToken(text, Reason(reason).name.lower(), kept, probability)
-        for text, reason, (kept, probability) in zip(texts, answer.reasons, watch.seen, strict=False)
-    ]
-    return answer, tokens
-
-
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the decoded text; their sum is the text."""
-    parts, shown = [], ""
-    for end in range(1, len(ids) + 1):
-        # Half a character decodes to a placeholder: it is shown with the token that completes it.
-        text = tokenizer.decode(ids[:end]).rstrip("\ufffd")
-        parts.append(text[len(shown) :])
-        shown = text
-    return parts
+    return answer, watch.new(answer.ids, answer.reasons)

@@ -56,8 +56,7 @@ def tune(candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **re
     """Race the candidates, among them plain decoding and at least one strict one; `request` goes to the decoders."""
     if len(prompts) < FEWEST:
         raise UserError(
-            f"Tuning needs at least {FEWEST} prompts, half of them to choose and half to decide, and {len(prompts)} "
-            "were given. Twenty give an answer that can be relied on."
+            f"Tuning needs at least {FEWEST} prompts, better twenty, and {len(prompts)} were given. Add some."
         )
     half = len(prompts) // 2
     first = times_of(candidates, prompts[:half], request)
@@ -142,12 +141,8 @@ class Candidates:
     def check(self, certificate: Certificate) -> None:
         """Refuse a certificate of other parts or other requests."""
         gate = self.gate if certificate.scope.get("gate") is not None else None
-        used: dict[str, Any] = {
-            "engine": self.options.engine,
-            "guards": self.options.guards,
-            "drafting": binding_of(self.drafter(certificate.drafter)),
-            "settings": certificate.fixed,
-            "data": self.sources.behind(certificate.drafter),
-        }
+        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards}
+        used |= {"drafting": binding_of(self.drafter(certificate.drafter)), "settings": certificate.fixed}
+        used["data"] = self.sources.behind(certificate.drafter)
         check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, **used)
         self.asking.check(certificate, self.target)

@@ -17,9 +17,7 @@ from gistgate.core.gate import Gate
 from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError, nearest
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.stopping import Stopping, stopping_from
 from gistgate.models.choose import GATED, NONE, STRICT, Choice, Policy, choose
 from gistgate.models.loading import load_draft
 from gistgate.models.options import NAMES, DecodeOptions
@@ -55,23 +53,27 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     stopping = sources.stopping
     if stopping is not None and drafter not in STOPPING:
-        raise UserError(
-            f"The drafter '{drafter}' does not ask when its drafts stop paying. Leave stop_drafting away, or take one "
-            f"of: {', '.join(STOPPING)}."
-        )
-    if stopping is not None and not isinstance(stopping, Stopping):
+        raise UserError(f"'{drafter}' does not ask when its drafts stop paying. Leave stop_drafting away, or take {', '.join(STOPPING)}.")
+    if isinstance(stopping, str | Path | float | int):
+        from gistgate.drafters.stopping import stopping_from
+
         stopping = stopping_from(stopping)
     if drafter == NONE:
         return None
     if drafter in STORED:
-        return stored(drafter, sources)
+        from gistgate.retrieval.sense import SenseDrafter, SenseTree
+        from gistgate.retrieval.store import Datastore
+
+        if sources.datastore is None:
+            raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
+        kind = SenseTree if drafter.startswith("sen-tree") else SenseDrafter
+        store = Datastore.load(sources.datastore, sources.target)
+        return kind(store, semantic=not drafter.endswith("-lexical"))
     if drafter == CORPUS:
         from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 
         if sources.corpus is None or sources.tokenizer is None:
-            raise UserError(
-                "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
-            )
+            raise UserError("The drafter 'corpus' looks up texts. Name a file with one text per line as corpus=<file>.")
         texts = [line.removesuffix("\r") for line in read_text(sources.corpus).split("\n") if line.strip()]
         if not texts:
             raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
@@ -81,14 +83,10 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         made: Drafter = DRAFTERS[drafter]()
         return made
     if sources.draft is None:
-        raise UserError(
-            f"The drafter '{drafter}' needs a draft model, and there is none. Name one (--draft, draft= or "
-            "draft_model=), or take the drafter 'lookup'."
-        )
+        raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft, draft= or draft_model=), or take 'lookup'.")
     if drafter == HYBRID:
         return hybrid(sources.draft, stopping)
-    kind: Any = DRAFTERS[drafter]
-    made = kind(sources.draft) if stopping is None else kind(sources.draft, stopping=stopping)
+    made = DRAFTERS[drafter](sources.draft, **({} if stopping is None else {"stopping": stopping}))
     return made
 
 
@@ -97,32 +95,17 @@ def asks_draft(drafter: str) -> bool:
     return drafter == HYBRID or (drafter in DRAFTERS and issubclass(DRAFTERS[drafter], ModelDrafter))
 
 
-def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> ModelOrTextDrafter:
+def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
     """Repetitions in the text and the draft model, weighed by the costs that the policy was made with."""
-    try:
-        measured: dict[str, Any] = {} if stopping is None else stopping.measured
-        block, verify = int(measured["block"]), measured["verify"]
-        by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
-        costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
-        if min(costs.verify.values()) <= 0:
-            raise ValueError("the costs of verification are no positive numbers")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            "The drafter 'hybrid' weighs texts against the draft model by measured costs. Measure them with `gistgate "
-            "fit-draft`, and name the file as stop_drafting."
-        ) from error
+    from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
+
+    measured = {} if stopping is None else stopping.measured
+    if not {"block", "cost", "verify"} <= measured.keys():
+        raise UserError("The drafter 'hybrid' needs measured costs: those of `gistgate fit-draft`, named as stop_drafting.")
+    block, verify = int(measured["block"]), measured["verify"]
+    by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
+    costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
     return ModelOrTextDrafter(ModelDrafter(draft, stopping), costs, block)
-
-
-def stored(drafter: str, sources: Sources) -> Drafter:
-    """A drafter that reads a datastore of this target."""
-    from gistgate.retrieval.sense import SenseDrafter, SenseTree
-    from gistgate.retrieval.store import Datastore
-
-    if sources.datastore is None:
-        raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
-    kind = SenseTree if drafter.startswith("sen-tree") else SenseDrafter
-    return kind(Datastore.load(sources.datastore, sources.target), semantic=not drafter.endswith("-lexical"))
 
 
 TUNED, MEASURED = "tuned", "speed.json"
@@ -143,10 +126,10 @@ def tuned_choice(options: DecodeOptions) -> DecodeOptions:
     if not (place / CERTIFICATE_FILE).is_file():
         return options
     try:
-        measured = read_json(place / MEASURED)
-    except UserError:  # missing or cut
-        measured = None
-    if not isinstance(measured, dict) or measured.get("certificate") != chosen_among(options.gate):
+        measured = read_json(place / MEASURED)["certificate"]
+    except (KeyError, TypeError, UserError):  # missing or cut
+        measured = ""
+    if measured != chosen_among(options.gate):
         warnings.warn(
             f"{place} is damaged, or was chosen when the gate had another certificate, and is left aside. Run "
             "`gistgate tune` again.",
@@ -182,21 +165,20 @@ def build_decoder(
     parts = (target, tokenizer, draft, gate)
     if not isinstance(options.certificate, TunedChoice):
         return decoder_of(*parts, options, policy, **shared)
+    untuned = replace(options, certificate=None)
     if gate is not None and gate.strict_reason is not None:
         tuned = read_certificate(options.certificate)  # one of other weights is of no use where they hold the gate back
         if tuned is None or tuned.mismatch(target=target, draft=draft):
-            return decoder_of(*parts, replace(options, certificate=None), policy, **shared)
+            return decoder_of(*parts, untuned, policy, **shared)
     try:
         return decoder_of(*parts, options, policy, **shared)
     except UserError as error:
-        decoder = decoder_of(*parts, replace(options, certificate=None), policy, **shared)
-        reason = str(error).partition(":")[0]
         warnings.warn(
-            f"What `gistgate tune` chose is left aside: it does not go with these options ({reason}). Tune again with "
-            "them to have a choice.",
+            "What `gistgate tune` chose is left aside: it does not go with these options "
+            f"({str(error).partition(':')[0]}). Tune again with them to have a choice.",
             stacklevel=2,
         )
-        return decoder
+        return decoder_of(*parts, untuned, policy, **shared)
 
 
 def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:
@@ -250,22 +232,15 @@ def decoder_of(
 
 def check_used(options: DecodeOptions, drafter: str, sources: Sources) -> None:
     """Refuse options about drafts that this drafter would ignore: texts, and a lighter draft model."""
-    read = {"corpus": drafter == CORPUS, "datastore": drafter in STORED}
-    unread = [name for name, is_read in read.items() if getattr(options, name) is not None and not is_read]
-    if unread:
-        raise UserError(
-            f"The drafter '{drafter}' reads no {unread[0]}. Name a drafter that does (--drafter), or leave the "
-            f"{unread[0]} away."
-        )
+    for name, is_read in (("corpus", drafter == CORPUS), ("datastore", drafter in STORED)):
+        if getattr(options, name) is not None and not is_read:
+            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does (--drafter), or leave it away.")
     if options.quantise_draft in (None, "none") and not options.draft_vocabulary:
         return
     if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
     if not asks_draft(drafter) and not isinstance(options.certificate, TunedChoice):  # nobody named a tuned drafter
-        raise UserError(
-            f"The drafter '{drafter}' asks no draft model, so that a lighter one changes nothing. Name a drafter that "
-            "does (--drafter), or leave --draft and its options away."
-        )
+        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does (--drafter), or leave --draft away.")
 
 
 def assemble(

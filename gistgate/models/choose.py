@@ -159,8 +159,5 @@ def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     for name, value in named.items():
         if value != certified.get(name):
             known = "none" if certified.get(name) is None else certified[name]
-            raise UserError(
-                f"The certificate says {name} {known}, and {name} {value} is asked for beside it. Leave that option "
-                "away, or decode without the certificate."
-            )
+            raise UserError(f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one of both away.")
     return Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)

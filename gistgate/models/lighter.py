@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,9 @@ class Subset:
         cls, texts: Iterable[Sequence[int]], size: int, tokenizer: Any, draft: PreTrainedModel, always: Iterable[int]
     ) -> Subset:
         """The `size` most frequent ids of some texts, of equals the lower one; `always` and added tokens are in it."""
-        check_unchanged(draft)
         counts = Counter(token for text in texts for token in text)
         rows = draft.get_output_embeddings().weight.shape[0]
-        needed = indispensable(tokenizer, always, rows)
+        needed = {token for token in (*always, *added_ids(tokenizer)) if token < rows}
         if not counts or not len(needed) <= size <= rows:
             raise UserError(
                 f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())} tokens of text. Pass "
@@ -58,16 +57,11 @@ class Subset:
     @classmethod
     def load(cls, path: str | Path) -> Subset:
         """A saved subset."""
-        value = read_json(path)
         try:
-            subset: Subset = dataclass_from(cls, {**value, "ids": tuple(int(one) for one in value["ids"])})
-            if list(subset.ids) != sorted(set(subset.ids)) or not subset.ids or subset.ids[0] < 0:
-                raise ValueError("its ids do not rise from zero on")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"{path} is no draft vocabulary: {error}. Count it with `gistgate draft-vocabulary`."
-            ) from error
-        return subset
+            subset: Subset = dataclass_from(cls, read_json(path))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path} is no draft vocabulary: {error}. Count it by `gistgate draft-vocabulary`.") from error
+        return replace(subset, ids=tuple(subset.ids))
 
     def save(self, path: str | Path) -> None:
         """Write the subset as JSON."""
@@ -78,44 +72,20 @@ class Subset:
         """Hash of the ids."""
         return hashlib.sha256(repr(self.ids).encode()).hexdigest()[:16]
 
-    def apply(self, draft: PreTrainedModel, tokenizer: Any = None, always: Iterable[int] = ()) -> PreTrainedModel:
+    def apply(self, draft: PreTrainedModel, tokenizer: Any = None) -> PreTrainedModel:
         """Cut the output layer of a draft model down to the subset, in place, and return the model."""
         if getattr(draft, "subset", None) == self.digest:
             return draft
-        check_unchanged(draft)
-        if tokenizer is not None and identify_tokenizer(tokenizer).vocabulary != self.tokenizer:
-            raise UserError("The draft vocabulary was counted with another tokenizer. Count it again for this one.")
-        if self.draft is not None and weights_fingerprint(draft) not in (None, self.draft):
-            raise UserError("The draft vocabulary was counted for another draft model. Count it again for this one.")
+        of_tokenizer = None if tokenizer is None else identify_tokenizer(tokenizer).vocabulary
+        of_draft = None if self.draft is None else weights_fingerprint(draft)
+        if of_tokenizer not in (None, self.tokenizer) or of_draft not in (None, self.draft):
+            raise UserError("The draft vocabulary is of another tokenizer or another draft model. Count it again for these.")
         head = draft.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise UserError(
-                "The draft's output layer is no nn.Linear and cannot be cut down. Use the whole vocabulary."
-            )
-        if self.ids[-1] >= head.out_features:
-            raise UserError(
-                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
-                "again for this draft."
-            )
-        if lacking := sorted(indispensable(tokenizer, always, head.out_features) - set(self.ids)):
-            raise UserError(
-                f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
-                "Count it again with `gistgate draft-vocabulary`, which always puts such tokens in."
-            )
+            raise UserError("The draft's output layer is no nn.Linear and cannot be cut. Use the whole vocabulary.")
         draft.set_output_embeddings(SubsetHead(head, self.ids))
         draft.subset = self.digest
         return draft
-
-
-def check_unchanged(draft: PreTrainedModel) -> None:
-    """Refuse a draft model whose output layer is no longer that of its checkpoint."""
-    if getattr(draft, "subset", None) is not None or getattr(draft, "quantised", None):
-        raise UserError("The draft's output layer was changed already. Load the draft anew to cut it down.")
-
-
-def indispensable(tokenizer: Any, always: Iterable[int], rows: int) -> set[int]:
-    """Ids that every subset holds: `always` and the added tokens, as far as an output layer of `rows` has them."""
-    return {token for token in (*always, *added_ids(tokenizer)) if token < rows}
 
 
 class SubsetHead(nn.Module):
@@ -227,7 +197,12 @@ def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
     check_kind(kind or "none")
     if kind in (None, "none", getattr(model, "quantised", None)):
         return model
-    if (why := reason_against(model)) is not None:
+    why = None
+    if model.device.type != "cpu":
+        why = f"8 and 4 bits are for processors, and it is on {model.device.type}. Leave the quantisation out"
+    elif getattr(model, "quantised", None) or getattr(model.config, "quantization_config", None):
+        why = "it is quantised already. Name the checkpoint with its original weights, or leave the quantisation out"
+    if why is not None:
         raise UserError(f"The draft model cannot be quantised to {kind}: {why}.")
     for name, layer in [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]:
         fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
@@ -241,18 +216,3 @@ def check_kind(kind: Any) -> None:
     if kind not in KINDS:
         raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")
 
-
-def reason_against(model: PreTrainedModel) -> str | None:
-    """Why this model cannot be quantised here, with the remedy; None where it can."""
-    if model.device.type != "cpu":
-        return (
-            f"weights of 8 and 4 bits are for processors, and it is on {model.device.type}. Name a checkpoint that "
-            "transformers loads quantised, or leave the quantisation out"
-        )
-    if getattr(model, "quantised", None) or getattr(model.config, "quantization_config", None):
-        return "it is quantised already. Name the checkpoint with its original weights, or leave the quantisation out"
-    if model.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"its dtype is {model.dtype}. Load it in bfloat16 or float32"
-    if not any(type(layer) is nn.Linear for layer in model.modules()):
-        return "it has no linear layers (nn.Linear). Leave the quantisation out"
-    return None

@@ -6,6 +6,7 @@ token ids mean something else than the target's is refused.
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file, has_file
 
@@ -43,17 +43,11 @@ def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
 
 def check_gguf(name: str, file: str | None) -> None:
     """Refuse a GGUF file that the folder `name` lacks, or that no installed package reads."""
-    if file is None:
-        return
-    if Path(name).is_file():
-        raise UserError(f"{name} is a file, and {file} is to lie in a folder. Name the folder, or leave {file} away.")
-    if Path(name).is_dir() and not (Path(name) / file).is_file():
+    if file is not None and Path(name).exists() and not (Path(name) / file).is_file():
         known = ", ".join(sorted(path.name for path in Path(name).glob(f"*{GGUF}"))) or "none"
         raise UserError(f"The folder {name} has no file {file} (GGUF files there: {known}). Correct the name.")
-    if find_spec("gguf") is None:
-        raise UserError(
-            "GGUF files are read by the package `gguf`. Run `pip install '.[gguf]'` in the clone of GistGate."
-        )
+    if file is not None and find_spec("gguf") is None:
+        raise UserError("GGUF files are read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone.")
 
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
@@ -102,7 +96,7 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     return found
 
 
-def is_finite(parameter: Tensor) -> bool:
+def is_finite(parameter: torch.Tensor) -> bool:
     """Whether all values are finite; floats of one byte have no test of their own."""
     is_narrow = parameter.is_floating_point() and parameter.element_size() == 1
     return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())
@@ -123,33 +117,24 @@ def or_refuse(role: str, name: str, load: Callable[[], T], file: str | None = No
 
 def load_remedy(name: str, error: BaseException) -> str:
     """What helps after `error`; transformers hides the hub's own error behind its own."""
-    errors: list[BaseException] = []
     one: BaseException | None = error
+    text = ""
     while one is not None:
-        errors.append(one)
-        one = one.__cause__ or one.__context__
-    kinds, text = {type(one).__name__ for one in errors}, " ".join(map(str, errors)).lower()
+        text, one = f"{text} {type(one).__name__} {one}".lower(), one.__cause__ or one.__context__
     if isinstance(error, ImportError):
         return "Install what the message names, or leave out what asks for it."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
     if Path(name).is_dir():
         return "Its files are damaged or incomplete; restore the folder or write it again."
-    if "GatedRepoError" in kinds or "gated repo" in text:
-        return (
-            f"Its licence has to be accepted: open https://huggingface.co/{name}, accept it there, and log in with "
-            "`hf auth login`."
-        )
-    if "RevisionNotFoundError" in kinds:
-        return "Check the revision: a branch, a tag or a commit of that model."
-    if "RepositoryNotFoundError" in kinds:
-        return "Check the spelling; a private model needs `hf auth login`."
-    if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "connect" in text:
+    if "gatedrepo" in text or "gated repo" in text:
+        return f"Accept its licence on https://huggingface.co/{name} and log in with `hf auth login`."
+    if "offlinemode" in text or "localentrynotfound" in text or "connect" in text:
         return (
             "It is not in the local cache, and the hub was not asked or could not be reached. Check the name and the "
             "connection, set HF_HUB_OFFLINE=0 to let it be fetched, or name a local folder."
         )
-    return "Check the name or the folder."
+    return "Check the name, its revision, or the folder; a private model needs `hf auth login`."
 
 
 NEUTRAL: dict[str, Any] = {
@@ -252,10 +237,7 @@ def load_draft(
     """
     check_kind(quantised or "none")
     if draft is target and (vocabulary is not None or quantised not in (None, "none")):
-        raise UserError(
-            "Target and draft are one loaded model, so that a lighter draft would change the target's answers. Load "
-            "the draft a second time, or leave its bits and its vocabulary as they are."
-        )
+        raise UserError("Target and draft are one loaded model. Load the draft a second time to make it lighter.")
     subset = None if vocabulary is None else Subset.load(vocabulary)
     if isinstance(draft, str | Path):
         name, place = placed(str(draft), gguf)
@@ -266,19 +248,16 @@ def load_draft(
     else:
         check_draft_tokenizer(target, draft, tokenizer)
     if subset is not None:
-        draft = subset.apply(draft, tokenizer, () if tokenizer is None else eos_ids(target, tokenizer))
+        draft = subset.apply(draft, tokenizer)
         draft.subset_file = str(vocabulary)
     return quantise(draft, quantised)
 
 
 def check_smaller(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft whose weights take more memory than its target's: a step of it could only slow decoding down."""
-    sizes = [sum(one.numel() * one.element_size() for one in model.parameters()) for model in (target, draft)]
-    if sizes[1] > sizes[0]:
-        raise UserError(
-            f"The draft has {sizes[1]:,} bytes of weights and the target only {sizes[0]:,}: drafting would cost more "
-            "than it saves. Swap the two, or choose a smaller draft."
-        )
+    of_target, of_draft = (sum(one.nbytes for one in model.parameters()) for model in (target, draft))
+    if of_draft > of_target:
+        raise UserError(f"Drafting would cost more than it saves: {of_draft:,} bytes of weights for {of_target:,}. Swap the two.")
 
 
 def check_draft_tokenizer(
@@ -331,13 +310,12 @@ def readable_tokenizer(role: str, name: str, revision: str | None = None) -> Pre
     # The hub is first asked with one request: transformers repeats its own for half a minute without a network.
     name, place = placed(name)
     is_here = Path(name).is_dir() or bool(tokenizer_files(name, revision))
-    try:
+    with suppress(Exception):  # no such repository, no access, a proxy without one: nothing can be read
         if is_here or has_file(name, "tokenizer_config.json", revision=revision):
-            return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
-    except UserError as error:
-        warnings.warn(str(error), stacklevel=2)
-    except Exception:  # no such repository, no access, a proxy without one: nothing can be read
-        pass
+            try:
+                return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
+            except UserError as error:
+                warnings.warn(str(error), stacklevel=2)
     return None
 
 
@@ -348,13 +326,11 @@ def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase
     try:
         return AutoTokenizer.from_pretrained(name, **{**place, "trust_remote_code": False})
     except Exception as error:  # damaged files fail in many ways
-        found = tokenizer_files(name, **place)
-        if not found:
+        if not (found := tokenizer_files(name, **place)):
             return None
-        other = "draft" if role == "target" else "target"
         raise UserError(
             f"The tokenizer of the {role} '{name}' could not be read from {', '.join(found)} ({first_line(error)}), so "
-            f"that it cannot be compared with the {other}'s. Restore its files."
+            "that target and draft cannot be compared. Restore its files."
         ) from error
 
 
@@ -362,7 +338,5 @@ def tokenizer_files(name: str, revision: str | None = None, gguf_file: str | Non
     """Names of the files with a tokenizer, in a folder or in what is here of a repository on the hub."""
     if gguf_file is not None:
         return [gguf_file]
-    if Path(name).is_dir():
-        return sorted(path.name for path in Path(name).glob("tokenizer*"))
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     return [file for file in files if stored_file(name, file, revision)]

@@ -47,10 +47,7 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         if self.draft_gguf is not None and self.draft is None:
-            raise UserError(
-                f"The GGUF file {self.draft_gguf} (draft_gguf, --draft-gguf) lies in the folder or repository of a "
-                "draft, and no draft is named. Name it as draft=<name or folder> (--draft), or leave the file away."
-            )
+            raise UserError(f"{self.draft_gguf} (draft_gguf, --draft-gguf) is of a draft, and no draft is named. Name it as draft= (--draft).")
 
     @property
     def lighter(self) -> dict[str, Any]:
@@ -106,7 +103,12 @@ class PromptFile:
 
     def encode(self, target: Target) -> list[list[int]]:
         """The ids of all prompts: those of the file, else encoded and wrapped as the user says."""
-        return [self._encoded(target, prompt) for prompt in self.prompts]
+        return [
+            target.encode(one.text, self.chat, self.system)
+            if one.ids is None or (self.chat and not is_rendered(target, one.text))
+            else list(one.ids)
+            for one in self.prompts
+        ]
 
     def check(self, certificate: Certificate, target: Target | None = None) -> None:
         """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand."""
@@ -120,19 +122,6 @@ class PromptFile:
             is_chat = all(is_rendered(target, prompt.text, known, begins=True) for prompt in self.prompts)
             chat, system = chat or is_chat, known if is_chat else system
         check_request(certificate, temperature=self.temperature, chat=chat, system=system)
-
-    def _encoded(self, target: Target, prompt: EncodedPrompt) -> list[int]:
-        text = prompt.text
-        if prompt.ids is None or (self.chat and not is_rendered(target, text)):
-            return target.encode(text, self.chat, self.system)
-        ids, tokenizer = list(prompt.ids), target.tokenizer
-        encoded = [list(tokenizer(text, add_special_tokens=special).input_ids) for special in (True, False)]
-        if ids not in encoded and not str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).endswith(text):
-            raise UserError(
-                "The ids in the file of prompts are another tokenizer's. Take a file that was written for this target, "
-                "or leave `ids` out of it."
-            )
-        return ids
 
 
 def is_rendered(target: Target, text: str, system: str | None = None, begins: bool = False) -> bool:

@@ -63,7 +63,14 @@ class Requests:
         """The entry of a request with these sampling parameters."""
         entry = self.entries.get(name)
         if entry is None or entry.params is not params:
-            entry = self.entries[name] = Entry(self._slot(name), params, self._rule(params))
+            if entry is not None:
+                slot = entry.slot
+            elif len(self.entries) < self.capacity:
+                slot = len(self.entries)
+            else:
+                slot = self.entries.popitem(last=False)[1].slot
+            self.forget(slot)
+            entry = self.entries[name] = Entry(slot, params, self._rule(params))
         self.entries.move_to_end(name)
         return entry
 
@@ -78,16 +85,6 @@ class Requests:
                 "generation_config.json does: start the server with --generation-config vllm."
             )
         return None
-
-    def _slot(self, name: str) -> int:
-        if name in self.entries:
-            slot = self.entries.pop(name).slot
-        elif len(self.entries) < self.capacity:
-            slot = len(self.entries)
-        else:
-            slot = self.entries.popitem(last=False)[1].slot
-        self.forget(slot)
-        return slot
 
 
 def leaves_logits(params: Any) -> bool:
@@ -122,10 +119,9 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
     if knob is None or set(wish) != {knob}:
         raise ValueError(f"the only setting that a request can change is '{knob}'")
     value, current = wish[knob], getattr(rule, knob)
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"'{knob}' is {value!r}, which is no number")
-    if isinstance(value, int) and abs(value) > MOST:  # torch compares no tensor with it, and the engine would end
-        raise ValueError(f"'{knob}' is {value!r}, which is too large")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if not is_number or (isinstance(value, int) and abs(value) > MOST):  # torch compares no tensor with that
+        raise ValueError(f"'{knob}' is {value!r}, which is no number or which is too large")
     changed: Rule = rule.changed(**{knob: min(value, current) if rule.looser == "up" else max(value, current)})
     return changed
 

@@ -49,13 +49,10 @@ def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None)
 
 
 def keep_writing(path: Path, about: dict[str, str], totals: Callable[[], dict[str, float]]) -> None:
-    """Write the totals whenever they have changed, as long as the process lives."""
-    last: dict[str, float] = {}
+    """Write the totals once a second, as long as the process lives."""
     while path.parent.exists():
-        if (now := totals()) != last:
-            with suppress(OSError):  # a full disk may have room again at the next look
-                write(path, about, now)
-                last = now
+        with suppress(OSError):  # a full disk may have room again at the next look
+            write(path, about, totals())
         sleep(INTERVAL)
 
 
@@ -79,12 +76,11 @@ class Collector:
         labels = ["rule", "setting", "runner", "source"]
         active = GaugeMetricFamily("gistgate_active", "Workers in which the plug-in runs.", labels=labels)
         kinds: Counter[tuple[str, ...]] = Counter()
-        sums: dict[str, float] = {}
+        sums: Counter[str] = Counter()
         for path in sorted(self.folder.glob("*.json")):
             worker = json.loads(path.read_text())
             kinds[tuple(worker["about"][name] for name in labels)] += 1
-            for name, value in worker["totals"].items():
-                sums[name] = sums.get(name, 0.0) + value
+            sums.update(worker["totals"])
         for kind, number in kinds.items():
             active.add_metric(list(kind), number)
         yield active
@@ -114,7 +110,7 @@ def read(text: str, url: str, strict: bool | None = None) -> dict[str, str]:
             f"The gistgate plug-in does not run in the server at {url}: look for 'gistgate' in the server's log, and "
             'check that --additional-config names "gistgate" and that VLLM_PLUGINS, where set, does too.'
         )
-    about = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1)))
+    about = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
     if strict is not None and strict != (about["rule"] == "strict"):
         wanted = "strict" if strict else "a gate"
         raise UserError(f"The server at {url} runs the rule '{about['rule']}', but {wanted} was expected.")

@@ -13,7 +13,7 @@ from gistgate.models.loading import check_same_tokenizer, readable_tokenizer
 from gistgate.vllm import v1, v2
 from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.metrics import report
-from gistgate.vllm.policy import Policy, make_policy, read_served, read_settings
+from gistgate.vllm.policy import Policy, check, make_policy, read_served, read_settings
 
 log = logging.getLogger("vllm.gistgate")
 
@@ -51,18 +51,26 @@ def check_version(version: str, any_version: bool) -> None:
         )
 
 
+def check_strict(config: Any) -> None:
+    """Refuse an engine that was promised strictness and is lossy by itself."""
+    speculation = config.speculative_config
+    method = "standard" if speculation is None else speculation.rejection_sample_method
+    if method not in ("standard", "block"):
+        raise UserError(f"gistgate: the server has to be strict, but rejection_sample_method '{method}' is lossy.")
+
+
 def check_engine(config: Any) -> None:
     """Refuse an engine that decides acceptance elsewhere, or lossily by itself."""
     speculation, parallel = config.speculative_config, config.parallel_config
     if speculation is None:
         raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
-    if speculation.method == "extract_hidden_states":
-        raise UserError("gistgate: 'extract_hidden_states' drafts nothing. Take a method that does.")
-    if speculation.rejection_sample_method != "standard":
-        raise UserError(
-            f"gistgate: rejection_sample_method is '{speculation.rejection_sample_method}', but only 'standard' is "
-            "exact where the gate is closed. Leave the option away."
-        )
+    method = speculation.rejection_sample_method
+    check({
+        "'extract_hidden_states' drafts nothing. Take a method that drafts.":
+            speculation.method == "extract_hidden_states",
+        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the "
+        "option away.": method != "standard",
+    })  # fmt: skip
     hindrances = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
@@ -73,9 +81,8 @@ def check_engine(config: Any) -> None:
         "watermarking": getattr(config, "watermark_config", None) is not None,
         "LoRA": config.lora_config is not None,
     }
-    for name, present in hindrances.items():
-        if present:
-            raise UserError(f"gistgate does not work with {name} yet. Switch it off, or serve without the gate.")
+    check({f"{name} is not served yet. Switch it off, or serve without the gate.": has for name, has in
+           hindrances.items()})  # fmt: skip
 
 
 def check_draft(config: Any, tokenizer: Any) -> None:
@@ -90,17 +97,6 @@ def check_draft(config: Any, tokenizer: Any) -> None:
     own = None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
     if own is not None:
         check_same_tokenizer(tokenizer, own)
-
-
-def check_strict(config: Any) -> None:
-    """Refuse an engine that was promised strictness and is lossy by itself."""
-    speculation = config.speculative_config
-    method = "standard" if speculation is None else speculation.rejection_sample_method
-    if method not in ("standard", "block"):
-        raise UserError(
-            f"gistgate: the server is configured as strict, but rejection_sample_method '{method}' is lossy. Leave "
-            "that option away."
-        )
 
 
 def tensor_parallel_group() -> Any:

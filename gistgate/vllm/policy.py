@@ -2,12 +2,13 @@
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import Certificate, files_behind, load_certificate, scope_mismatch
+from gistgate.core.certificate import Certificate, files_behind, load_certificate, refuse, scope_mismatch
 from gistgate.core.gate import Gate
 from gistgate.core.identity import (
     LIGHTER,
@@ -59,18 +60,25 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected", tuple(self.protected))
         lossy = (self.rule, self.gate, self.budget, self.certificate)
-        if self.strict and (self.settings or any(value is not None for value in lossy)):
-            raise UserError('gistgate: "strict" stands beside a rule, a gate, a budget or a certificate. Keep one.')
-        if not self.strict and self.rule is None and self.gate is None and self.certificate is None:
-            raise UserError('gistgate: name a "rule", a "gate" or a "certificate", or set "strict" to true.')
-        if self.certificate is not None and (self.rule or self.settings):
-            raise UserError("gistgate: a certificate names rule and settings itself. Leave these keys away.")
         asks_gate = self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
-        if self.budget is not None and self.certificate is None and not asks_gate:
-            raise UserError(
-                "gistgate: a budget is kept by a certificate, which a rule or a risk that is named does not have. "
-                "Leave the budget away, or name a gate or a certificate alone."
-            )
+        check({
+            '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.':
+                self.strict and (self.settings or any(value is not None for value in lossy)),
+            'name a "rule", a "gate" or a "certificate", or set "strict" to true.':
+                not self.strict and (self.rule, self.gate, self.certificate) == (None, None, None),
+            "a certificate names rule and settings itself. Leave these keys away.":
+                self.certificate is not None and (self.rule or self.settings),
+            "a budget is kept by a certificate, which a rule or a risk that is named does not have. Leave the budget "
+            "away, or name a gate or a certificate alone.":
+                self.budget is not None and self.certificate is None and not asks_gate,
+        })  # fmt: skip
+
+
+def check(hindrances: Mapping[str, object], who: str = "gistgate") -> None:
+    """Refuse the first sentence whose value is true."""
+    for sentence, present in hindrances.items():
+        if present:
+            raise UserError(f"{who}: {sentence}")
 
 
 def read_settings(value: Any) -> Settings:
@@ -208,8 +216,7 @@ def make_policy(settings: Settings, served: Served) -> Policy:
         return Policy()
     if served.rounded and (settings.gate is not None or settings.certificate is not None):
         raise UserError(
-            "gistgate: this engine rounds weights or its cache when it loads them (quantization, kv-cache-dtype), so "
-            "that a gate sees other states and no certificate holds. Serve them as they are, or name a rule alone."
+            "gistgate: this engine rounds weights or its cache, so that no certificate holds. Name a rule alone."
         )
     gate = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
@@ -252,8 +259,7 @@ def check_gate(gate: Any, served: Served) -> None:
         log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", trained, served.dtype)
     if gate.layers - {"post"}:
         raise UserError(
-            f"The gate reads the layers {', '.join(sorted(gate.layers))}, but vLLM shows only the states behind the "
-            "final norm. Train a gate on 'h_tok:post' or 'h_pred:post'."
+            f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post' and 'h_pred:post'."
         )
     if gate.wants_q:
         raise UserError("The gate reads draft probabilities, which vLLM does not show. Train one without 'draft'.")
@@ -272,40 +278,32 @@ def check_certificate(certificate: Certificate, served: Served, gate: Any, **use
         found |= tokenizer_scope(served.tokenizer, certificate.scope)
         if "ends" in certificate.scope:
             found["ends"] = list(served.eos_ids)
-    certified = {name: certificate.scope.get(name) for name in found}
     draft = certificate.scope.get("draft")
     if draft is not None and any(draft.get(name) is not None for name in LIGHTER):
         raise UserError(
-            "The certificate was made with a draft model of fewer bits or a smaller vocabulary, and vLLM serves "
-            "neither. Calibrate with the draft model as it is, or serve without the certificate."
+            "The certified draft model has fewer bits or a smaller vocabulary, and vLLM has neither. Calibrate again."
         )
+    certified = {name: certificate.scope.get(name) for name in found}
     if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count
         certified["draft"] = {"fingerprint": draft["fingerprint"]}
         found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}
-    if broken := scope_mismatch(certified, found):
-        raise UserError(broken)
+    refuse(scope_mismatch(certified, found))
 
 
 def check_rule(rule: Rule, gate: Any, served: Served) -> None:
     """Refuse what cannot be judged inside vLLM, and say what to take instead."""
     if rule.id not in SERVED_RULES:
         raise UserError(f"The rule '{rule.id}' cannot run inside vLLM. Take one of: {', '.join(sorted(SERVED_RULES))}.")
-    if not rule.superset:
-        raise UserError(f"{rule.id}: inside vLLM a rule only adds to the strict test. Leave 'superset' at true.")
-    if "gate" in rule.needs and gate is None:
-        raise UserError(f'{rule.id} judges by a gate, and none was given. Add "gate": a folder.')
-    if "q" in rule.needs and not served.probabilistic:
-        raise UserError(
-            f"{rule.id} needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative "
-            "config, with a drafter that has a model."
-        )
-    if getattr(rule, "scope", "all") == "think":
-        raise UserError(f"{rule.id}: think markers cannot be followed inside vLLM. Set scope to 'all'.")
-    if getattr(rule, "table", "frozen") == "online":
-        raise UserError("csd: an online table would let answers depend on other users. Set table to 'frozen'.")
     window = getattr(rule, "window", 0)
-    if rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= window:
-        raise UserError(
-            f"fly: a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or "
-            "shorten the window."
-        )
+    is_too_short = rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= window
+    check({
+        "inside vLLM a rule only adds to the strict test. Leave 'superset' at true.": not rule.superset,
+        'it judges by a gate, and none was given. Add "gate": a folder.': "gate" in rule.needs and gate is None,
+        "it needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative config, with a "
+        "drafter that has a model.": "q" in rule.needs and not served.probabilistic,
+        "think markers cannot be followed inside vLLM. Set scope to 'all'.": getattr(rule, "scope", "all") == "think",
+        "an online table would let answers depend on other users. Set table to 'frozen'.":
+            getattr(rule, "table", "frozen") == "online",
+        f"a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or shorten "
+        "the window.": is_too_short,
+    }, rule.id)  # fmt: skip

@@ -29,7 +29,7 @@ class Reader:
 
 def test_a_judge_reads_request_and_answers_and_says_a_or_b():
     reader = Reader()
-    judge = PairwiseJudge(reader, byte_tokenizer(), byte_tokenizer())
+    judge = PairwiseJudge(SimpleNamespace(model=reader, tokenizer=byte_tokenizer()), byte_tokenizer())
     plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
     prompts = [{"context": "2 + 2?"}]
     assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [1.0]  # an end of text is not shown

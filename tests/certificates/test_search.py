@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gistgate.certificates.search import Aims, Curve, Setting, choose_settings, smooth
+from gistgate.certificates.search import Curve, Request, Setting, choose_settings, smooth
 
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 14))
-AIMS = Aims(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)
+AIMS = Request(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)
 
 
 class World:
@@ -57,7 +57,7 @@ def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing
 def test_no_more_settings_are_chosen_than_wanted_and_the_headline_budget_comes_first():
     found = [choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=n)).settings for n in (1, 2, 3)]
     assert [len(settings) for settings in found] == [2, 3, 4]
-    aims = Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1)
+    aims = Request((0.02, 0.03, 0.05), headline=0.03, n=1000, settings=1)
     assert (
         choose_settings(GRID, [{}], World(), aims).settings == choose_settings(GRID, [{}], World(), AIMS).settings[:2]
     )

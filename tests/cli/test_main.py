@@ -132,13 +132,9 @@ def test_ends_of_drafts_and_their_vocabulary_are_measured_and_change_no_strict_t
         assert run(*asked, *lighter, "--drafter", drafter, "--quantise-draft", bits)[1] == plain
 
 
-@pytest.mark.parametrize(
-    "line, said",
-    [('{"context": 1}', "without a text `context`"), ('{"context": "a", "ids": [1.5]}', "`ids` are no token ids")],
-)
-def test_lines_that_are_no_prompts_are_named(tmp_path, line, said):
-    (tmp_path / "prompts.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UserError, match=said):
+def test_lines_that_are_no_prompts_are_named(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"context": 1}\n')
+    with pytest.raises(UserError, match="without a text `context`"):
         read_prompts(str(tmp_path / "prompts.jsonl"))
 
 

@@ -4,7 +4,6 @@ import copy
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -119,11 +118,7 @@ def test_what_cannot_be_quantised_is_refused():
         quantise(pair("llama")[1], "int3")
     with pytest.raises(UserError, match="quantised already"):
         quantise(lighter("int8"), "int4")
-    bare = copy.deepcopy(pair("gpt2")[1])
-    bare.lm_head = nn.Identity()
-    with pytest.raises(UserError, match="no linear layers"):
-        quantise(bare, "int8")
-    with pytest.raises(UserError, match="are for processors, and it is on meta"):
+    with pytest.raises(UserError, match="for processors, and it is on meta"):
         quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")
     same = pair("llama")[1]
     assert quantise(same, "none") is same and quantise(same, None) is same
@@ -186,27 +181,19 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
     found.save(tmp_path / "words.json")
     again = Subset.load(tmp_path / "words.json")
     assert again == found
-    with pytest.raises(UserError, match="lacks the token 201"):
-        again.apply(draft, tokenizer, [201])
     with pytest.raises(UserError, match="another draft model"):
         again.apply(tiny_pair(noise=0.5)[1], tokenizer)
     with pytest.raises(UserError, match="another tokenizer"):
         subset([1]).apply(draft, tokenizer)
     fingerprint = identify_model(draft).fingerprint
-    cut = again.apply(draft, tokenizer, [200])
+    cut = again.apply(draft, tokenizer)
     assert again.apply(cut, tokenizer) is cut and identify_model(cut).draft_vocabulary == again.digest
     assert identify_model(cut).fingerprint != fingerprint
-    with pytest.raises(UserError, match="changed already"):
-        subset([1]).apply(cut)
-    with pytest.raises(UserError, match="changed already"):
-        Subset.count(TEXTS, 40, tokenizer, quantise(whole(), "int8"), [200])
-    subset([3, 3]).save(tmp_path / "twice.json")
+    with pytest.raises(UserError, match=r"no nn\.Linear"):
+        subset(range(9)).apply(cut)
     (tmp_path / "bad.json").write_text('{"ids": "words"}')
-    for name in ("twice.json", "bad.json"):
-        with pytest.raises(UserError, match="is no draft vocabulary"):
-            Subset.load(tmp_path / name)
-    with pytest.raises(UserError, match="names the token 259, and the draft has 259"):
-        subset([1, 259]).apply(whole())
+    with pytest.raises(UserError, match="is no draft vocabulary"):
+        Subset.load(tmp_path / "bad.json")
 
 
 def test_markers_that_are_not_special_are_always_in():
@@ -216,7 +203,4 @@ def test_markers_that_are_not_special_are_always_in():
     wide = tiny_model("llama", 264)
     found = Subset.count(TEXTS, 10, tokenizer, wide, [2])
     assert set(markers) <= set(found.ids) and not set(markers) & set(tokenizer.all_special_ids)
-    without = replace(found, ids=tuple(one for one in found.ids if one != markers[0]))
-    with pytest.raises(UserError, match=f"lacks the token {markers[0]}, which ends answers or steers"):
-        without.apply(wide, tokenizer, [2])
-    found.apply(wide, tokenizer, [2])
+    found.apply(wide, tokenizer)

@@ -201,6 +201,13 @@ def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
     assert 0 < usage.idle < 0.1
 
 
+def test_a_refused_prompt_is_named_by_its_own_place():
+    """Although the longest is decoded first."""
+    for wrong, said in (([10**6], "Prompt 1 holds the token id"), ([], "Prompt 1 is empty")):
+        with pytest.raises(UserError, match=said):
+            decode_all(decoder_of(), [[5], wrong, [5, 6, 7]], batch_size=2, max_new_tokens=4)
+
+
 def test_holes_are_given_back_while_no_row_leaves():
     """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
     (target, draft), held = pair("llama", noise=0.1), []

@@ -36,7 +36,7 @@ class Reader(HTMLParser):
     (["x", "b", "y"], ["b"], [(0, 1, 0, 0), (2, 3, 1, 1)]),
 ])  # fmt: skip
 def test_a_difference_names_the_spans_of_both_answers(left, right, expected):
-    found = [(one.left.start, one.left.stop, one.right.start, one.right.stop) for one in differences(left, right)]
+    found = [(one.start, one.stop, other.start, other.stop) for one, other in differences(left, right)]
     assert found == expected
 
 

@@ -113,7 +113,7 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
         ({"loose_body": "[1]"}, "is no JSON object"),
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
-        ({"loose_endpoint": "localhost:1"}, "is no address of a server"),
+        ({"loose_endpoint": "http://HOST:PORT/v1"}, "OpenAI protocol"),
         ({"loose_endpoint": "http://127.0.0.1:9/v1"}, "cannot be reached"),
     ],
 )

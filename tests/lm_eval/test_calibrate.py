@@ -257,8 +257,12 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
         (calibrate.check_options, {"gate": "x", "budget": 0.0}, "cannot be certified"),
         (calibrate.check_options, {"gate": "x", "stop": "earlier"}, "no way to stop called 'earlier'"),
         (calibrate.check_options, {"gate": "x", "looks": 600}, "Lower the confidence or the looks"),
-        (lambda said: calibrate.make_scorer(said, None, None), {"judge": "some/model"}, "only --score judge asks"),
-        (lambda said: calibrate.drafter_of(None, None, said), {"drafter": "sen"}, "reads data that this command"),
+        (lambda said: calibrate.make_scorer(said, None, None), {"judge": "some/model"}, "belong together"),
+        (
+            lambda said: calibrate.drafter_of(None, None, said),
+            {"drafter": "sen"},
+            "reads data; the pipeline certifies it",
+        ),
         # No request could ever match such a certificate.
         (lambda said: spec_of(said, None), {"system": "Be short."}, "Add --chat, or leave --system out"),
     ],

@@ -164,7 +164,7 @@ def test_documents_may_come_from_a_folder(tmp_path):
     "old, new, sentence",
     [
         ("training_split: train\n", "", "no training split"),
-        ("output_type: generate_until", "output_type: loglikelihood", "'loglikelihood', which decodes nothing"),
+        ("output_type: generate_until", "output_type: loglikelihood", "not an ordinary `generate_until` task"),
         ("higher_is_better: true", "higher_is_better: false", "less is better"),
         ("/test.jsonl", "/none.jsonl", "could not be loaded"),
         ("exact_match, aggregation: mean", "chrf, aggregation: chrf", "not a number from 0 to 1"),

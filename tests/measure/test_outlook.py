@@ -20,8 +20,6 @@ TARGET, DRAFT = tiny_pair()
 def test_a_shorter_block_cuts_the_accepted_lengths():
     assert tau_at(HISTOGRAM, 8) == pytest.approx((2 * 1 + 6 * 5 + 2 * 9) / 10)
     assert tau_at(HISTOGRAM, 4) == pytest.approx((2 * 1 + 8 * 5) / 10)
-    with pytest.raises(UserError, match="Nothing was decoded"):
-        tau_at({}, 4)
 
 
 def test_the_speed_is_tau_over_the_price_of_a_round_which_is_linear_between_measured_blocks():
@@ -62,7 +60,6 @@ def test_a_mismatch_is_a_draft_token_that_was_refused():
         answers = measured.strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
         found = total([answer.statistics for answer in answers])
         counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
-        assert measured.labelling(found, seen.number, 2).per_prompt == seen.number / 2
     (by_lookup, short), _ = counted
     assert by_lookup < short and counted[1][0] > 0
 
