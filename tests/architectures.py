@@ -83,8 +83,9 @@ def noisy_copy(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTraine
 @cache
 def pair(kind: str, vocabulary: int = 259, noise: float = 0.03) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and draft, built once; nobody may change them."""
-    target = tiny_model(kind, vocabulary)
-    return target, noisy_copy(target, noise)
+    with torch.inference_mode(False):  # whoever asks first may be in that mode, and later ones not
+        target = tiny_model(kind, vocabulary)
+        return target, noisy_copy(target, noise)
 
 
 @cache

@@ -6,7 +6,7 @@ Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from gistgate.drafters.stopping import Stopping
 
 Texts = Sequence[Sequence[int]]  # prompt and answer of each row, as token ids
+
+
+class Request(TypedDict):
+    """What a drafter is told of a request besides its texts."""
+
+    vocabulary: int  # number of ids that count; no other id may be proposed
+    sampling: Sampling  # how the request wants its tokens drawn
+    uniforms: Tensor | None  # numbers in (0, 1) to draw with [B, K], of a tree [B, nodes]; None when nothing is drawn
+    want_q: bool  # whether draft probabilities are asked for although the request is greedy
 
 
 class Drafter:
@@ -49,29 +58,9 @@ class Drafter:
     def start(self, batch: int) -> None:
         """Begin a new batch of that many rows."""
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
-        """Propose up to `num_draft` tokens behind each text.
-
-        Args:
-            texts: what to go on from.
-            num_draft: K, the longest chain, or the deepest path of a tree.
-            vocabulary: number of ids that count; no other id may be proposed.
-            sampling: how the request wants its tokens drawn.
-            uniforms: numbers in (0, 1) to draw with [B, K], of a tree [B, nodes]; None when nothing is drawn.
-            want_q: whether draft probabilities are asked for although the request is greedy.
-
-        Returns:
-            A draft as wide as the longest proposal.
-        """
+    def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
+        """Propose up to `num_draft` tokens (of a tree: the deepest path) behind each text, a draft as wide as the
+        longest proposal."""
         raise NotImplementedError
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:

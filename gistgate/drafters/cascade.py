@@ -9,13 +9,13 @@ Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabul
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter, Texts
+from gistgate.core.drafter import Drafter, Request, Texts
 from gistgate.core.reader import RowCache, left_padded
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
@@ -46,12 +46,10 @@ class CascadeDrafter(ModelDrafter):
         super().admit(present, texts, caches, lengths)
         self.inner.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
 
-    def propose(
-        self, texts: Texts, num_draft: int, *, vocabulary: int, sampling: Sampling, want_q: bool, **request: Any
-    ) -> Draft:
-        if not sampling.greedy or want_q:
+    def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
+        vocabulary, sampling = request["vocabulary"], request["sampling"]
+        if not sampling.greedy or request["want_q"]:
             self._levels = None
-            request |= {"vocabulary": vocabulary, "sampling": sampling, "want_q": want_q}
             return super().propose(texts, num_draft, **request)
         self._levels = [len(text) for text in texts]
         grown, forwards = [list(text) for text in texts], 0

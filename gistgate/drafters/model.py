@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter, Texts
+from gistgate.core.block import Draft
+from gistgate.core.drafter import Drafter, Request, Texts
 from gistgate.core.reader import Reader, RowCache, left_padded, remembered
 from gistgate.core.rule import draw
 
@@ -41,24 +41,15 @@ class ModelDrafter(Drafter):
         self.reader = Reader(self.model, batch)
         self._drafted = 0
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
-        device = self.model.device
+    def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
+        device, sampling, uniforms = self.model.device, request["sampling"], request["uniforms"]
         ids, valid = left_padded(self.reader.unread(texts), device)
         tokens, rows = [], []
         self._drafts = None if self.stopping is None else self.stopping.begin(len(texts))
         for step in range(num_draft):
-            z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, :vocabulary])
+            z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]])
             x_B = z_BV.argmax(-1)
-            if not sampling.greedy or want_q:
+            if not sampling.greedy or request["want_q"]:
                 q_BV = z_BV.softmax(-1)
                 rows.append(q_BV)
                 if not sampling.greedy:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Texts
+from gistgate.core.drafter import Request, Texts
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import RowDrafter, ragged
@@ -254,17 +254,9 @@ class SuffixDrafter(RowDrafter):
     def new_row(self) -> RowTexts:
         return RowTexts(SuffixTree(self.depth))
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
-        with_q = self.q_from_counts and (want_q or not sampling.greedy)
+    def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
+        vocabulary, sampling, uniforms = request["vocabulary"], request["sampling"], request["uniforms"]
+        with_q = self.q_from_counts and (request["want_q"] or not sampling.greedy)
         rows = self.rows = self.rows_of(texts)
         chains: list[list[int]] = []
         picked: list[list[tuple[list[int], Tensor]]] = []

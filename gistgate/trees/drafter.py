@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter, Texts
+from gistgate.core.block import Draft
+from gistgate.core.drafter import Drafter, Request, Texts
 from gistgate.core.reader import left_padded
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
@@ -162,16 +162,8 @@ class TreeDrafter(ModelDrafter):
         super().start(batch)
         self._growth: Growth | None = None
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
+        vocabulary, sampling, uniforms = request["vocabulary"], request["sampling"], request["uniforms"]
         device = self.model.device
         ids, valid = left_padded(self.reader.unread(texts), device)
         z = self.reader.read(ids, valid, keep=1)[..., :vocabulary]
@@ -194,7 +186,7 @@ class TreeDrafter(ModelDrafter):
             z = z[..., :vocabulary]
             forwards += 1
         self._growth = growth
-        return growth.draft(self.nodes, forwards, with_q=want_q or not sampling.greedy)
+        return growth.draft(self.nodes, forwards, with_q=request["want_q"] or not sampling.greedy)
 
     def _drawn(self, q_BWV: Tensor, used: int, uniforms: Tensor) -> Tensor:
         """The first token of every chain [B, 1, chains], then the next one of each [B, chains, 1]."""

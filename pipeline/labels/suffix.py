@@ -2,8 +2,10 @@
 
 At a mismatch the draft's first choice z differs from the target's token y, both reading the target's text. The target
 reads z and then the next N tokens of its own text, aligned in three ways: behind z in place of y (substitute), behind
-z in front of y (insert), and behind z where z is one of the next tokens of the text itself (delete). A label is what
-these N tokens lose in log-probability against the text as it was written, in nats, at the best of the three.
+z in front of y (insert), and behind z where z is one of the next tokens of the text itself (delete). `loss` is what
+these N tokens lose in log-probability against the text as it was written, in nats, at the best of the three, and
+`ratio` is ln p(y) - ln p(z). A label is their sum: what follows a wrong name or hour may not depend on it at all, so
+that the loss alone calls it harmless.
 
 Both models read a text once: all candidates of a text stand behind it in one row, each sees the text up to its
 mismatch and itself, as the nodes of a tree do. No rollout, no score of an answer, no draft block is needed.
@@ -189,11 +191,13 @@ class SuffixLabeller:
             read[candidate.mismatch] = slot + offset  # the slot of z, whose state no text behind it changes
             offset += len(tokens)
         best_M = loss_MW.argmin(1, keepdim=True)
+        z_M, _ = self.logprobs(states["post"][[first + at for at in one.at]], one.z)
         return {
             "problem": torch.full((len(one.at),), one.text.problem, dtype=torch.int32),
             "position": torch.tensor(one.at, dtype=torch.int32),
             "draft_id": torch.tensor(one.z, dtype=torch.int32),
             "target_id": torch.tensor([one.text.answer[at] for at in one.at], dtype=torch.int32),
+            "ratio": own_T[one.at] - z_M,
             "loss": loss_MW.gather(1, best_M)[:, 0],
             **{way: loss_MW[:, number] for number, way in enumerate(WAYS)},
             "kept_first": kept_MW.gather(1, best_M)[:, 0].to(torch.int8),

@@ -8,9 +8,9 @@ target's own tell how sure that is. `label.budget` limits how many mismatches ar
 which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
 in .scratch.
 
-With `label.recipe: suffix` there are no rollouts and the task is not asked: a mismatch is harmless where the target's
-own text loses at most `label.nats` in log-probability behind the draft token (pipeline/labels/suffix.py). On texts of a
-gate only the tokens that it refused have the target's own text behind them, and a label.
+With `label.recipe: suffix` there are no rollouts and the task is not asked: a mismatch is harmless where the draft
+token and the target's own text behind it lose at most `label.nats` in log-probability (pipeline/labels/suffix.py). On
+texts of a gate only the tokens that it refused have the target's own text behind them, and a label.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 
-PLACED = ("position", "draft_id", "loss")  # columns of suffix labels
+PLACED = ("position", "draft_id", "loss", "ratio")  # columns of suffix labels
 
 
 def main(name: str) -> None:
@@ -105,8 +105,8 @@ def suffix_labels(
     loss = torch.full((schema.num_rows(records),), torch.nan)
     found = labeller.read_all(packed, params.label.batch_size * params.label.window)
     for rows, table in zip(places.values(), found, strict=True):
-        for *place, lost in zip(*(table[name].tolist() for name in PLACED if table), strict=True):
-            loss[rows[tuple(place)]] = lost
+        for *place, lost, ratio in zip(*(table[name].tolist() for name in PLACED if table), strict=True):
+            loss[rows[tuple(place)]] = lost + ratio
     known = loss.isfinite()
     kept, rest = loss[known] <= params.label.nats, schema.picked(records, known)
     rest = {name: column for name, column in rest.items() if name != "accepted"}

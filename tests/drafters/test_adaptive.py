@@ -99,8 +99,8 @@ def test_what_cannot_be_chosen_among_is_refused():
         ([], {}, "drafters of chains"),
         ([Option(ModelDrafter(draft))] * 2, {}, "drafters of chains"),
         ([Option(TreeDrafter(draft))], {}, "drafters of chains"),
-        (lookup, {"verify": 0}, "verify 0 is above 0"),
-        (lookup, {"memory": 2}, "memory 2 in"),
+        (lookup, {"verify": 0}, "verify and weight are above 0"),
+        (lookup, {"memory": 2}, "others shares"),
     ):
         with pytest.raises(UserError, match=said):
             AdaptiveDrafter(options, **settings)

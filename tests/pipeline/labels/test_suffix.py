@@ -44,7 +44,8 @@ def logprob(model, prefix, tokens):
 
 def test_labels_are_what_reading_again_finds(made):
     target, draft, texts, table = made
-    rows = iter(zip(*(table[name].tolist() for name in ("problem", "position", "draft_id", "loss")), strict=True))
+    columns = ("problem", "position", "draft_id", "loss", "ratio")
+    rows = iter(zip(*(table[name].tolist() for name in columns), strict=True))
     found = 0
     for text in texts:
         whole = [*text.prompt, *text.answer]
@@ -62,8 +63,9 @@ def test_labels_are_what_reading_again_finds(made):
                 if tokens := text.answer[start : start + WINDOW]:
                     own = logprob(target, whole[: len(text.prompt) + start], tokens)
                     losses.append(own - logprob(target, [*before, z], tokens))
-            *place, loss = next(rows)
+            *place, loss, ratio = next(rows)
             assert place == [text.problem, at, z] and loss == pytest.approx(min(losses), abs=1e-4)
+            assert ratio == pytest.approx(logprob(target, before, [y]) - logprob(target, before, [z]), abs=1e-4)
             found += 1
     assert found == len(table["loss"]) > 8 and next(rows, None) is None
 
@@ -97,7 +99,8 @@ def test_a_label_is_the_best_way(made):
 
 def test_the_stage_labels_refused_tokens_by_the_loss_behind_them(made):
     target, _, texts, table = made
-    nats = float(table["loss"].median())
+    loss = table["loss"] + table["ratio"]
+    nats = float(loss.median())
     params = SimpleNamespace(label=LabelParams(recipe="suffix", window=WINDOW, nats=nats, batch_size=64))
     pair = SimpleNamespace(target=target, tokenizer=byte_tokenizer())
     pair.tokenizer.eos_token = pair.tokenizer.convert_ids_to_tokens(EOS)
@@ -107,4 +110,4 @@ def test_the_stage_labels_refused_tokens_by_the_loss_behind_them(made):
     records["target_id"][0] += 1  # an accepted token: the text in front of it is not followed by the target's own
     labels = suffix_labels(params, pair, [{"ids": text.prompt} for text in texts], records, answers)
     assert labels["position"].tolist() == table["position"][1:].tolist() and "accepted" not in labels
-    assert labels["kept"].tolist() == (table["loss"][1:] <= nats).float().tolist() == labels["greedy_kept"].tolist()
+    assert labels["kept"].tolist() == (loss[1:] <= nats).float().tolist() == labels["greedy_kept"].tolist()
