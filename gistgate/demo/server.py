@@ -206,18 +206,13 @@ def launch(
 
 def claim(port: int) -> socket.socket:
     """A socket that listens on a port of this machine."""
-    listener = socket.socket()
-    if os.name == "posix":  # elsewhere this option would take a port from another process
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
-        listener.listen()
+        return socket.create_server((HOST, port))
     except OSError as error:
-        listener.close()
+        why = os.strerror(error.errno or 0)
         raise UserError(
-            f"Port {port} cannot be used ({error.strerror}). Name another one with --port, or 0 for a free one."
+            f"Port {port} cannot be used ({why}). Name another with --port, or 0 for a free one."
         ) from error
-    return listener
 
 
 def make_app(session: DemoSession) -> Any:
@@ -273,11 +268,6 @@ async def lines(events: Generator[dict[str, Any], None, None], turn: asyncio.Loc
                 async for event in iterate_in_threadpool(events):
                     yield json.dumps(event) + "\n"
             except Exception as error:  # the page says it: a broken stream would say nothing
-                yield json.dumps({"error": sentence(error)}) + "\n"
-
-
-def sentence(error: Exception) -> str:
-    """What the user reads about an error; memory that runs out is the likely one besides those that we raise."""
-    if isinstance(error, UserError):
-        return str(error)
-    return f"Decoding failed ({type(error).__name__}: {first_line(error)}). If memory ran out, ask for fewer tokens."
+                failed = f"Decoding failed ({type(error).__name__}: {first_line(error)}). Ask for less if memory"
+                said = str(error) if isinstance(error, UserError) else f"{failed} ran out."
+                yield json.dumps({"error": said}) + "\n"

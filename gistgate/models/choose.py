@@ -59,50 +59,34 @@ def choose(
     settings = {**preset, **options.settings}
     block = options.block if options.block is not None else (certificate.block if certificate else BLOCK)
     drafter = options.drafter or (certificate.drafter if certificate else MODEL if has_draft else NONE)
-    is_plain = not block or drafter == NONE
+    doubts: list[str] = []
+    is_plain, fell_back = not block or drafter == NONE, False
     if RULES[rule].knob is None:
-        is_fallback = has_gate and options.rule is None and not is_plain
-        doubts = ("the gate has no certificate, so every token is verified strictly",) if is_fallback else ()
-        return Choice(rule, settings, block, drafter, doubts, fell_back=is_fallback)
-    if certificate is None:
-        found = Choice(rule, settings, block, drafter, (f"the rule '{rule}' has no certificate",))
+        if fell_back := has_gate and options.rule is None:
+            doubts = ["the gate has no certificate, so every token is verified strictly"]
+    elif certificate is None:
+        doubts = [f"the rule '{rule}' has no certificate"]
     elif rule != certificate.rule:
-        doubt = f"the rule '{certificate.rule}' was certified, not '{rule}'"
-        found = Choice(rule, settings, block, drafter, (doubt,))
+        doubts = [f"the rule '{certificate.rule}' was certified, not '{rule}'"]
     elif certificate.knob in settings:
-        found = at_knob(options, certificate, settings, block, drafter)
+        knob, value = certificate.knob, settings[certificate.knob]
+        if options.budget is not None:
+            raise UserError(f"{knob}= and budget= both say how loose decoding is. Leave one of them away.")
+        certified = [point.settings[knob] for point in eligible(options, certificate)]
+        if value not in certified:
+            known = ", ".join(f"{one:g}" for one in certified) or "none"
+            doubts = [f"{knob} {value:g} is not among the certified values ({known})"]
+        settings = {**certificate.fixed, **settings}
+        doubts += differences(certificate, settings, block, drafter)
+    elif (point := certified_point(options, certificate)) is None:
+        rule, settings, fell_back = STRICT, {}, True
+        doubts = [f"{refusal(options, certificate)}, so every token is verified strictly"]
     else:
-        found = at_budget(options, certificate, settings, block, drafter)
-    return Choice(found.rule, found.settings, block, drafter) if is_plain else found
-
-
-def at_knob(
-    options: DecodeOptions, certificate: Certificate, settings: dict[str, Any], block: int, drafter: str
-) -> Choice:
-    """The value of the knob that the user names."""
-    knob = str(certificate.knob)
-    if options.budget is not None:
-        raise UserError(f"{knob}= and budget= both say how loose decoding is. Leave one of them away.")
-    certified = [point.settings[knob] for point in eligible(options, certificate)]
-    doubts = []
-    if settings[knob] not in certified:
-        known = ", ".join(f"{value:g}" for value in certified) or "none"
-        doubts = [f"{knob} {settings[knob]:g} is not among the certified values ({known})"]
-    settings = {**certificate.fixed, **settings}
-    doubts += differences(certificate, settings, block, drafter)
-    return Choice(certificate.rule, settings, block, drafter, tuple(doubts))
-
-
-def at_budget(
-    options: DecodeOptions, certificate: Certificate, settings: dict[str, Any], block: int, drafter: str
-) -> Choice:
-    """The setting that is certified for the budget, or strict decoding where there is none."""
-    point = certified_point(options, certificate)
-    if point is None:
-        why = f"{refusal(options, certificate)}, so every token is verified strictly"
-        return Choice(STRICT, {}, block, drafter, (why,), fell_back=True)
-    settings = {**point.settings, **settings}
-    return Choice(certificate.rule, settings, block, drafter, differences(certificate, settings, block, drafter))
+        settings = {**point.settings, **settings}
+        doubts = [*differences(certificate, settings, block, drafter)]
+    if is_plain:  # nothing can be lost
+        doubts, fell_back = [], False
+    return Choice(rule, settings, block, drafter, tuple(doubts), fell_back)
 
 
 def certified_point(options: DecodeOptions, certificate: Certificate) -> OperatingPoint | None:
