@@ -39,7 +39,8 @@ def decode_all(
     """
     check_ids(decoder.parts.models, prompts)  # before sorting, so that a refusal names the caller's own place
     check_prompts(decoder.parts.models, [len(prompt) for prompt in prompts], 0)
-    order = longest_first(prompts)
+    # The longest first: those that come in together need little padding, and memory that does not suffice is noticed.
+    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     texts, slots = [list(prompts[index]) for index in order], Slots(batch_size, progress, usage or Usage())
 
     def ordered(values: Sequence[Any]) -> Sequence[Any]:  # too many or too few are left for `generate` to refuse
@@ -58,18 +59,6 @@ def decode_all(
     return [answers[index] for index in range(len(prompts))]
 
 
-def longest_first(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """The places of prompts by falling length: those that come in together need little padding, and memory that does
-    not suffice is noticed at the beginning."""
-    return sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-
-
-def read_ahead(read: Callable[[range], list[PrefixState]], total: int, ahead: int) -> Iterator[PrefixState]:
-    """The prefixes of `total` rows; `read` is asked for `ahead` of them when the first of these is needed."""
-    for start in range(0, total, ahead):
-        yield from read(range(start, min(total, start + ahead)))
-
-
 class PromptCache:
     """Prompts that many settings decode are read once: both models' keys and values wait for the next setting."""
 
@@ -80,7 +69,8 @@ class PromptCache:
 
     def prefixes(self, decoder: Decoder, texts: list[list[int]], ahead: int) -> Iterator[PrefixState]:
         """What both models of `decoder` remember of these texts; unknown ones are read `ahead` at a time."""
-        return read_ahead(lambda places: self._read(decoder, [texts[place] for place in places]), len(texts), ahead)
+        for start in range(0, len(texts), ahead):
+            yield from self._read(decoder, texts[start : start + ahead])
 
     def _read(self, decoder: Decoder, texts: list[list[int]]) -> list[PrefixState]:
         kind = type(decoder.drafter).__name__

@@ -358,7 +358,7 @@ class Decoder:
 
         Args:
             prefixes: what is known of each text; one may appear several times. Each is asked for when its row gets a
-                slot, so that an iterator (`read_ahead`) holds few at a time.
+                slot, so that an iterator holds few at a time.
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
             max_new_tokens: longest answer, counted from the end of the prompt.

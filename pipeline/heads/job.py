@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.metrics import average_precision_score, brier_score_loss, precision_recall_curve, roc_auc_score
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 from torch import Tensor, nn
 
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
@@ -154,16 +154,6 @@ def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[d
     ]
 
 
-def precision_recall(kept_N: Array, score_N: Array, points: int = 100) -> list[dict[str, float]]:
-    """Precision and recall of the class "lost", at no more than about `points` places along the curve."""
-    index, label, weight = as_classes(kept_N)
-    if len(np.unique(label)) < 2:
-        return []
-    precision, recall, _ = precision_recall_curve(1 - label, -score_N[index], sample_weight=weight)
-    chosen = np.unique(np.linspace(0, len(recall) - 1, min(points, len(recall))).round().astype(int))
-    return [{"precision": float(precision[i]), "recall": float(recall[i])} for i in chosen]
-
-
 def measure_head(
     rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -178,20 +168,19 @@ def measure_head(
         references["kl"] = -rows.kl
     gated = (rows.policy == Policy.GATED) & parts.test
     policy = "gated" if bool(gated.any()) else "all"
-    metrics, curves = measure_score(rows, parts.test, logits_N, fitted, policy)
+    metrics, reliable = measure_score(rows, parts.test, logits_N, fitted, policy)
     metrics["problems"] = {name: int(rows.problem[mask].unique().numel()) for name, mask in vars(parts).items()}
-    metrics["references"], curves["references"] = {}, {}
+    metrics["references"] = {}
     for name, score_N in references.items():
         its_map = fit_map(map_kind, score_N[parts.calibration], rows.kept[parts.calibration])
-        found, curve = measure_score(rows, parts.test, score_N, its_map, policy)
-        metrics["references"][name], curves["references"][name] = found, curve
-    return metrics, curves
+        metrics["references"][name], _ = measure_score(rows, parts.test, score_N, its_map, policy)
+    return metrics, {"policy": policy, "reliability": reliable}
 
 
 def measure_score(
     rows: Rows, test_N: Tensor, score_N: Tensor, fitted: nn.Module, headline: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metrics and curves of one score on the test part."""
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Metrics of one score on the test part, and its reliability."""
     chosen = {"all": test_N} | {policy.name.lower(): test_N & (rows.policy == policy) for policy in Policy}
     probability_N = fitted(score_N.float())
     arrays = {
@@ -200,6 +189,5 @@ def measure_score(
         if bool(mask.any())
     }
     by_policy = {name: measure(*columns) for name, columns in arrays.items()}
-    kept, score, probability = arrays[headline]
-    curves = {"reliability": reliability(kept, probability), "precision_recall": precision_recall(kept, score)}
-    return {"policy": headline, **by_policy[headline], "policies": by_policy}, {"policy": headline, **curves}
+    kept, _, probability = arrays[headline]
+    return {"policy": headline, **by_policy[headline], "policies": by_policy}, reliability(kept, probability)

@@ -195,15 +195,6 @@ def documents(
     return [{"question": writer.question(one, rng), "answer": writer.solution(one, rng)} for one in problems]
 
 
-def further_documents(params: WorldParams, seed: int, count: int, draw: int) -> list[dict[str, str]]:
-    """The draw number `draw` (from 1 on) of `count` problems for calibration.
-
-    They are drawn exactly as those of the test file and independently of them and of other draws, so that a certificate
-    made with them speaks about the problems of the test file.
-    """
-    return documents(params, seed, "test", count, stream=f"calibration {draw}")
-
-
 def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
     """Write train.jsonl and test.jsonl, byte by byte the same for the same parameters and seed."""
     for part, count in (("train", params.task_train), ("test", params.task_test)):

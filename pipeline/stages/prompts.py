@@ -23,7 +23,7 @@ from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_
 from gistgate.models.loading import warn_untemplated
 from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
-from pipeline.pair.world import further_documents
+from pipeline.pair.world import documents
 from pipeline.params import Params, read_params
 from pipeline.paths import LEARNED, PROMPTS
 from pipeline.run import run
@@ -103,7 +103,8 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
     if of_the_world(params):
         prompts: list[Prompt] = []
         for count in (size, 2 * size):  # a few of them may repeat a problem or be too long
-            docs = further_documents(params.world, params.seed, count, draw)
+            # As those of the test file, so that a certificate made with them speaks about the problems of that file.
+            docs = documents(params.world, params.seed, "test", count, stream=f"calibration {draw}")
             fresh = fresh_prompts(maker, docs, random.Random(f"{params.seed} draw {draw}"), set(seen))
             if len(prompts := list(islice(fresh, size))) == size:
                 break

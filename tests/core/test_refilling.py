@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.batches import PromptCache, decode_all, read_ahead
+from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
@@ -155,22 +155,23 @@ def test_prompts_that_are_remembered_come_in_as_well(draft: str):
 
 
 def test_continued_texts_come_in_as_others_are_decided():
-    """Memories are asked for when there is a slot, `ahead` of them at a time, and come back fit to go on from."""
+    """Memories are asked for when there is a slot, four of them at a time, and come back fit to go on from."""
     decoder, asked = decoder_of("prob", {"r": 0.02}), []
 
-    def read(places: range) -> Any:
-        asked.append(list(places))
-        return decoder.remember([MANY[place] for place in places])
+    def read_ahead() -> Any:
+        for start in range(0, len(MANY), 4):
+            asked.append(len(MANY[start : start + 4]))
+            yield from decoder.remember(MANY[start : start + 4])
 
     done = decoder.resume(
-        read_ahead(read, len(MANY), 4),
+        read_ahead(),
         [(len(prompt), []) for prompt in MANY],
         [len(prompt) for prompt in MANY],
         max_new_tokens=NUM,
         is_decided=lambda row: "enough" if len(row.answer) > 2 * row.index else None,
         slots=Slots(3),
     )
-    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert asked == [4, 4, 2]
     for index, (prompt, (answer, memory)) in enumerate(zip(MANY, done, strict=True)):
         whole = decoder.generate([prompt], max_new_tokens=NUM)[0].ids
         assert answer.finish == "enough" and answer.ids == whole[: len(answer.ids)]

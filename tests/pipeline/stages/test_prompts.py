@@ -105,12 +105,12 @@ def test_a_world_without_end_replaces_problems_that_come_again(
     """Further documents are asked for where some of the first ones cannot be used; other splits do not move."""
     asked: list[int] = []
 
-    def documents(_world: Any, _seed: int, count: int, _draw: int) -> list[dict[str, str]]:
+    def documents(_world: Any, _seed: int, _part: str, count: int, stream: str) -> list[dict[str, str]]:
         asked.append(count)
         return [{"question": f"q {500 + max(0, place - repeated)} 1 a", "answer": "1"} for place in range(count)]
 
     monkeypatch.setattr(stage, "of_the_world", lambda _params: True)
-    monkeypatch.setattr(stage, "further_documents", documents)
+    monkeypatch.setattr(stage, "documents", documents)
     few = make()
     assert len(few["calibration"]) == SIZES["calibration"]
     assert asked == ([8] if repeated == 0 else [8, 16])
