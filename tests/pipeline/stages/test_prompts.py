@@ -78,7 +78,7 @@ def test_a_problem_told_twice_serves_once_and_never_beside_the_test(make: Make, 
     assert [sum(text.startswith(start) for text in told) for start in ("5+1", "1000+1")] == [1, 1]
     with pytest.raises(UserError, match=r"26 training.*27 training documents.*only 25 are usable"):
         make(sizes={"train": 11})
-    with pytest.raises(UserError, match="asks for 7 documents, but the test split of 'sums' has 6"):
+    with pytest.raises(UserError, match="prompts.test is 7, but 'sums' has 6 documents"):
         make(sizes={"test": 7})
 
 
@@ -93,7 +93,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(make: Make, tm
     assert all(len(prompt["ids"]) <= 100 - 12 for prompts in splits.values() for prompt in prompts)
     summary = read_json(tmp_path / "prompts/summary.json")
     assert (summary["too_long"]["test"], summary["prompts"]["test"]) == (1, 3)
-    for context, said in ((13, "All 4 test prompts are longer than 1 token"), (12, "leaves nothing for the prompt")):
+    for context, said in ((13, "All 4 test prompts are longer than 1 token"), (12, "An answer may take all 12 tokens")):
         with pytest.raises(UserError, match=said):
             make(context=context)
 
