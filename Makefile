@@ -48,8 +48,9 @@ docs: $(STAMP)  ## build the documentation as a site into site/, with all links 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-gpu: $(STAMP)  ## on a machine with a GPU: compare its ids with those of the CPU
+gpu: $(STAMP)  ## on a machine with a GPU: compare its ids with those of the CPU, and time the parts of a round there
 	pytest -q -m gpu tests/gpu
+	python -m benchmarks.gpu
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +90,7 @@ def trace(
         return
     answer, tokens = traced(loaded.decoder, loaded.ids[0], loaded.target.tokenizer, **loaded.request)
     if as_json:
-        typer.echo("\n".join(json.dumps(token.as_dict()) for token in tokens))
+        typer.echo("\n".join(json.dumps(asdict(token)) for token in tokens))
     else:
         show.say(show.coloured(tokens))
     typer.echo(show.counted(answer), err=True)

@@ -171,13 +171,14 @@ def stretch_of(model: PreTrainedModel) -> int:
 class PromptReader:
     """Reads the prompts of a batch into the memory of one model.
 
-    A heavy model on a processor reads them as it is: it spends its time in products of many rows, which no program
-    makes faster, and a program would read whole stretches where the prompt ends earlier.
+    A heavy model reads them as it is: it spends its time in products of many rows, which no program makes faster, a
+    program would read whole stretches where the prompt ends earlier, and building it takes as long as hundreds of
+    prompts.
     """
 
     def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
         self.model, self.memory, self.width = model, memory, stretch_of(model)
-        self.whole = model.device.type != "cpu" or num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
+        self.whole = num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
         self.call: Program = Prefill(model)
         if self.whole:
             ids = torch.zeros(memory[0].shape[0], self.width, dtype=torch.long, device=model.device)

@@ -1,7 +1,7 @@
 """One answer, token by token: why each token is there, and what gate and target thought of it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gistgate.core.block import Acceptance, Block, Reason
@@ -18,10 +18,6 @@ class TracedToken:
     reason: str  # strict, loose, carried, own or loop
     kept: float | None  # the gate's probability that the draft token keeps the meaning; None where no gate judged it
     probability: float  # the target's probability of the token
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 class Watch(Observer):
