@@ -62,13 +62,9 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     for folder in folders:
         for file in shard_files(folder):
             table = load_tensors(file)
-            if not len(table["kept"]):
-                continue
-            checked(table, columns, file)
-            its, known = ({name: one[name].shape[-1] for name in wanted} for one in (table, (tables or [table])[0]))
-            if its != known:
-                raise UserError(f"{file} holds features of widths {its}, the others of {known}. Read them anew.")
-            tables.append({name: table[name] for name in columns})
+            if len(table["kept"]):
+                checked(table, columns, file)
+                tables.append({name: table[name] for name in columns})
     if not tables:
         raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
     table = concatenated(tables)
@@ -90,7 +86,7 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts."""
     problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
     if (total := len(problems)) < 4:
-        raise UserError(f"Mismatches of {total} problems cannot be split into four parts. Raise prompts.train.")
+        raise UserError(f"Labels of {total} problems cannot be split into four parts. Take more problems.")
     parts = {}
     for name in ("test", "calibration", "validation"):
         num = min(max(1, round(getattr(params, f"{name}_share") * total)), len(problems) - 1)
