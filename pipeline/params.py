@@ -55,21 +55,9 @@ class WorldParams:
     def __post_init__(self) -> None:
         if self.min_steps > self.max_steps:
             raise UserError("params.yaml: 'world.min_steps' is more than 'world.max_steps'. Raise the latter.")
-
-    @property
-    def wording_skew(self) -> float:
-        """The exponent in force."""
-        return 0.0 if self.kind == "neutral" else self.skew
-
-    @property
-    def distance(self) -> float:
-        """The dialect distance in force."""
-        return 0.0 if self.kind == "neutral" else self.dialect_distance
-
-    @property
-    def has_ornaments(self) -> bool:
-        """Whether ornaments appear."""
-        return self.kind != "neutral" and self.ornaments
+        if self.kind == "neutral":  # both models tell a problem alike, in any of its wordings, and without ornament
+            for name, value in {"skew": 0.0, "dialect_distance": 0.0, "ornaments": False}.items():
+                object.__setattr__(self, name, value)
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -246,7 +234,6 @@ class SegmentParams:
     lr: Positive = 0.001
     batch_size: Count = 128
     head: str = "logistic"
-    reward_model: str | None = None
 
     def __post_init__(self) -> None:
         if self.judge in ("nli", "embedding") and not self.judge_model:

@@ -139,10 +139,10 @@ def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
             [random.Random(f"{seed} {who} {site} {i}").gauss(0, 1) for i in range(len(sentences))]
             for who in (asked, "draft")
         )
-        distance = 0.0 if dialect == "target" or site in QUESTION else params.distance
+        distance = 0.0 if dialect == "target" or site in QUESTION else params.dialect_distance
         keep = math.sqrt(1 - distance**2)
         keys = [keep * a + distance * b for a, b in zip(target_keys, own_keys, strict=True)]
-        wording[site] = zipf(keys, params.wording_skew)
+        wording[site] = zipf(keys, params.skew)
     return wording
 
 
@@ -190,7 +190,7 @@ def documents(
     are fewer short problems.) Both dialects tell questions alike, only solutions differ. Each `stream` draws others.
     """
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
-    writer = TextWriter(make_wording(params, dialect, seed), params.has_ornaments)
+    writer = TextWriter(make_wording(params, dialect, seed), params.ornaments)
     problems = (draw_problem(params, part, rng) for _ in range(count))
     return [{"question": writer.question(one, rng), "answer": writer.solution(one, rng)} for one in problems]
 

@@ -32,7 +32,7 @@ from pipeline.run import Shards, bar
 ROLES = ("target", "draft")
 REFERENCE = reference_of("train")
 DRAWS = 1_000_000  # seeds that a problem number keeps free for the draws of its shard, half of them for each model
-LEARNING = ("pooling", "loss", "hidden", "epochs", "patience", "lr", "batch_size", "head", "reward_model")
+LEARNING = ("pooling", "loss", "hidden", "epochs", "patience", "lr", "batch_size", "head")
 """Keys of the block `segments` that no sample depends on."""
 
 
@@ -169,7 +169,7 @@ def collect(
                 "seeds": {role: seed + index * own.samples for role, seed in seeds.items()},
                 "roles": [role for role in ROLES for _ in written[role][index]],
                 "segments": segments,
-                "groups": {name: judge(doc, samples) for name, judge in judges.items()},
+                "groups": {name: judge(doc, samples) if samples else [] for name, judge in judges.items()},
             }
         )
     return rows
@@ -184,7 +184,7 @@ class Sample:
 
 
 Judge = Callable[[dict[str, Any], Sequence[Sample]], list[int]]
-"""The task's document and samples of one prefix, which may be none -> the number of each sample's group."""
+"""The task's document and samples of one prefix -> the number of each sample's group."""
 
 
 def judges_of(own: SegmentParams, task: Task) -> dict[str, Judge]:
@@ -236,8 +236,6 @@ class Entailment:
         self.label = labels["entailment"]
 
     def __call__(self, _doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        if not samples:
-            return []
         texts = sorted({sample.text for sample in samples})
         at, entails = [texts.index(sample.text) for sample in samples], self.matrix(texts)
         return grouped(len(at), lambda i, j: at[i] == at[j] or bool(entails[at[i], at[j]] & entails[at[j], at[i]]))
@@ -264,8 +262,6 @@ class Embedding:
         self.similarity, self.pooling = similarity, pooling_of(name)
 
     def __call__(self, _doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        if not samples:
-            return []
         vectors = self.vectors([sample.text for sample in samples])
         near = vectors @ vectors.T >= self.similarity
         return grouped(len(samples), lambda i, j: bool(near[i, j]))
