@@ -81,10 +81,7 @@ class PairSource:
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
-            raise UserError(
-                f"The pair quantises its target {self.target.model} to {self.target.quantise}, which would change the "
-                "answers that count. Only `draft` has `quantise`."
-            )
+            raise UserError("The pair quantises its target, whose answers count. Only `draft` has `quantise`.")
         if self.drafter not in (MODEL, *RETRIEVAL):
             known = [MODEL, *RETRIEVAL]
             raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
@@ -191,10 +188,7 @@ class Pair:
     def draft_model(self) -> PreTrainedModel:
         """The draft model, for what cannot do without one."""
         if self.draft is None:
-            raise UserError(
-                f"The pair '{self.name}' drafts with '{self.drafter}' and has no draft model, which this needs. "
-                "Choose a pair with a draft model."
-            )
+            raise UserError(f"The pair '{self.name}' has no draft model, which this needs. Choose another pair.")
         return self.draft
 
 
