@@ -86,11 +86,7 @@ class PairSource:
             known = [MODEL, *RETRIEVAL]
             raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
         if (self.draft is None) == (self.drafter == MODEL):
-            raise UserError(
-                f"The pair of the target {self.target.model} needs one source of drafts: a model (`draft:`), or a "
-                f"drafter that copies from the text (`drafter: {RETRIEVAL[0]}` or `drafter: {RETRIEVAL[1]}`). Name one "
-                "of them and leave the other away."
-            )
+            raise UserError("The pair needs one source of drafts: `draft:`, `drafter: suffix` or `drafter: lookup`.")
 
     @property
     def names(self) -> dict[str, str]:
@@ -164,10 +160,7 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
     """
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
-            raise UserError(
-                f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
-                "speculative decoding needs one vocabulary."
-            )
+            raise UserError(f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one family.")
     if (draft := source.draft) and (own := own_tokenizer("draft", draft.model, **draft.place)) is not None:
         check_same_tokenizer(tokenizer, own)
 
