@@ -29,12 +29,8 @@ HOST = "127.0.0.1"
 MOST_TOKENS = 4096  # longest answer that a question may ask for
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one round adds to the answer."""
-
-    tokens: list[TracedToken]
-    numbers: dict[str, str]  # counters of the answer up to here, formatted
+Step = tuple[list[TracedToken], dict[str, str]]
+"""What one round adds to the answer: tokens, and the counters of the answer up to here, formatted."""
 
 
 class Left(Exception):  # noqa: N818 (nothing is wrong)
@@ -60,21 +56,21 @@ class Feed(Watch):
     def send(self, row: Row | Generation) -> None:
         """The tokens that are new."""
         if tokens := self.new(row.answer if isinstance(row, Row) else row.ids, row.reasons):
-            self.items.put(Step(tokens, numbers(row.statistics)))
-
-    def run(self, decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> None:
-        """Decode one prompt; every outcome ends in the queue."""
-        try:
-            self.send(decoder.watched_by(self).generate([ids], **request)[0])
-            self.items.put(None)
-        except Exception as error:
-            self.items.put(error)
+            self.items.put((tokens, numbers(row.statistics)))
 
 
 def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
     """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round."""
     feed = Feed(tokenizer)
-    worker = Thread(target=feed.run, args=(decoder, ids, request), daemon=True, name="decoding")
+
+    def decode() -> None:
+        try:
+            feed.send(decoder.watched_by(feed).generate([ids], **request)[0])
+            feed.items.put(None)
+        except Exception as error:
+            feed.items.put(error)
+
+    worker = Thread(target=decode, daemon=True, name="decoding")
     worker.start()
     try:
         while (item := feed.items.get()) is not None:
@@ -93,15 +89,6 @@ class Setting:
     label: str
     decoder: Decoder
     claim: str  # what is certified about it
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the page asks."""
-
-    prompt: str
-    setting: int  # position of the slider
-    max_new_tokens: int  # longest answer, in tokens
 
 
 @dataclass(frozen=True)
@@ -135,29 +122,16 @@ class DemoSession:
         knob = self.decoder.rule.knob
         return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
 
-    def question(self, values: Any) -> Question:
-        """Check what the page sent."""
-        try:
-            question = Question(str(values["prompt"]), int(values["setting"]), int(values["max_new_tokens"]))
-            assert 0 <= question.setting < len(self.settings)
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
-            raise UserError("A question has a prompt, a setting and max_new_tokens. Reload the page.") from error
-        if not question.prompt.strip() or not 1 <= question.max_new_tokens <= MOST_TOKENS:
-            raise UserError(f"A question has some text, and an answer 1 to {MOST_TOKENS} tokens. Change that.")
-        return question
-
-    def answer(self, question: Question) -> Generator[dict[str, Any], None, None]:
-        """Decode loosely, then strictly, and yield an event for each round; at last, where the answers differ."""
-        tokenizer = self.target.tokenizer
-        ids = self.target.encode(question.prompt, self.chat, self.system)
-        request = {**self.request, "max_new_tokens": question.max_new_tokens}
+    def answer(self, prompt: str, setting: int, max_new_tokens: int) -> Generator[dict[str, Any], None, None]:
+        """Decode at a position of the slider, then strictly; yields an event per round, at last the differences."""
+        ids = self.target.encode(prompt, self.chat, self.system)
+        request = {**self.request, "max_new_tokens": max_new_tokens}
         texts: dict[str, list[str]] = {"loose": [], STRICT: []}
-        for side, setting in (("loose", self.settings[question.setting]), (STRICT, self.settings[0])):
-            with closing(stream(setting.decoder, ids, tokenizer, **request)) as steps:
-                for step in steps:
-                    texts[side] += [token.text for token in step.tokens]
-                    tokens = [shown(token) for token in step.tokens]
-                    yield {"side": side, "tokens": tokens, "numbers": step.numbers}
+        for side, place in (("loose", setting), (STRICT, 0)):
+            with closing(stream(self.settings[place].decoder, ids, self.target.tokenizer, **request)) as steps:
+                for tokens, counts in steps:
+                    texts[side] += [token.text for token in tokens]
+                    yield {"side": side, "tokens": [shown(token) for token in tokens], "numbers": counts}
         found = differences(texts["loose"], texts[STRICT])
         named = ({"loose": left, STRICT: right} for left, right in found)
         yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in named]}
@@ -190,7 +164,7 @@ def launch(
         raise UserError(f"The demo needs '{error.name}'. Run `pip install '.[demo]'` in GistGate's clone.") from error
     with claim(port) as listener:
         session = load()
-        for _ in session.answer(Question("Hello.", session.start, 2 * session.decoder.block + 2)):
+        for _ in session.answer("Hello.", session.start, 2 * session.decoder.block + 2):
             pass  # the first forwards are slower than the others
         app = make_app(session)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
@@ -246,10 +220,13 @@ def make_app(session: DemoSession) -> Any:
         if request.headers.get("content-type") != "application/json":  # a foreign page could send a plain form
             return JSONResponse({"error": "Send JSON."}, status_code=415)
         try:
-            question = session.question(await request.json())
-        except (UserError, ValueError) as error:  # the latter where the body is no JSON
+            asked = await request.json()
+            prompt, setting, num = str(asked["prompt"]), int(asked["setting"]), int(asked["max_new_tokens"])
+            if not prompt.strip() or not 0 <= setting < len(session.settings) or not 1 <= num <= MOST_TOKENS:
+                raise ValueError(f"A question has some text, and an answer 1 to {MOST_TOKENS} tokens. Change that.")
+        except (LookupError, TypeError, ValueError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
-        return StreamingResponse(lines(session.answer(question), turn), media_type="application/x-ndjson")
+        return StreamingResponse(lines(session.answer(prompt, setting, num), turn), media_type="application/x-ndjson")
 
     routes = [Route("/", show), Route("/answer", answer, methods=["POST"])]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])

@@ -46,16 +46,6 @@ OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden
 INPUTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Where answers end."""
-
-    max_length: int  # longest row, padding and prompt included, in tokens
-    eos_ids: tuple[int, ...]  # ids that end an answer
-    strings: tuple[str, ...]  # texts that end an answer
-    tokenizer: Any  # the tokenizer that a criterion brought along; None when none did
-
-
 def check_supported(model: PreTrainedModel, config: GenerationConfig, prepared: dict[str, Any]) -> None:
     """Refuse what the decoder does not do."""
     mode = str(config.get_generation_mode().value)
@@ -90,8 +80,11 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
     return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
 
 
-def read_ends(criteria: Iterable[Any]) -> Ends:
-    """Where answers end. Blocks of tokens are cut by the decoder itself: criteria look at the last token alone."""
+def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str, ...], Any]:
+    """Where answers end: the longest row (prompt and padding included), ids, texts, and the tokenizer of a criterion.
+
+    Blocks of tokens are cut by the decoder itself: criteria look at the last token alone.
+    """
     lengths, eos, strings, tokenizers = [], [], [], []
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
@@ -110,7 +103,7 @@ def read_ends(criteria: Iterable[Any]) -> Ends:
             )
     if not lengths:
         raise UserError("generate has no length limit. Pass max_new_tokens=.")
-    return Ends(min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None))
+    return min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None)
 
 
 @dataclass(frozen=True)
@@ -130,10 +123,10 @@ class GatedDecoding:
         """Continue the rows of `input_ids [B, T]`; returns [B, T + new], right-padded."""
         check_supported(model, generation_config, prepared)
         sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
-        ends = read_ends(stopping_criteria)
+        max_length, eos_ids, strings, tokenizer = read_ends(stopping_criteria)
         decoder = self.decoder
         if decoder.tokenizer is None:
-            decoder = decoder.having(tokenizer=ends.tokenizer)
+            decoder = decoder.having(tokenizer=tokenizer)
         if self.certificate is not None:
             refuse(self.certificate.mismatch(temperature=sampling.temperature))
         if self.is_gated and decoder.rule.knob is not None and not sampling.greedy:
@@ -149,9 +142,9 @@ class GatedDecoding:
         seeds = None if sampling.greedy else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
         answers = decoder.generate(
             [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
-            max_new_tokens=ends.max_length - width,
-            eos_ids=ends.eos_ids,
-            stops=(*self.strings, *ends.strings),
+            max_new_tokens=max_length - width,
+            eos_ids=eos_ids,
+            stops=(*self.strings, *strings),
             sampling=sampling,
             seeds=seeds,
         )
@@ -159,7 +152,7 @@ class GatedDecoding:
             self.report.extend(answers)
         pad = generation_config.pad_token_id
         if pad is None:  # an eos then fills ended rows, as in `generate`
-            pad = ends.eos_ids[0] if ends.eos_ids else 0
+            pad = eos_ids[0] if eos_ids else 0
         longest = max(len(answer.ids) for answer in answers)
         new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long)
         ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
@@ -170,30 +163,26 @@ T = TypeVar("T")
 
 # What was loaded for a target: `generate` is called once per batch, and loading takes longer than a batch.
 LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
-MOST = 16  # parts that are kept for a target; a server that makes partners anew for each request would keep them all
+MOST = 16  # parts that are kept for a target
 TURN = RLock()  # two threads load nothing twice
 
 
 def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
     """The options with models, gates and probes in place of their names."""
     draft, gate, segments, lighter = options.draft, options.gate, options.segments, options.lighter
-    if isinstance(draft, str | Path):
-        name = draft
-        key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
-        draft = once(target, key, lambda: load_draft(name, target, tokenizer, **lighter))
-    elif draft is not None:  # made lighter before anything is compared with it
-        draft = load_draft(draft, target, tokenizer, **lighter)
-    partners = (id(draft), id(tokenizer))
+    if draft is not None:  # made lighter before anything is compared with it
+        loading = partial(load_draft, draft, target, tokenizer, **lighter)
+        key = ("draft", *key_of(draft), *lighter.values(), target.dtype, target.device)
+        draft = once(target, key, loading) if isinstance(draft, str | Path) else loading()
+    partners = draft, tokenizer
     if gate is not None:
-        key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
-        gate = once(target, key, lambda: checked_gate(options.gate, target, draft, tokenizer), gate, draft, tokenizer)
+        key = ("gate", *key_of(gate), *map(id, partners))
+        gate = once(target, key, partial(checked_gate, gate, target, *partners), gate, *partners)
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
         from gistgate.segments.build import load_segments
 
-        place = segments
-        key = ("segments", str(place), changed(place), *partners)
-        loading = partial(load_segments, folder_of(place), target, draft, tokenizer)
-        segments = once(target, key, loading, draft, tokenizer)
+        key = ("segments", *key_of(segments), *map(id, partners))
+        segments = once(target, key, partial(load_segments, folder_of(segments), target, *partners), *partners)
     return replace(options, draft=draft, gate=gate, segments=segments)
 
 
@@ -225,10 +214,12 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *
     return value
 
 
-def changed(name: str | Path) -> tuple[int, ...]:
-    """When configuration and certificate in a folder were written, in nanoseconds; empty for what is no folder."""
-    files = [Path(name) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
-    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+def key_of(part: Any) -> tuple[Any, ...]:
+    """A loaded part by its id; a folder or hub id by its name, and when configuration and certificate were written."""
+    if not isinstance(part, str | Path):
+        return (id(part),)
+    files = [Path(part) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
+    return str(part), *(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
 def folder_of(name: str | Path) -> Path:

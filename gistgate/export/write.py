@@ -81,16 +81,12 @@ def is_own(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
     return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gistgate"
 
 
-def is_typing(node: ast.AST) -> TypeGuard[ast.If]:
-    """Whether a statement is a block for type checkers."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
 def copied(text: str, files: dict[str, str], named: Sequence[tuple[str, str]] = ()) -> str:
     """A module whose imports name the files beside it; `imported` finds the `named` (module, name) of registries."""
     lines, tree = text.splitlines(), ast.parse(text)
-    hidden = {id(node) for block in ast.walk(tree) if is_typing(block) for node in ast.walk(block)}
-    changes: list[tuple[ast.stmt, list[str]]] = [(node, []) for node in ast.walk(tree) if is_typing(node)]
+    typing = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    hidden = {id(node) for block in typing for node in ast.walk(block)}
+    changes: list[tuple[ast.stmt, list[str]]] = [(node, []) for node in typing]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "imported":
             new = ["def imported(reference: str) -> Any:", '    """What "module:name" refers to, of what lies here."""']

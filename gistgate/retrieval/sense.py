@@ -35,14 +35,6 @@ class Votes(NamedTuple):
     ids: np.ndarray  # their tokens [H, K]
     weights: np.ndarray  # positive numbers [H]
 
-    def scaled(self, total: float) -> Votes:
-        """The same candidates, weighing `total` together."""
-        return Votes(self.ids, self.weights * (total / self.weights.sum()))
-
-    def beside(self, other: Votes) -> Votes:
-        """All candidates of both."""
-        return Votes(np.concatenate([self.ids, other.ids]), np.concatenate([self.weights, other.weights]))
-
 
 def chain(votes: Votes, min_share: float) -> list[int]:
     """The heaviest next token again and again, as long as `min_share` of all votes stay; of equals the smaller id."""
@@ -167,9 +159,10 @@ class SenseDrafter(RowDrafter):
         row.note = ""
         query = self.query(row, text)
         own, stored = self.earlier(row, text, query, num), self.stored(row, text, query, num)
-        if own is not None and stored is not None:
-            share = self.own_share / (1 - self.own_share)
-            stored = stored.scaled(1.0).beside(own.scaled(share)) if share else stored
+        if own is not None and stored is not None and self.own_share:
+            parts = (stored, 1.0), (own, self.own_share / (1 - self.own_share))
+            weights = np.concatenate([one.weights * (total / one.weights.sum()) for one, total in parts])
+            stored = Votes(np.concatenate([stored.ids, own.ids]), weights)
         votes = own if stored is None else stored
         return None if votes is None else Votes(np.where(votes.ids < vocabulary, votes.ids, END), votes.weights)
 

@@ -4,7 +4,7 @@ import pytest
 
 from gistgate import Decoder, ModelDrafter, make_rule
 from gistgate.demo.page import record, strict_run
-from gistgate.demo.server import Question, knob_values, stream
+from gistgate.demo.server import knob_values, stream
 from gistgate.measure.trace import trace
 from tests.demo.playing import demo_session
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -23,7 +23,7 @@ def test_the_slider_goes_from_strict_to_loose_and_holds_the_rules_own_value(rule
 
 @pytest.mark.parametrize("setting", [0, len(GROUND.settings) - 1])
 def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_answers_differ(setting):
-    *steps, last = GROUND.answer(Question("Tom has", setting, 24))
+    *steps, last = GROUND.answer("Tom has", setting, 24)
     loose, strict = (
         [t["text"] for e in steps if e["side"] == name for t in e["tokens"]] for name in ("loose", "strict")
     )
@@ -35,9 +35,9 @@ def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_an
 def test_the_steps_are_the_traced_answer():
     answer, tokens = trace(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30)
     steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30))
-    assert [token for step in steps for token in step.tokens] == tokens
+    assert [token for new, _ in steps for token in new] == tokens
     assert len(steps) == answer.statistics.forwards
-    assert steps[-1].numbers["target forwards"] == str(answer.statistics.forwards)
+    assert steps[-1][1]["target forwards"] == str(answer.statistics.forwards)
 
 
 def test_nothing_behind_a_stop_is_shown():
@@ -45,7 +45,7 @@ def test_nothing_behind_a_stop_is_shown():
     whole = TOKENIZER.decode(GROUND.decoder.generate([IDS], max_new_tokens=30)[0].ids)
     stop = next(character for character in whole[8:] if character.isascii() and character.isprintable())
     steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30, stops=[stop]))
-    assert "".join(token.text for step in steps for token in step.tokens) == whole[: whole.index(stop) + 1]
+    assert "".join(token.text for new, _ in steps for token in new) == whole[: whole.index(stop) + 1]
 
 
 def test_the_strict_run_is_a_strict_decoders_and_recording_leaves_the_decoder_as_it_was():
