@@ -120,10 +120,7 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     report = read_json(calibration_file(name))
     found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
     if found is None:
-        raise UserError(
-            f"{calibration_file(name)} says nothing about the budget {budget:g}. "
-            "Add it to calibrate.budgets in params.yaml and run the stage `calibrate` again."
-        )
+        raise UserError(f"{calibration_file(name)} says nothing about the budget {budget:g}. Calibrate for it.")
     if not found["certified"]:
         drafter = MODEL if method.drafter == SEGMENT else method.drafter  # segments are not verified token by token
         block = params.decoding.block if method.drafter == SEGMENT else block

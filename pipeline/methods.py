@@ -138,10 +138,7 @@ def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
         raise UserError(f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a 'grid'.")
     rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
     if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
-        raise UserError(
-            f"params.yaml: the grid of the method '{name}' goes from loose to strict: {list(method.grid)}. Turn it "
-            f"round; a {'larger' if kind.looser == 'up' else 'smaller'} '{kind.knob}' accepts more."
-        )
+        raise UserError(f"params.yaml: the grid of '{name}' goes from loose to strict: {list(method.grid)}. Turn it.")
     if method.rule.startswith(SEGMENT) != (method.drafter == SEGMENT):
         raise UserError(f"params.yaml: the method '{name}' needs both a rule and the drafter '{SEGMENT}', or neither.")
     if method.gate and method.after == str(PAIR_REPORT):

@@ -122,10 +122,7 @@ def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[di
     """The strict reference of a split, in the order of its prompts; answers of earlier versions have no mark."""
     rows = read_json_lines(reference_of(split))
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
-        raise UserError(
-            f"{reference_of(split)} ({len(rows)} answers) does not belong to {prompts_of(split)} ({len(prompts)} "
-            "prompts). Run the stage `reference` again."
-        )
+        raise UserError(f"{reference_of(split)} does not belong to {prompts_of(split)}. Run `reference` again.")
     maker = maker_of(pair) if any("mark" in row for row in rows) else ""
     for row, prompt in zip(rows, prompts, strict=True):
         if row.get("mark") not in (None, mark(maker, prompt["ids"])):

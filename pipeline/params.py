@@ -84,10 +84,7 @@ class ModelTraining:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            raise UserError(
-                f"params.yaml: 'pair_training' has {self.heads} heads, which must divide the width {self.hidden_size} "
-                f"and be a multiple of the {self.kv_heads} key/value heads. Change one of them."
-            )
+            raise UserError("params.yaml: heads of 'pair_training' divide its width and are a multiple of kv_heads.")
 
 
 @block
@@ -190,15 +187,9 @@ class TrainParams:
     def __post_init__(self) -> None:
         for head in self.heads:
             if unknown := set(self.features_of(head)) - set(self.all_features):
-                raise UserError(
-                    f"params.yaml: the head '{head}' of 'train.heads' sees '{unknown.pop()}', which is not among "
-                    f"'train.extra_features' ({', '.join(self.extra_features)}). Add it there."
-                )
+                raise UserError(f"params.yaml: '{head}' sees '{unknown.pop()}'. Add it to 'train.extra_features'.")
         if self.headline_head not in self.heads:
-            raise UserError(
-                f"params.yaml: 'train.headline_head' is '{self.headline_head}', which is not among 'train.heads' "
-                f"({', '.join(self.heads)}). Add it there or choose one of them."
-            )
+            raise UserError(f"params.yaml: '{self.headline_head}' is not among 'train.heads'. Add it there.")
         if self.test_share + self.calibration_share + self.validation_share >= 1:
             raise UserError("params.yaml: the shares of 'train' leave nothing to train on. Keep their sum below 1.")
 
@@ -237,9 +228,7 @@ class SegmentParams:
 
     def __post_init__(self) -> None:
         if self.judge in ("nli", "embedding") and not self.judge_model:
-            raise UserError(
-                f"params.yaml: the judge '{self.judge}' of 'segments' needs a model: 'segments.judge_model'."
-            )
+            raise UserError(f"params.yaml: the judge '{self.judge}' needs a model: 'segments.judge_model'.")
 
 
 @block

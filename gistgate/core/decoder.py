@@ -54,21 +54,12 @@ def check_parts(models: Sequence[PreTrainedModel], drafter: Drafter | None, rule
     if "gate" in rule.needs and gate is None:
         raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
     if "gate" in rule.needs and gate and gate.wants_q and has_no_q:
-        raise UserError(
-            "The gate reads draft probabilities, which this drafter has not. Use the drafter 'model', or a gate that "
-            "was trained without the feature 'draft'."
-        )
+        raise UserError("The gate reads draft probabilities, which this drafter has not. Use the drafter 'model'.")
     if "q" in rule.needs and has_no_q:
-        raise UserError(
-            f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model', or "
-            "a rule that reads the target alone, such as 'prob-ratio'."
-        )
+        raise UserError(f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or 'prob-ratio'.")
     for model in models:
         if getattr(model, "_is_stateful", False):  # not every version of transformers has it
-            raise UserError(
-                f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. "
-                "Use a model with attention alone."
-            )
+            raise UserError(f"{type(model).__name__} keeps a recurrent state. Use a model with attention alone.")
 
 
 def count_ids(

@@ -98,10 +98,7 @@ def state_before(block: Block, layer: str) -> Tensor:
 def state(block: Block, layer: str) -> Tensor:
     """The target's states of one layer [B, K + 1, D]."""
     if layer not in block.hidden:
-        raise UserError(
-            f"The block holds no hidden state '{layer}' ({', '.join(block.hidden) or 'none at all'}). "
-            "Hand the gate to the decoder, which asks for the layers that it needs."
-        )
+        raise UserError(f"The block holds no hidden state '{layer}'. Hand the gate to the decoder, which asks for it.")
     return block.hidden[layer]
 
 
@@ -165,9 +162,7 @@ def split_id(feature_id: str) -> tuple[str, str]:
     family, _, layer = feature_id.partition(":")
     reads_states = FEATURES[family] in (state_after, state_before)
     if reads_states and not layer:
-        raise UserError(
-            f"The feature '{feature_id}' names no hidden layer. Write '{family}:post' or '{family}:layer:2'."
-        )
+        raise UserError(f"The feature '{feature_id}' names no hidden layer. Write '{family}:post'.")
     if layer and not reads_states:
         raise UserError(f"The feature '{feature_id}' has no layers. Write '{family}'.")
     return family, layer

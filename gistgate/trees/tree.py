@@ -241,10 +241,7 @@ WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}
 def walk_of(rule: Any) -> Walk:
     """How a rule walks sampled trees."""
     if rule.id not in WALKS:
-        raise UserError(
-            f"The rule '{rule.id}' samples along chains only, and this drafter returns trees. Use 'exact' or "
-            "'traversal', temperature 0, or a drafter of chains such as 'model'."
-        )
+        raise UserError(f"The rule '{rule.id}' samples along chains only. Use 'exact', 'traversal', or temperature 0.")
     return WALKS[rule.id]
 
 
@@ -328,10 +325,7 @@ class Trees(Chains):
 
     def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
         if rule.verifier is not None:
-            raise UserError(
-                f"The rule '{rule.id}' reads a draft twice, which is possible for chains only. Use a drafter of "
-                "chains, such as 'model'."
-            )
+            raise UserError(f"The rule '{rule.id}' reads a draft twice. Use a drafter of chains, such as 'model'.")
         for model in models:
             attention_kinds(model)
 

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
-from pipeline.heads.data import Array, Rows, as_classes
+from pipeline.labels.schema import Array, Rows, as_classes
 from pipeline.pair.training import lightning_bar
 from pipeline.params import TrainParams
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
-from pipeline.heads.data import Array, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
-from pipeline.labels.schema import Policy
+from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
 

@@ -23,10 +23,9 @@ from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from pipeline.decode import make_decoder, request_of
-from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
-from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
+from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked, split_by_problem
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params

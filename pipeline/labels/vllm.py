@@ -196,10 +196,7 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
     model = load_shape(source)
     config = model.config.get_text_config()
     if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
-        raise UserError(
-            f"{source.model} changes its logits behind the output layer, so they cannot be computed from its states. "
-            "Set engine.states to own in params.yaml."
-        )
+        raise UserError(f"{source.model} changes its logits behind the output layer. Set engine.states to own.")
     head, norm = model.get_output_embeddings(), final_norm(model)
     assert isinstance(head, nn.Module)
     for module in (norm, head):
@@ -219,10 +216,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
         if child is not layers and [*child.parameters()] and all(weight.ndim == 1 for weight in child.parameters())
     ]
     if len(norms) != 1:
-        raise UserError(
-            f"{type(model).__name__} has {len(norms)} normalisations behind its layers instead of one. "
-            "Set engine.states to own in params.yaml."
-        )
+        raise UserError(f"{type(model).__name__} has not one normalisation at its end. Set engine.states to own.")
     return norms[0]
 
 
@@ -233,10 +227,7 @@ def weight_of(source: ModelSource, names: set[str]) -> Tensor:
             for name in names & set(stored.keys()):
                 found: Tensor = stored.get_tensor(name)
                 return found
-    raise UserError(
-        f"{source.model} has no weights {' or '.join(sorted(names))} in safetensors. "
-        "Set engine.states to own in params.yaml."
-    )
+    raise UserError(f"{source.model} has no weights {' or '.join(sorted(names))}. Set engine.states to own.")
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:

@@ -81,19 +81,12 @@ class PairSource:
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
-            raise UserError(
-                f"The pair quantises its target {self.target.model} to {self.target.quantise}, which would change the "
-                "answers that count. Only `draft` has `quantise`."
-            )
+            raise UserError("The pair quantises its target, whose answers count. Only `draft` has `quantise`.")
         if self.drafter not in (MODEL, *RETRIEVAL):
             known = [MODEL, *RETRIEVAL]
             raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
         if (self.draft is None) == (self.drafter == MODEL):
-            raise UserError(
-                f"The pair of the target {self.target.model} needs one source of drafts: a model (`draft:`), or a "
-                f"drafter that copies from the text (`drafter: {RETRIEVAL[0]}` or `drafter: {RETRIEVAL[1]}`). Name one "
-                "of them and leave the other away."
-            )
+            raise UserError("The pair needs one source of drafts: `draft:`, `drafter: suffix` or `drafter: lookup`.")
 
     @property
     def names(self) -> dict[str, str]:
@@ -167,10 +160,7 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
     """
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
-            raise UserError(
-                f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
-                "speculative decoding needs one vocabulary."
-            )
+            raise UserError(f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one family.")
     if (draft := source.draft) and (own := own_tokenizer("draft", draft.model, **draft.place)) is not None:
         check_same_tokenizer(tokenizer, own)
 
@@ -191,10 +181,7 @@ class Pair:
     def draft_model(self) -> PreTrainedModel:
         """The draft model, for what cannot do without one."""
         if self.draft is None:
-            raise UserError(
-                f"The pair '{self.name}' drafts with '{self.drafter}' and has no draft model, which this needs. "
-                "Choose a pair with a draft model."
-            )
+            raise UserError(f"The pair '{self.name}' has no draft model, which this needs. Choose another pair.")
         return self.draft
 
 

@@ -31,7 +31,7 @@ from gistgate.core.utils import UserError
 from gistgate.segments.build import GATE
 from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import load_task
-from pipeline.heads.data import split_by_problem
+from pipeline.labels.schema import split_by_problem
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS

@@ -111,10 +111,7 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
     else:
         prompts = list(islice(supply, (draw - 2) * size, (draw - 1) * size))
     if len(prompts) < size:
-        raise UserError(
-            f"Draw {draw} needs {size} calibration prompts that no other split and no earlier draw has, but "
-            f"'{params.task}' has only {len(prompts)} left. Lower prompts.calibration or prompts.draw."
-        )
+        raise UserError(f"Draw {draw} needs {size} prompts, and {len(prompts)} are left. Lower one of the two.")
     return [{**prompt, "id": f"draw-{draw}-{place}"} for place, prompt in enumerate(prompts)]
 
 

@@ -64,7 +64,7 @@ def test_a_pair_with_padded_vocabularies_loads(tmp_path, target):
     "vocab_size, reverse, message",
     [
         (272, True, "another tokenizer: id 3 is .* for the target and .* for the draft"),
-        (100, False, "The draft knows 100 tokens, but the tokenizer has 259"),
+        (100, False, "The draft knows 100 tokens, the tokenizer 259"),
     ],
 )
 def test_different_vocabularies_are_refused(tmp_path, target, look, vocab_size, reverse, message):
@@ -86,7 +86,7 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
     assert pair.files == (tmp_path / "alone.yaml", target)
     found = check_pair("alone", tmp_path)
     assert (found["draft"], found["drafter"]) == (None, "suffix") and found["target"]["vocabulary"] > 0
-    with pytest.raises(UserError, match="The pair 'alone' drafts with 'suffix' and has no draft model"):
+    with pytest.raises(UserError, match="The pair 'alone' has no draft model"):
         _ = pair.draft_model
 
 
@@ -98,7 +98,7 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
         ({"draft": {"model": "nobody/nothing"}}, "could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"),
         ({"draft": {"dtype": "brainfloat"}}, "dtype 'brainfloat'"),
         ({"target": {"quantise": "int8"}}, "Only `draft` has `quantise`"),
-        ({"drafter": "lookup"}, r"needs one source of drafts: a model .*`drafter: suffix`"),
+        ({"drafter": "lookup"}, r"needs one source of drafts: .*`drafter: suffix`"),
     ],
 )
 def test_what_is_wrong_in_a_pairs_file_is_one_sentence(tmp_path, target, monkeypatch, changes, sentence):
