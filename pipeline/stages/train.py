@@ -76,7 +76,7 @@ def record(folder: Path, stage: str, head: str, params: Params, data: Sequence[P
             run_.log_data(features, "training")
         run_.log_artifacts(folder)
         figure = reliability_figure({head: read_json(folder / "curves.json")})
-        run_.log_figure(figure, "reliability.png")
+        run_.mlflow.log_figure(figure, "reliability.png")
         pyplot.close(figure)
 
 
