@@ -16,12 +16,12 @@ from gistgate.certificates.bounds import Array
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.judged import Look, hash_of, level
-from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, untimed
+from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
-from gistgate.core.request import eos_ids
+from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
@@ -79,7 +79,7 @@ class Setup:
         def loose(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
             if own:  # strict decoding is its own reference
                 rows = [self.reference[prompt["id"]] for prompt in prompts]
-                return [Answer(row["ids"], untimed(row["statistics"])) for row in rows]
+                return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in rows]
             key = json.dumps([settings, start, [prompt["id"] for prompt in prompts]], sort_keys=True)
             if key not in known:
                 decoder = make_decoder(self.pair, method, settings, block, gate=gate)

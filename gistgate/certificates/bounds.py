@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,6 +72,12 @@ class Bound:
     def discordant(self) -> int:
         """Prompts on which the two scores differ."""
         return self.losses + self.gains
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The entries of a certificate that say it."""
+        counts = {"n": self.n, "losses": self.losses, "gains": self.gains}
+        return {**counts, "loss": self.mean, "bound": self.value, "bound_kind": self.kind}
 
     def within(self, budget: float) -> bool:
         """Whether the loss is certified to be `budget` at most."""

@@ -64,12 +64,7 @@ class Finding:
             budget=budget,
             confidence=self.request.confidence,
             settings=self.method.settings(self.selection.settings[kept or 0]),
-            n=bound.n,
-            losses=bound.losses,
-            gains=bound.gains,
-            loss=bound.mean,
-            bound=bound.value,
-            bound_kind=bound.kind,
+            **bound.entries,
             harm=float(np.maximum(shown.decoded.differences, 0).mean()),
             harm_bound=bound.harm,
             certified=kept is not None,
@@ -83,10 +78,8 @@ class Finding:
         at = self.verdicts.budgets.index(budgets[-1])
         rows: list[dict[str, Any]] = [{"settings": method.settings(one)} for one in self.selection.settings]
         for row, one in zip(rows, self.verdicts.tested, strict=False):  # what follows a failure was never tested
-            bound = one.bounds[at]
-            row |= {"n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean}
-            row |= {"bound": bound.value, "bound_kind": bound.kind, "within": one.within[at]}
-            row |= {"wagered": one.answers[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
+            row |= {**one.bounds[at].entries, "within": one.within[at], "wagered": one.answers[at]}
+            row["mean_accepted_length"] = one.decoded.counted.mean_accepted_length
         return Certificate(
             rule=method.rule,
             drafter=method.drafter,

@@ -235,11 +235,6 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
         if not path.exists():
             done = decode(settings, prompts, start)
             write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
-        return [Answer(row["ids"], untimed(row["statistics"])) for row in read_json_lines(path)]
+        return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in read_json_lines(path)]
 
     return answers
-
-
-def untimed(counted: dict[str, Any]) -> Statistics:
-    """Statistics as `Statistics.as_dict(timed=False)` wrote them."""
-    return Statistics.from_dict({**counted, "seconds": {}})

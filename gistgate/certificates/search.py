@@ -12,6 +12,7 @@ other budgets of the best variant.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,26 +23,8 @@ from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.planning import confidence_of_test, would_certify
 
-
-@dataclass(frozen=True)
-class Target:
-    """A budget as calibration will test it."""
-
-    budget: float  # largest mean loss
-    n: int  # prompts that calibration decodes
-    confidence: float  # confidence of the bound
-    reserve: float  # standard errors of what development and calibration show apart, to leave free
-
-    def keeps(self, loss: float, spread: float, seen: int, exact: bool) -> bool:
-        """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
-
-        The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
-        is worse than it looks.
-        """
-        # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
-        variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
-        budget = self.budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
-        return budget > 0 and would_certify(self.n, budget, self.confidence, spread, loss, exact)
+Keeps = Callable[[float, float, int, bool], bool]
+"""`Request.keeps` at one budget: whether calibration would certify it."""
 
 
 @dataclass
@@ -61,50 +44,50 @@ class Curve:
         self.tau[index], self.seen = tau, len(differences)
         self.exact &= right_or_wrong(differences)
 
-    def kept(self, target: Target) -> list[int]:
-        """Measured indices that are predicted to keep the target: a prefix, since smooth losses never fall."""
+    def kept(self, keeps: Keeps) -> list[int]:
+        """Measured indices that are predicted to keep the budget: a prefix, since smooth losses never fall."""
         if not self.loss:
             return []
         indices = sorted(self.loss)
         losses, spreads = smooth(indices, self.loss), smooth(indices, self.spread)
         found: list[int] = []
         for index, loss, spread in zip(indices, losses, spreads, strict=True):
-            if not target.keeps(loss, spread, self.seen, self.exact):
+            if not keeps(loss, spread, self.seen, self.exact):
                 break
             found.append(index)
         return found
 
-    def loosest(self, target: Target) -> int | None:
-        """The loosest measured index that is predicted to keep the target."""
-        return max(self.kept(target), default=None)
+    def loosest(self, keeps: Keeps) -> int | None:
+        """The loosest measured index that is predicted to keep the budget."""
+        return max(self.kept(keeps), default=None)
 
-    def between(self, target: Target, chosen: Sequence[int]) -> list[int]:
-        """A measured index between the loosest that keeps the target and the next looser one chosen; at most one."""
-        low, _ = self.open_range(target)
+    def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
+        """A measured index between the loosest that keeps the budget and the next looser one chosen; at most one."""
+        low, _ = self.open_range(keeps)
         high = min((index for index in chosen if index > low), default=low)
         inside = [index for index in sorted(self.loss) if low < index < high]
         return inside[(len(inside) - 1) // 2 :][:1]
 
-    def open_range(self, target: Target) -> tuple[int, int]:
-        """The loosest index known to keep the target (-1: strict), and the strictest known not to (size: none)."""
-        kept = self.kept(target)
+    def open_range(self, keeps: Keeps) -> tuple[int, int]:
+        """The loosest index known to keep the budget (-1: strict), and the strictest known not to (size: none)."""
+        kept = self.kept(keeps)
         return max(kept, default=-1), min(set(self.loss) - set(kept), default=self.size)
 
-    def next(self, target: Target) -> int | None:
+    def next(self, keeps: Keeps) -> int | None:
         """The unmeasured index that halves the open range; None when nothing is open."""
-        low, high = self.open_range(target)
+        low, high = self.open_range(keeps)
         return (low + high) // 2 if high - low > 1 else None
 
-    def kept_tau(self, target: Target) -> float:
-        """Largest tau measured within the target; 0 where nothing is."""
-        return max((self.tau[index] for index in self.kept(target)), default=0.0)
+    def kept_tau(self, keeps: Keeps) -> float:
+        """Largest tau measured within the budget; 0 where nothing is."""
+        return max((self.tau[index] for index in self.kept(keeps)), default=0.0)
 
-    def hope(self, target: Target) -> float:
-        """Largest tau that may still be found within the target: that of the first value known to be too loose."""
-        _, high = self.open_range(target)
-        if self.next(target) is None:
-            return self.kept_tau(target)
-        return max(self.tau[high], self.kept_tau(target)) if high in self.tau else math.inf
+    def hope(self, keeps: Keeps) -> float:
+        """Largest tau that may still be found within the budget: that of the first value known to be too loose."""
+        _, high = self.open_range(keeps)
+        if self.next(keeps) is None:
+            return self.kept_tau(keeps)
+        return max(self.tau[high], self.kept_tau(keeps)) if high in self.tau else math.inf
 
 
 def smooth(indices: list[int], values: dict[int, float]) -> list[float]:
@@ -138,9 +121,17 @@ class Request:
     reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
     headline: float | None = None  # the budget that decides between variants; None takes the largest
 
-    def target(self, budget: float) -> Target:
-        """What a setting has to be predicted to keep."""
-        return Target(budget, self.n, confidence_of_test(self.stop, self.confidence), self.reserve)
+    def keeps(self, budget: float, loss: float, spread: float, seen: int, exact: bool) -> bool:
+        """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
+
+        The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
+        is worse than it looks.
+        """
+        # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
+        variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
+        left = budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
+        sure = confidence_of_test(self.stop, self.confidence)
+        return left > 0 and would_certify(self.n, left, sure, spread, loss, exact)
 
     @property
     def headline_budget(self) -> float:
@@ -167,7 +158,8 @@ def choose_settings(
     """
     curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
     main = request.headline_budget
-    headline, by_weight = request.target(main), [main, *sorted(set(request.budgets) - {main})]  # small before large
+    by_weight = [partial(request.keeps, budget) for budget in (main, *sorted(set(request.budgets) - {main}))]
+    headline = by_weight[0]  # behind it the small budgets before the large ones
 
     def hopeful() -> Iterator[tuple[int, int]]:
         """Where the largest tau may still hide, until none can beat the best one known."""
@@ -179,8 +171,8 @@ def choose_settings(
 
     def refining(variant: int) -> Iterator[tuple[int, int]]:
         """The open ranges of one variant, the widest first."""
-        curve, targets = curves[variant], [request.target(budget) for budget in by_weight]
-        while found := [one for one in targets if curve.next(one) is not None]:
+        curve = curves[variant]
+        while found := [one for one in by_weight if curve.next(one) is not None]:
             index = curve.next(max(found, key=lambda one: np.diff(curve.open_range(one))[0]))
             assert index is not None
             yield variant, index
@@ -194,8 +186,8 @@ def choose_settings(
     best = max(range(len(variants)), key=lambda at: curves[at].kept_tau(headline))  # the first of equals
     measure(refining(best))
     chosen: list[int] = []
-    for budget in by_weight:
-        index = curves[best].loosest(request.target(budget))
+    for keeps in by_weight:
+        index = curves[best].loosest(keeps)
         if index is not None and index not in chosen and len(chosen) < request.settings:
             chosen.append(index)
     if len(chosen) < request.settings:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -49,35 +49,17 @@ def option(help: str, *names: str, panel: str | None = PANEL, **limits: Any) -> 
     return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
 
 
-DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
-    "draft": option("Draft model: hub id, folder or GGUF file."),
-    "draft_revision": option("Revision of the draft model on the hub."),
-    "draft_gguf": option("GGUF file in the draft's folder or repository."),
-    "quantise_draft": option("Weights of the draft: int8, int4 or none (on processors)."),
-    "stop_drafting": option("File of fit-draft, or a confidence such as 0.4, below which drafts end."),
-    "draft_vocabulary": option("File of draft-vocabulary: tokens that the draft may propose."),
-    "drafter": option(
-        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, hybrid, sen, sen-lexical, sen-tree, "
-        "sen-tree-lexical, corpus or none; default: the certified one, else model with a draft."
-    ),
-    "datastore": option("Folder of a datastore, for the drafters that begin with sen."),
-    "corpus": option("File with one training text per line, for the drafter corpus."),
-    "gate": option("Folder of a trained gate.", "--gate"),
-    "rule": option("Acceptance rule; default: the certified one, else exact.", "--rule"),
-    "settings": option("Setting of the rule, such as theta=0.9; repeatable.", "--set"),
-    "block": option("K, drafted tokens per target forward.", "--block", min=0),
-    "budget": option("Certified loss, as a share; default: the headline's.", min=0, max=1),
-    "confidence": option("Least confidence of the certificate.", min=0, max=1),
-    "certificate": option("certificate.json or its folder: decode as it says."),
-    "segments": option("Folder of segment probes: judge whole segments."),
-    "guards": option("loop, or domain (of the gate); repeatable.", "--guard"),
-    "engine": option("eager, or compiled: takes seconds to minutes to build, then faster for single requests."),
-    "speculate_up_to": option("Rows above which decoding is plain (0: always), or auto."),
-}
+NAMED = {"settings": ["--set"], "guards": ["--guard"]}  # fields whose options have other names
+SHARE = {"min": 0, "max": 1}
+LIMITS: dict[str, Any] = {"block": {"min": 0}, "budget": SHARE, "confidence": SHARE}
 KINDS: dict[str, Any] = {  # of those that are no texts
     "settings": list[str], "guards": list[str], "block": int | None, "budget": float | None,
     "confidence": float | None,
 }  # fmt: skip
+DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
+    name: option(hint.__metadata__[0], *NAMED.get(name, ()), **LIMITS.get(name, {}))
+    for name, hint in get_type_hints(DecodeOptions, include_extras=True).items()
+}
 
 
 def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

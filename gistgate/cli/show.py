@@ -123,11 +123,17 @@ def point_line(certificate: Certificate, point: OperatingPoint) -> str:
     )
 
 
+def table_of(first: str, *others: str) -> Table:
+    """An empty table whose columns are aligned to the right, but for the first one."""
+    table = Table(first, box=None, pad_edge=False)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table
+
+
 def timed(clocks: Sequence[Timing]) -> Group:
     """Seconds, speed against the first way of decoding, tau and looseness, one line each."""
-    table = Table("", box=None, pad_edge=False)
-    for column in ("seconds", "speed", "tau", "loose/100", "tokens"):
-        table.add_column(column, justify="right")
+    table = table_of("", "seconds", "speed", "tau", "loose/100", "tokens")
     for clock in clocks:
         done, ratio = clock.statistics, clocks[0].seconds / clock.seconds
         figures = (clock.seconds, ratio, done.mean_accepted_length)
@@ -139,12 +145,10 @@ def timed(clocks: Sequence[Timing]) -> Group:
 
 def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group:
     """What a pair costs, and the speeds that each K promises, as multiples of plain decoding."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("K", "verify K + 1", "strict tau", "strict speed", "highest speed"):
-        table.add_column(column, justify="right")
+    table = table_of("K", "verify K + 1", "strict tau", "strict speed", "highest speed")
     for one in outlooks:
         figures = (costs.verification(one.block), one.tau, one.strict, one.ceiling)
-        table.add_row(str(one.block), *(f"{x:.2f}" for x in figures))
+        table.add_row(f"{one.block:2}", *(f"{x:.2f}" for x in figures))
     note = (
         f"One target step takes {1000 * costs.step:.1f} ms, one draft step {costs.draft:.2f} of that. Verifying is in "
         "target steps; the highest speed is that of accepting every draft.\n"
@@ -156,9 +160,7 @@ def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group
 
 def raced(found: Finding) -> Table:
     """Speeds against plain decoding: all candidates on the prompts that chose, the finalists on those that decided."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("candidate", "speed when choosing", "speed when deciding"):
-        table.add_column(column, justify="left" if column == "candidate" else "right")
+    table = table_of("candidate", "speed when choosing", "speed when deciding")
     for name, speed in found.screened.items():
         ratio = found.to_plain.get(name)
         decided = "" if ratio is None else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

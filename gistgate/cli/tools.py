@@ -183,22 +183,19 @@ def demo(
     from gistgate.demo.page import claim
     from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
 
+    models = (asking.gguf or target, options.draft_gguf or options.draft)
+    heading = " and ".join(Path(str(name)).name for name in models if name is not None)
+
     def session() -> DemoSession:
         loaded = load(target, asking, options)
         rule = slider_rule(loaded.decoder)
         return DemoSession(
             loaded.decoder, loaded.target, rule,
             {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
-            heading(asking.gguf or target, options), asking.max_new_tokens, loaded.request, asking.chat, asking.system,
+            heading, asking.max_new_tokens, loaded.request, asking.chat, asking.system,
         )  # fmt: skip
 
     launch(session, port, browser=browser, say=typer.echo)
-
-
-def heading(target: str, options: DecodeOptions) -> str:
-    """The names of the models, or of their GGUF files, without their folders."""
-    draft = options.draft_gguf or options.draft
-    return " and ".join(Path(str(name)).name for name in (target, draft) if name is not None)
 
 
 @decodes(max_new_tokens=128)

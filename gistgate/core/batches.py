@@ -69,17 +69,13 @@ class PromptCache:
 
     def prefixes(self, decoder: Decoder, texts: list[list[int]], ahead: int) -> Iterator[PrefixState]:
         """What both models of `decoder` remember of these texts; unknown ones are read `ahead` at a time."""
-        for start in range(0, len(texts), ahead):
-            yield from self._read(decoder, texts[start : start + ahead])
-
-    def _read(self, decoder: Decoder, texts: list[list[int]]) -> list[PrefixState]:
         kind = type(decoder.drafter).__name__
-        keys = [(kind, tuple(text)) for text in texts]
-        missing = [text for text, key in zip(texts, keys, strict=True) if key not in self._known]
-        fresh = dict(zip(map(tuple, missing), decoder.remember(missing) if missing else [], strict=True))
-        prefixes = [self._known.get(key) or fresh[key[1]] for key in keys]
-        for text, prefix in fresh.items():
-            if (size := prefix.num_bytes) <= self.room:
-                self.room -= size
-                self._known[kind, text] = prefix
-        return prefixes
+        for start in range(0, len(texts), ahead):
+            some = list(map(tuple, texts[start : start + ahead]))
+            missing = [text for text in some if (kind, text) not in self._known]
+            fresh = dict(zip(missing, decoder.remember(missing) if missing else [], strict=True))
+            for text, prefix in fresh.items():
+                if (size := prefix.num_bytes) <= self.room:
+                    self.room -= size
+                    self._known[kind, text] = prefix
+            yield from [fresh.get(text) or self._known[kind, text] for text in some]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from gistgate.core.files import check_sealed, checksum, fingerprint, named_files, read_sealed, write_json
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError, cause_of, dataclass_from
+from gistgate.core.utils import UserError, dataclass_from, refusing
 
 CERTIFICATE_FILE = "certificate.json"
 FORMAT_VERSION = 2  # of the file's layout
@@ -123,10 +123,8 @@ def read_certificate(place: str | Path) -> Certificate | None:
     value, sealed = read_sealed(path)
     if (version := value.get("format_version")) != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, this gistgate reads {FORMAT_VERSION}. Calibrate again.")
-    try:
+    with refusing(f"{path} is no certificate", "Restore it or calibrate again."):
         certificate = certificate_from(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no certificate: {cause_of(error)}. Restore it or calibrate again.") from error
     check_sealed(path, sealed, value)
     return certificate
 
@@ -136,9 +134,7 @@ def certificate_from(value: Mapping[str, Any]) -> Certificate:
     points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
     if not points:
         raise ValueError("it has no operating point")
-    whole = {**value, "points": points, "sequence": tuple(value["sequence"])}
-    certificate: Certificate = dataclass_from(Certificate, whole)
-    return certificate
+    return dataclass_from(Certificate, {**value, "points": points, "sequence": tuple(value["sequence"])})
 
 
 def scope_mismatch(certified: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,17 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.core.block import Sampling
 from gistgate.core.drafter import Drafter
 from gistgate.core.reader import RowCache, fills_slots, num_ids, remembered
-from gistgate.core.request import (
-    Generation,
-    PrefixState,
-    Row,
-    Slots,
-    Stop,
-    check_costs,
-    check_ids,
-    check_prompts,
-    check_seeds,
-)
+from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, check_ids, check_prompts, check_rows
 from gistgate.core.rule import Exact, Rule
 from gistgate.core.session import (
     Chains,
@@ -41,9 +31,6 @@ from gistgate.core.session import (
     models_of,
 )
 from gistgate.core.utils import UserError, added_ids
-
-if TYPE_CHECKING:
-    from gistgate.compiled.session import CompiledSession
 
 
 def check_parts(models: Sequence[PreTrainedModel], drafter: Drafter | None, rule: Rule, block: int, gate: Any) -> None:
@@ -135,27 +122,20 @@ class Engine:
         most, answers = slots.most(len(rows)), list[Generation]()
         while len(answers) < len(rows):
             batch = rows[len(answers) : len(answers) + most]
-            session = self._compiled(parts, batch, stop, sampling, slots) if self.name == "compiled" else None
-            if session is None:
-                queue = Queue(map(QueuedRow, rows[len(answers) :]), most)
-                answers += [answer for answer, _ in Session(parts, queue, stop, sampling, slots).run()]
-            else:
-                answers += session.run()
+            if self.name == "compiled":
+                from gistgate.compiled.session import session_or_reason
+
+                session = session_or_reason(parts, batch, stop, sampling, slots, self._failed)
+                if not isinstance(session, str):
+                    answers += session.run()
+                    continue
+                if session not in self.fell_back:
+                    self.fell_back.add(session)
+                    why = f"This runs on the eager engine instead of the compiled one: {session}."
+                    warnings.warn(why, stacklevel=4)
+            queue = Queue(map(QueuedRow, rows[len(answers) :]), most)
+            answers += [answer for answer, _ in Session(parts, queue, stop, sampling, slots).run()]
         return answers
-
-    def _compiled(
-        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
-    ) -> CompiledSession | None:
-        """A session of programs, or None where the eager engine has to run."""
-        from gistgate.compiled.session import session_or_reason
-
-        found = session_or_reason(parts, rows, stop, sampling, slots, self._failed)
-        if not isinstance(found, str):
-            return found
-        if found not in self.fell_back:
-            self.fell_back.add(found)
-            warnings.warn(f"This runs on the eager engine instead of the compiled one: {found}.", stacklevel=5)
-        return None
 
 
 class Decoder:
@@ -202,9 +182,6 @@ class Decoder:
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
                 then strict ones, whatever the rule, and a seed draws other sampled ones;
                 `gistgate.measure.speed.pays_up_to` measures the number.
-
-        Raises:
-            UserError: an unknown engine, or parts that do not fit together.
         """
         self.engine, self.speculate_up_to = Engine(engine), speculate_up_to
         models = models_of(target, drafter)
@@ -314,9 +291,8 @@ class Decoder:
                 does not define, ids that a model does not know, seeds or costs that do not fit.
         """
         sampling, slots = sampling or Sampling(), slots or Slots()
-        check_seeds(seeds, len(prompts))
+        check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
-        check_costs(costs, len(prompts))
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         rows = [
             Row(index, list(prompt), len(prompt), seeds[index] if seeds else index)
@@ -359,12 +335,9 @@ class Decoder:
 
         Returns:
             For each row the answer (kept tokens included) and what is known of its text.
-
-        Raises:
-            UserError: as `generate`.
         """
         sampling, slots = sampling or Sampling(), slots or Slots()
-        check_seeds(seeds, len(continuations))
+        check_rows(len(continuations), seeds)
         check_ids(self.parts.models, [added for _, added in continuations])
         self._check(sampling, prompt_lengths, max_new_tokens)
 

@@ -9,7 +9,7 @@ after reading x_j (j counts from 0).
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -56,17 +56,14 @@ def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Ten
 
         return hook
 
-    handles = [
-        model.get_output_embeddings().register_forward_pre_hook(keep_input)
-        if layer == "post"
-        else layer_module(model, layer).register_forward_hook(keep_output(layer))
-        for layer in layers
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(
+                model.get_output_embeddings().register_forward_pre_hook(keep_input)
+                if layer == "post"
+                else layer_module(model, layer).register_forward_hook(keep_output(layer))
+            )
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 FLOOR = -20.0  # smallest ln p that a head sees: below it a probability carries no meaning, and -inf would end in NaN

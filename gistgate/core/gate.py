@@ -28,7 +28,7 @@ from gistgate.core.identity import (
     identify_model,
     lightening,
 )
-from gistgate.core.utils import Registry, UserError, cause_of, dataclass_from, first_line
+from gistgate.core.utils import Registry, UserError, dataclass_from, first_line, refusing
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -64,18 +64,14 @@ class GateConfig:
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
             raise UserError(f"{where} has format version {version}, not {FORMAT_VERSION}. Train and calibrate again.")
-        try:
+        with refusing(f"{where} is no gate configuration", "Restore it or train again."):
             parts = {
                 "features": {item["id"]: item["size"] for item in value["features"]},
                 "target": dataclass_from(ModelIdentity, value["target"]),
                 "draft": value.get("draft") and dataclass_from(ModelIdentity, value["draft"]),
                 "tokenizer": dataclass_from(TokenizerIdentity, value["tokenizer"]),
             }
-            config: GateConfig = dataclass_from(cls, {**value, **parts})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            cause = cause_of(error)
-            raise UserError(f"{where} is no gate configuration: {cause}. Restore it or train again.") from error
-        return config
+            return dataclass_from(cls, {**value, **parts})
 
 
 class Linear(nn.Module):
@@ -115,14 +111,6 @@ def fold_standardisation(first: nn.Linear, mean_F: Tensor, scale_F: Tensor) -> N
         bias = first.bias.double() - weight @ mean_F.double()
         first.weight.copy_(weight)
         first.bias.copy_(bias)
-
-
-def build_head(kind: type[nn.Module], sizes: dict[str, float]) -> nn.Module:
-    """A head of that type with these sizes."""
-    try:
-        return kind(**sizes)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"A {kind.__name__.lower()} head cannot have the sizes {sizes} ({error}).") from error
 
 
 class Platt(nn.Module):
@@ -177,7 +165,7 @@ class Gate(nn.Module):
         self.layers = layers_needed(self.features)  # hidden layers of the target that the decoder has to keep for it
         self.wants_q = needs_q(self.features)  # whether it reads draft probabilities
         sizes = {name: value for name, value in config.head.items() if name != "type"}
-        self.head = build_head(HEADS[config.head["type"]], {"input_size": self.input_size, **sizes})
+        self.head = HEADS[config.head["type"]](input_size=self.input_size, **sizes)
         kind, knots = MAPS[config.map["type"]], max(int(config.map.get("num_knots", 0)), 1)
         self.map = Isotonic([0.0] * knots, [0.5] * knots) if kind is Isotonic else kind()
         self.eval().requires_grad_(False)

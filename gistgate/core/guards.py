@@ -6,10 +6,10 @@ Axis letters: B rows, D width of a state, R kept directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,31 +21,19 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact, Rule, State, settle
-from gistgate.core.utils import UserError, dataclass_from, hints
+from gistgate.core.utils import UserError, dataclass_from, hints, refusing
 
 CLOSED = "closed"  # verdict: this row is verified strictly
 Verdict = float | str | None  # in this round: None as the rule says, a number the rule with that stricter knob, CLOSED
 
 
-class Guard(Protocol):
-    """Frozen dataclasses shared by all sessions, which never add looseness; a request's state lies in its row."""
-
-    id: ClassVar[str]
-
-    @property
-    def layers(self) -> Collection[str]: ...  # hidden states that a block has to carry for it
-
-    def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        """What every row may do, before anything is accepted; it stands there once for every path of its tree."""
-        ...
-
-    def committed(self, rows: Sequence[Row]) -> None:
-        """Look at the texts after the accepted tokens were appended and counted."""
-        ...
-
-
 class Guards:
-    """Several guards as one: every row is judged at the strictest setting that a guard asks for."""
+    """Several guards as one: every row is judged at the strictest setting that a guard asks for.
+
+    Guards are frozen dataclasses shared by all sessions, which never add looseness; a request's state lies in its row.
+    `layers` are the hidden states that a block has to carry, `verdicts` say before anything is accepted what every row
+    may do (once for every path of its tree), and `committed` looks at the texts after the accepted tokens were counted.
+    """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = tuple(guards)
@@ -64,7 +52,6 @@ class Guards:
         return acceptance
 
     def committed(self, rows: Sequence[Row]) -> None:
-        """Look at the texts after the accepted tokens were appended and counted."""
         for guard in self.guards:
             guard.committed(rows)
 
@@ -96,12 +83,6 @@ def either(mask_B: Tensor, a: Acceptance, b: Acceptance) -> Acceptance:
     )
 
 
-def count(row: Row, name: str, number: float) -> None:
-    """Add to a row's own counter; nothing appears that never happened."""
-    if number:
-        row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + float(number)
-
-
 GRAM = 4  # tokens of a gram whose variety is counted
 
 
@@ -129,7 +110,7 @@ class LoopGuard:
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in {id(row): row for row in rows}.values():
             row.memory["loop_closed"] = len(row.answer) < row.memory.get(self.id, 0)
-            count(row, "loop_rounds", row.memory["loop_closed"])
+            row.statistics.count("loop_rounds", row.memory["loop_closed"])
         return [CLOSED if row.memory["loop_closed"] else None for row in rows]
 
     def committed(self, rows: Sequence[Row]) -> None:
@@ -145,7 +126,7 @@ class LoopGuard:
             if any(loops) and len(answer) >= memory.get(self.id, 0):
                 # A loop without a loose token since the last alarm, or at all, is the target's.
                 own = Reason.LOOSE not in row.reasons[memory.get("loop_at", 0) :]
-                count(row, "loop_target" if own else "loop_alarms", 1)
+                row.statistics.count("loop_target" if own else "loop_alarms")
                 memory["loop_at"] = len(answer)
                 memory[self.id] = len(answer) + self.window if self.window is not None else math.inf
 
@@ -211,8 +192,8 @@ class DomainGuard:
             was = known.strangest
             known.see(total, number)
             row.statistics.extra["domain_distance"] = known.strangest
-            count(row, "domain_far", was <= self.far < known.strangest)
-            count(row, "domain_rounds", self._alarms(row) > 0)
+            row.statistics.count("domain_far", was <= self.far < known.strangest)
+            row.statistics.count("domain_rounds", self._alarms(row) > 0)
         # Another rule's knob has another unit, so the calibrated number means nothing to it.
         known_rule = self.about.get("rule", self.about.get("method")) == rule.id
         after_one = self.stricter if known_rule and self.stricter is not None else CLOSED
@@ -230,7 +211,7 @@ class DomainGuard:
             was = known.highest
             known.bet(step(reasons.count(Reason.LOOSE), len(reasons), self.rate))
             row.statistics.extra["domain_bet"] = known.highest
-            count(row, "domain_loose", was <= self.bet < known.highest)
+            row.statistics.count("domain_loose", was <= self.bet < known.highest)
 
     def save(self, folder: Path) -> None:
         """Write domain.json and domain.safetensors into a gate folder; nothing else of it changes."""
@@ -251,13 +232,10 @@ class DomainGuard:
         tensors = load_tensors(weights)
         check_sealed(place, sealed, config, fingerprint(weights))
         finite = {name: value for name, value in config.items() if name not in ("far", "bet") or value is not None}
-        try:
+        with refusing(f"{place} is damaged or of another version", "Export the gate again."):
             if {*config, *tensors} != {*hints(cls)}:
                 raise ValueError("other entries are expected")
-            guard: DomainGuard = dataclass_from(cls, {**tensors, **finite})
-        except ValueError as error:
-            raise UserError(f"{place} is damaged or of another version ({error}). Export the gate again.") from error
-        return guard
+            return dataclass_from(cls, {**tensors, **finite})
 
 
 def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
@@ -318,6 +296,9 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
     floor = torch.finfo(torch.float32).eps
     all_of = torch.cat([variances[:kept], rest[None]]).clamp_min(floor)
     return mean.float(), basis[:kept].float().contiguous(), all_of.float()
+
+
+Guard = LoopGuard | DomainGuard
 
 
 def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:

@@ -8,14 +8,15 @@ Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -173,19 +174,15 @@ def last_logits(model: PreTrainedModel, keep: int, **inputs: Any) -> Tensor:
     return logits
 
 
-@contextmanager
-def contiguous_rows(model: PreTrainedModel) -> Iterator[None]:
-    """Hand the model's output layer its input in one piece while the context is open.
+def contiguous_rows(model: PreTrainedModel) -> RemovableHandle:
+    """Hand the model's output layer its input in one piece; the hook leaves at the end of a `with` statement.
 
     `logits_to_keep` cuts the last rows out of the states, which leaves gaps between the rows of a batch. A matrix
     product of such an input is computed as a batch of products, for which the weight is copied once per row: for half
     precision that costs more than the product itself.
     """
-    handle = model.get_output_embeddings().register_forward_pre_hook(in_one_piece)
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle: RemovableHandle = model.get_output_embeddings().register_forward_pre_hook(in_one_piece)
+    return handle
 
 
 def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -46,8 +46,9 @@ class Statistics:
     def spend(self, part: str, seconds: float) -> None:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
-    def count(self, name: str) -> None:
-        self.extra[name] = self.extra.get(name, 0.0) + 1.0
+    def count(self, name: str, number: float = 1) -> None:
+        if number:  # nothing appears that never happened
+            self.extra[name] = self.extra.get(name, 0.0) + float(number)
 
     def __add__(self, other: Statistics) -> Statistics:
         def added(a: Any, b: Any) -> Any:
@@ -243,18 +244,16 @@ def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]
             )
 
 
-def check_seeds(seeds: Sequence[int] | None, rows: int) -> None:
-    """Refuse seeds that are not one for each row, or that no generator takes."""
-    if seeds is not None and len(seeds) != rows:
-        raise UserError(f"There are {len(seeds)} seeds for {rows} prompts. Give one for each.")
-    if wrong := [seed for seed in seeds or () if not -(2**63) <= seed < 2**64]:
-        raise UserError(f"The seed {wrong[0]} does not fit into 64 bits. Give a smaller one.")
+def check_rows(rows: int, seeds: Sequence[int] | None, costs: Sequence[float] | None = None) -> None:
+    """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no shares.
 
-
-def check_costs(costs: Sequence[float] | None, rows: int) -> None:
-    """Refuse costs that are not one for each row between 0 and 1, beyond which a rule would be looser than promised."""
-    if costs is not None and len(costs) != rows:
-        raise UserError(f"There are {len(costs)} costs for {rows} prompts. Give one for each.")
+    Beyond 1 a cost would make a rule looser than promised.
+    """
+    for name, given in (("seeds", seeds), ("costs", costs)):
+        if given is not None and len(given) != rows:
+            raise UserError(f"There are {len(given)} {name} for {rows} prompts. Give one for each.")
+    if large := [seed for seed in seeds or () if not -(2**63) <= seed < 2**64]:
+        raise UserError(f"The seed {large[0]} does not fit into 64 bits. Give a smaller one.")
     if wrong := [cost for cost in costs or () if not 0 <= cost <= 1]:
         raise UserError(f"A round costs {wrong[0]}, but costs are shares from 0 to 1. Divide by the largest.")
 

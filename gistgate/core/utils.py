@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from types import NoneType, UnionType
@@ -39,9 +40,14 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(". ")
 
 
-def cause_of(error: Exception) -> str:
-    """What is wrong with an object from a file that misses an entry or holds a wrong one."""
-    return f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+@contextmanager
+def refusing(sentence: str, remedy: str) -> Iterator[None]:
+    """While open, an object from a file that misses an entry or holds a wrong one is refused; the cause is said."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        cause = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{sentence}: {cause}. {remedy}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -98,7 +104,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names) or 'none'}."
 
 
-def dataclass_from(kind: type[Any], value: Any) -> Any:
+def dataclass_from(kind: type[T], value: Any) -> T:
     """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values are not."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{shown(value)} stands where an object is expected")
@@ -185,6 +191,17 @@ def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     No rule accepts one loosely, and every draft may propose it.
     """
     return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
+
+
+@contextmanager
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """While open, an attribute of a thing has another value."""
+    before = getattr(thing, name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        setattr(thing, name, before)
 
 
 def printable(text: str) -> str:

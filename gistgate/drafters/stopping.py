@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.files import read_json, write_json
-from gistgate.core.utils import UserError, dataclass_from
+from gistgate.core.utils import UserError, dataclass_from, refusing
 
 IDENTITY = ((0.0, 0.0), (1.0, 1.0))  # the draft's probability taken for the probability that a token is accepted
 
@@ -111,14 +111,9 @@ def stopping_from(said: Any) -> Stopping:
         threshold = float(said)
     except (TypeError, ValueError):
         value = read_json(said)
-        try:
+        with refusing(f"{said} says nothing about when drafts end", "Write it with `gistgate fit-draft`."):
             points = tuple((float(x), float(y)) for x, y in value["points"])
-            stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{said} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
-            ) from error
-        return stopping
+            return dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
     if not 0 <= threshold <= 1:
         raise UserError(f"No draft ends at {said}. Give a probability, or a file that `gistgate fit-draft` wrote.")
     return Stopping(threshold, joint=False)

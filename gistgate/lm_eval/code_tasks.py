@@ -18,7 +18,7 @@ from math import comb
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, replaced
 
 # The process of one program. It writes the secret from its first line of input if and only if the program runs to its
 # end; leaving early says nothing.
@@ -151,8 +151,5 @@ def own_code_eval() -> Iterator[None]:
     def load(path: str, *arguments: Any, **named: Any) -> Any:
         return CodeEval() if path == "code_eval" else usual(path, *arguments, **named)
 
-    evaluate.load = load
-    try:
+    with replaced(evaluate, "load", load):
         yield
-    finally:
-        evaluate.load = usual

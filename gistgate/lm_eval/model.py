@@ -23,7 +23,7 @@ from gistgate.core.block import Sampling
 from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.loading import or_refuse, warn_generation_config, whole_model
@@ -91,25 +91,18 @@ class GatedLM(HFLM):
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
-        kind: Any = self.AUTO_MODEL_CLASS  # type: ignore[has-type]
-        self.AUTO_MODEL_CLASS = Whole
-        try:
+        with replaced(self, "AUTO_MODEL_CLASS", Whole):
             super()._create_model(pretrained, *arguments, **options)
-        finally:
-            self.AUTO_MODEL_CLASS = kind
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
-        rows: int | str = self.batch_size_per_gpu  # type: ignore[has-type]
+        rows: int | str = self.batch_size_per_gpu
         self.is_quiet = disable_tqdm or self.rank != 0
         self.rows, self.present = rows if isinstance(rows, int) else 0, Served()
         ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
         self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
-        try:
-            self.batch_size_per_gpu = rows * WAITING if self.rows else rows
+        with replaced(self, "batch_size_per_gpu", rows * WAITING if self.rows else rows):
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
-        finally:
-            self.batch_size_per_gpu = rows
         if self.world_size > 1:
             for rank, served in enumerate(self.gather_object(self.present) or []):
                 for prompt, answers in served.answers.items() if rank != self.rank else ():

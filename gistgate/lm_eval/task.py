@@ -26,7 +26,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.core.utils import UserError, first_line
+from gistgate.core.utils import UserError, first_line, replaced
 from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
 
 log = logging.getLogger(__name__)
@@ -263,13 +263,9 @@ class Task:
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
         seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
         self.harness.set_fewshot_seed(seed)
-        sampler = getattr(self.harness, "sampler", None)
-        self.harness.sampler = WithoutItself(sampler, doc)
-        try:
+        with replaced(self.harness, "sampler", WithoutItself(self.harness.sampler, doc)):
             number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
             context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
-        finally:
-            self.harness.sampler = sampler
         return str(context)
 
     def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -7,8 +7,7 @@ for all of them, unless every batch loops. Needs torch and transformers alone, s
 
 import platform
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -29,7 +28,7 @@ from transformers import (
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
-from gistgate.core.utils import UserError, first_line
+from gistgate.core.utils import UserError, first_line, replaced
 
 BATCHES = (1, 4, 16, 32)  # batch sizes at which `pays_up_to` measures, in rows
 MEASURED = 64  # longest answer of such a measurement, in tokens
@@ -128,7 +127,7 @@ def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **gener
         width, device = max(map(len, prompts)), pair.target.device
         rows = [[pad] * (width - len(ids)) + list(ids) for ids in prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
-        with torch.inference_mode(), neutral(pair.target):
+        with torch.inference_mode(), replaced(pair.target, "generation_config", GenerationConfig()):
             out = pair.target.generate(
                 input_ids=torch.tensor(rows, device=device),
                 attention_mask=torch.tensor(mask, device=device),
@@ -143,16 +142,6 @@ def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **gener
         return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
 
     return decode
-
-
-@contextmanager
-def neutral(model: PreTrainedModel) -> Iterator[None]:
-    """Without the model's own defaults for `generate`."""
-    usual, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = usual
 
 
 def written(answer: list[int], ends: Collection[int], pad: int) -> int:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from gistgate.core.files import read_json, write_json
 from gistgate.core.identity import identify_tokenizer, sampled, weights_fingerprint
-from gistgate.core.utils import UserError, added_ids, dataclass_from
+from gistgate.core.utils import UserError, added_ids, dataclass_from, refusing
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,8 @@ class Subset:
     @classmethod
     def load(cls, path: str | Path) -> Subset:
         """A saved subset."""
-        try:
-            subset: Subset = dataclass_from(cls, read_json(path))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path} is no draft vocabulary: {error}. Count it by `gistgate draft-vocabulary`.") from error
+        with refusing(f"{path} is no draft vocabulary", "Count it by `gistgate draft-vocabulary`."):
+            subset = dataclass_from(cls, read_json(path))
         return replace(subset, ids=tuple(subset.ids))
 
     def save(self, path: str | Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gistgate.core.utils import UserError
 
@@ -22,28 +22,41 @@ MEASURED_BY = (
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """The parts and options of a decoder; None and empty where the user says nothing."""
+    """The parts and options of a decoder; None and empty where the user says nothing.
 
-    draft: Any = None  # the draft model: hub id, folder or loaded model
-    draft_revision: str = "main"  # revision of the draft model on the hub
-    draft_gguf: str | None = None  # GGUF file in the folder or hub repository that `draft` names
-    quantise_draft: str | None = None  # bits of the draft model's weights: "int8", "int4" or "none"
-    stop_drafting: str | None = None  # file of a policy that ends drafts, or the confidence below which they end
-    draft_vocabulary: str | None = None  # file of the token ids that the draft model may propose
-    drafter: str | None = None  # drafter id; "none" is plain decoding
-    datastore: str | None = None  # folder of a datastore, for the drafters that read one
-    corpus: str | None = None  # text file with one training text per line, for the drafter "corpus"
-    gate: Any = None  # a trained gate: folder or loaded gate
-    rule: str | None = None  # rule id or preset
-    settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule by name
-    block: int | None = None  # K, drafted tokens per round; 0 is plain decoding
-    budget: float | None = None  # loss that the certificate has to keep, as a share of prompts (0.03 is 3 points)
-    confidence: float | None = None  # least confidence that the certificate has to have
-    certificate: str | None = None  # certificate.json or its folder: decoding runs as it says, and nothing contradicts
-    segments: Any = None  # segment probes, a folder or loaded ones; then rule, settings and K are those of segments
-    guards: Sequence[str] = ()  # ids of guards; "domain" is read from the gate's folder
-    engine: str = "eager"  # engine id
-    speculate_up_to: int | str | None = None  # rows above which a batch is decoded plainly; "auto": the caller measures
+    The text of each field is the help of its option on the command line. Draft, gate and segments may be loaded ones.
+    """
+
+    draft: Annotated[Any, "Draft model: hub id, folder or GGUF file."] = None
+    draft_revision: Annotated[str, "Revision of the draft model on the hub."] = "main"
+    draft_gguf: Annotated[str | None, "GGUF file in the draft's folder or repository."] = None
+    quantise_draft: Annotated[str | None, "Weights of the draft: int8, int4 or none (on processors)."] = None
+    stop_drafting: Annotated[
+        str | None, "File of fit-draft, or a confidence such as 0.4, below which drafts end."
+    ] = None
+    draft_vocabulary: Annotated[str | None, "File of draft-vocabulary: tokens that the draft may propose."] = None
+    drafter: Annotated[
+        str | None,
+        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, hybrid, sen, sen-lexical, sen-tree, "
+        "sen-tree-lexical, corpus or none; default: the certified one, else model with a draft.",
+    ] = None
+    datastore: Annotated[str | None, "Folder of a datastore, for the drafters that begin with sen."] = None
+    corpus: Annotated[str | None, "File with one training text per line, for the drafter corpus."] = None
+    gate: Annotated[Any, "Folder of a trained gate."] = None
+    rule: Annotated[str | None, "Acceptance rule; default: the certified one, else exact."] = None
+    settings: Annotated[dict[str, Any], "Setting of the rule, such as theta=0.9; repeatable."] = field(
+        default_factory=dict
+    )
+    block: Annotated[int | None, "K, drafted tokens per target forward."] = None
+    budget: Annotated[float | None, "Certified loss, as a share; default: the headline's."] = None
+    confidence: Annotated[float | None, "Least confidence of the certificate."] = None
+    certificate: Annotated[str | None, "certificate.json or its folder: decode as it says."] = None
+    segments: Annotated[Any, "Folder of segment probes: judge whole segments."] = None
+    guards: Annotated[Sequence[str], "loop, or domain (of the gate); repeatable."] = ()
+    engine: Annotated[
+        str, "eager, or compiled: takes seconds to minutes to build, then faster for single requests."
+    ] = "eager"
+    speculate_up_to: Annotated[int | str | None, "Rows above which decoding is plain (0: always), or auto."] = None
 
     def __post_init__(self) -> None:
         if self.draft_gguf is not None and self.draft is None:

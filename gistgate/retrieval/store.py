@@ -119,7 +119,7 @@ class Datastore:
         described, sealed = read_sealed(place)
         if (version := described.get("format_version")) != FORMAT_VERSION:
             raise UserError(f"{place} has format version {version}, not {FORMAT_VERSION}. Build the datastore again.")
-        parts = {"target": dataclass_from(ModelIdentity, described["target"])}
+        parts: dict[str, Any] = {"target": dataclass_from(ModelIdentity, described["target"])}
         parts["tokenizer"] = dataclass_from(TokenizerIdentity, described["tokenizer"])
         config: DatastoreConfig = dataclass_from(DatastoreConfig, {**described, **parts})
         check_identity("target", config.target, identify_model(target), "datastore")

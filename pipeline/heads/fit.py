@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
+from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import Array, Rows, as_classes
 from pipeline.pair.training import lightning
@@ -140,7 +140,7 @@ def fit_net(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training went."""
     pl.seed_everything(seed, verbose=False)
-    net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
+    net = HEADS[kind](**head_sizes(kind, train.x.shape[1], params))
     # The untrained net gives the base rate to every row: few rows are lost, and a bias learns slowly.
     output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
     nn.init.zeros_(output.weight)

@@ -1,6 +1,7 @@
 """Settings are chosen on development prompts alone, with few measurements, from strict to loose."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_noise_between_neighbours_is_smoothed():
     curve = Curve(13)
     for index, losses in ((2, 1), (5, 12), (8, 4)):
         curve.add(index, np.r_[np.ones(losses), np.zeros(400 - losses)], tau=5.0 + index)
-    assert (curve.loosest(AIMS.target(0.03)), curve.loosest(AIMS.target(0.05))) == (2, 8)
+    assert [curve.loosest(partial(AIMS.keeps, budget)) for budget in (0.03, 0.05)] == [2, 8]
 
 
 def test_noisy_choices_leave_room_for_the_headline_budget():
@@ -98,11 +99,10 @@ def test_noisy_choices_leave_room_for_the_headline_budget():
 
 def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
     """A loss of 1 % at 4 % differing answers: 3000 development prompts let it pass for 3 %, 100 do not."""
-    target = AIMS.target(0.03)
-    assert target.keeps(0.01, 0.04, 3000, exact=True)
-    assert not target.keeps(0.01, 0.04, 100, exact=True)
-    assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
-    assert target.keeps(0.0, 0.0, 300, exact=True) and not target.keeps(0.0, 0.0, 20, exact=True)
+    assert AIMS.keeps(0.03, 0.01, 0.04, 3000, exact=True)
+    assert not AIMS.keeps(0.03, 0.01, 0.04, 100, exact=True)
+    assert replace(AIMS, reserve=0.0).keeps(0.03, 0.01, 0.04, 100, exact=True)
+    assert AIMS.keeps(0.03, 0.0, 0.0, 300, exact=True) and not AIMS.keeps(0.03, 0.0, 0.0, 20, exact=True)
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
