@@ -24,7 +24,7 @@ from gistgate.measure.speed import theirs
 from gistgate.measure.statistics import over_rounds
 from pipeline.decode import load_task, read_prompts, request_of
 from pipeline.labels.labelling import tools_of
-from pipeline.labels.mining import strict_collector
+from pipeline.labels.mining import collect_strict
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import read_references
 from pipeline.pair.pair import Pair, load_pair
@@ -49,11 +49,11 @@ def main(
             f"{len(mined)}. Lower the rounds or --problems."
         )
     tools = tools_of(params, pair, task, prompts, read_references(), Cost())
-    collect, request, rows = strict_collector(params, tools, prompts), request_of(prompts, pair), []
+    request, rows = request_of(prompts, pair), []
     for turn in range(rounds):
         some = mined[turn * problems : (turn + 1) * problems]
         started = perf_counter()
-        table, _ = collect(some)
+        table, _ = collect_strict(params, tools, prompts, some)
         batched = rate(int((table["greedy_kept"] >= 0).sum()) if table else 0, started)
         started = perf_counter()
         plain = rate(sum(len(plain_labels(pair, task, request, prompts[one])) for one in some[:singly]), started)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 import openai
@@ -113,6 +115,14 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     check(look)
     compared = Compared(task, docs, strict, loose, options.concurrent)
     verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)  # type: ignore[arg-type]
+    strict_answers, loose_answers = map(described, compared.answers, compared.scores)
+    if strict_answers.score <= options.budget:  # any loss would keep the budget, and a certificate would say nothing
+        raise UserError(
+            f"{strict.url} has nothing to lose: its answers score {strict_answers.score:.1%} on average, "
+            f"{sum(not one.text.strip() for one in compared.answers[0])} of {len(compared.docs)} are empty and "
+            f"{strict_answers.capped:.0%} were cut at {task.max_new_tokens} tokens. Look at what it writes, and mend "
+            "the prompt (--chat, --num-fewshot), the task or the model."
+        )
     record(look)
     bound, refusal = verdicts.bound(options.budget), verdicts.refusal(options.budget)
     certificate = ServedCertificate(
@@ -121,8 +131,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         budget=options.budget, confidence=bound.confidence, n=bound.n, losses=bound.losses, gains=bound.gains,
         differing=sum(one.text != other.text for one, other in zip(*compared.answers, strict=True)),
         loss=bound.mean, bound=bound.value, bound_kind=bound.kind, certified=refusal is None,
-        strict_answers=described(compared.answers[0], compared.scores[0]),
-        loose_answers=described(compared.answers[1], compared.scores[1]),
+        strict_answers=strict_answers, loose_answers=loose_answers,
         refusal=refusal, made=datetime.now(UTC).date().isoformat(),
     )  # fmt: skip
     return certificate, certificate.save(options.out or Path())
@@ -214,15 +223,18 @@ class Served:
 class Endpoint:
     """A server, one of its models, asked greedily, and what every request to it says beside the prompt."""
 
-    url: str  # address up to the version, such as http://127.0.0.1:8000/v1
+    url: str  # address up to the version, such as http://127.0.0.1:8000/v1, without a password
     model: str  # name under which the server knows the model
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of every request's body
+    login: str = field(default="", repr=False, compare=False)  # user and password as HTTP wants them; never written
 
     @cached_property
     def client(self) -> Any:
         """The connections to the server, which threads may share."""
-        key = os.environ.get(KEY, "none")
-        return openai.OpenAI(base_url=self.url, api_key=key, max_retries=RETRIES, timeout=SECONDS)
+        key, login = os.environ.get(KEY, "none"), {"Authorization": self.login} if self.login else None
+        return openai.OpenAI(
+            base_url=self.url, api_key=key, default_headers=login, max_retries=RETRIES, timeout=SECONDS
+        )
 
     def described(self) -> dict[str, Any]:
         """What tells this endpoint from others in a certificate."""
@@ -256,9 +268,17 @@ class Endpoint:
             raise UserError(
                 f"{self.url} ended an answer with '{reason}', so it is not whole. Look into the server's log."
             )
-        text = choice.text if hasattr(choice, "text") else choice.message.content
+        said = choice.message if hasattr(choice, "message") else choice
+        text = said.content if hasattr(said, "content") else said.text
+        thought = getattr(said, "reasoning_content", None) or getattr(said, "reasoning", None)
+        if text is None or (thought and not text.strip()):
+            instead = "its reasoning" if thought else "nothing"
+            raise UserError(
+                f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning off (--strict-body, "
+                "--loose-body), or give the task longer answers."
+            )
         tokens = done.usage.completion_tokens if done.usage else None
-        return Served(text or "", tokens, choice.finish_reason == "length")
+        return Served(text, tokens, choice.finish_reason == "length")
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
@@ -270,12 +290,20 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
 
 def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:
     """The endpoint, once its server has named its models; without `model` the only one that it serves."""
-    url = url.rstrip("/")
+    url, login = without_login(url)
     with explained(url):
-        known = [one.id for one in Endpoint(url, model or "").client.models.list()]
+        known = [one.id for one in Endpoint(url, model or "", login=login).client.models.list()]
     if model not in known and (model is not None or len(known) != 1):
         raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}. Name one.")
-    return Endpoint(url, model or known[0], extra)
+    return Endpoint(url, model or known[0], extra, login)
+
+
+def without_login(url: str) -> tuple[str, str]:
+    """An address without user, password, query and last slash, and the header that carries user and password."""
+    parts = urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    secret = b64encode(unquote(login).encode()).decode()
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), f"Basic {secret}" if login else ""
 
 
 @contextmanager

@@ -108,6 +108,11 @@ def evaluation_folder(name: str) -> Path:
     return REPORTS / "evaluation" / name
 
 
+def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:
+    """The verdict of a calibration on one budget."""
+    return next((entry for key, entry in calibration["budgets"].items() if float(key) == budget), None)
+
+
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
     """Where `name` runs at `budget` (default: the headline budget)."""
     if name == "plain":
@@ -117,9 +122,7 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     if method.knob is None:
         return Operating(name, method.rule, method.drafter, block, method.settings({}, None), **common)
     budget = params.headline_budget if budget is None else budget
-    report = read_json(calibration_file(name))
-    found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
-    if found is None:
+    if (found := at_budget(read_json(calibration_file(name)), budget)) is None:
         raise UserError(f"{calibration_file(name)} says nothing about the budget {budget:g}. Calibrate for it.")
     if not found["certified"]:
         drafter = MODEL if method.drafter == SEGMENT else method.drafter  # segments are not verified token by token

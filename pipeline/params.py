@@ -20,7 +20,7 @@ from pipeline.methods import (
     check_method,
     kind_of_rule,
 )
-from pipeline.paths import PAIRS, PARAMS, REPORTS, read_yaml
+from pipeline.paths import PAIRS, PARAMS, read_yaml
 
 
 @block
@@ -300,11 +300,6 @@ class Params:
     benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
     adversarial: AdversarialParams = field(default_factory=AdversarialParams)
     tracking: TrackingParams = field(default_factory=TrackingParams)
-
-    @property
-    def reports(self) -> Path:
-        """Where results are put together."""
-        return REPORTS
 
     def method(self, name: str) -> MethodParams:
         """The method of that name; a mistyped one is refused, and one that its rule does not fit."""

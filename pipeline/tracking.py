@@ -52,10 +52,6 @@ class Record:
         else:
             self.mlflow.log_artifact(str(path))
 
-    def log_figure(self, figure: Any, name: str) -> None:
-        """A matplotlib figure under a file name."""
-        self.mlflow.log_figure(figure, name)
-
     def log_curve(self, name: str, values: Sequence[float], every: int = 1) -> None:
         """A metric over steps, the first value at step `every`."""
         for place, value in enumerate(values, start=1):

@@ -24,8 +24,9 @@ from gistgate.models.choose import GATED, MODEL, STRICT
 from gistgate.rules import RULES
 
 ENTRY = "gistgate.export.generate"  # the module that becomes generate.py
-# Parts of every folder, though a decoder imports them only where guards, ends of drafts or lookup are asked for.
-ASKED = ("gistgate.core.guards", "gistgate.drafters.stopping", "gistgate.drafters.text")
+# Parts of every folder, though a decoder imports them only where somebody asks for guards or another way to draft.
+DRAFTING = ("adaptive", "stopping", "suffix", "text")
+ASKED = ("gistgate.core.guards", *(f"gistgate.drafters.{name}" for name in DRAFTING))
 SEGMENTS = ("gistgate.segments.build",)  # the module that a folder of segment probes needs besides the loop
 FOLDER = "custom_generate"  # where transformers looks for generate.py and its function `generate`
 # What copied code may import; transformers refuses a folder with missing imports.

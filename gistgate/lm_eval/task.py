@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,10 @@ def load_task(spec: TaskSpec) -> Task:
     return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
 
 
+def words_of(text: str) -> str:
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+
+
 class Task:
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
@@ -208,8 +213,19 @@ class Task:
         return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
 
     def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
-        return re.sub(r"[\W_]+", " ", self.question(doc).casefold()).strip()
+        """What makes two documents the same problem.
+
+        Their words and numbers, whatever case, spaces and punctuation; in a task whose documents differ in other signs,
+        such as sums and brackets, the whole text but for its spaces.
+        """
+        text = " ".join(self.question(doc).split())
+        return words_of(text) if self._tells_by_words else text
+
+    @cached_property
+    def _tells_by_words(self) -> bool:
+        """Whether words and numbers tell nearly all training documents apart that differ at all."""
+        texts = {" ".join(self.question(doc).split()) for doc in self.documents("train")}
+        return len(set(map(words_of, texts))) >= 0.9 * len(texts)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, context: str) -> list[int]:
         """The ids that lm-eval's transformers backend serves for this context: no second <s> before a first one."""

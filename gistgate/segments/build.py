@@ -41,10 +41,10 @@ OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase],
 DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment": RewritingDrafter}
 """Drafters by what the target writes in place of a refused segment before it judges the next one: one token, or its own
 segment to the end."""
-SETTINGS = ("opinion", "risk", "replacement", *(item.name for item in fields(SegmentRule)))
-"""The settings of segments, those of the rule included."""
-DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
-"""What runs where neither certificate nor user says otherwise."""
+DEFAULTS: dict[str, Any] = {"opinion": "probe", "risk": None, "replacement": "token"}
+"""Settings of segments beside those of the rule, where neither certificate nor user says otherwise."""
+OF_RULE = [item.name for item in fields(SegmentRule)]
+SETTINGS = (*DEFAULTS, *OF_RULE)
 REFUSE_ALL = {"threshold": 2.0}  # refuses every segment: it runs where nothing is certified and nothing was said
 GATE = "gate"  # folder of the token gate inside an exported folder of probes
 
@@ -93,9 +93,7 @@ def decoder_of(
     settings, risk, gate = choice.settings, choice.settings["risk"], gate or probes.gate
     if risk is not None and gate is None:
         raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
-    rule = SEGMENT_RULES[choice.rule](
-        **{item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
-    )
+    rule = SEGMENT_RULES[choice.rule](**{name: settings[name] for name in OF_RULE if name in settings})
     opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
     own = {"style": probes.style, "limit": probes.limit, "replacement": settings["replacement"], "risk": risk or 0.0}
     own |= {"token_gate": None if risk is None else gate, "vocabulary": num_ids(tokenizer)}
@@ -114,7 +112,7 @@ def load_segments(
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
     """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
     certified = probes.certificate
-    known = {**DEFAULTS, "rule": certified.get("rule", SegmentRule.id), **certified.get("settings", {})}
+    known = {"rule": certified.get("rule", SegmentRule.id), **DEFAULTS, **certified.get("settings", {})}
     wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
     doubts, fell_back = differing(wanted, known), False
     if not certified:
@@ -161,9 +159,8 @@ def build_segments(
     choice = choose_segments(own, options.rule, options.settings)
     if gate is not None and choice.settings["risk"] is not None:
         if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
-            settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
-            choice = replace(
-                choice, rule=SegmentRule.id, settings=settings, doubts=(gate.strict_reason,), fell_back=True
+            choice = Choice(
+                SegmentRule.id, DEFAULTS | REFUSE_ALL, own.limit, "segment", (gate.strict_reason,), fell_back=True
             )
         elif own.gate is None or gate_hash(gate) != gate_hash(own.gate):  # another folder may hold the same gate
             choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))

@@ -98,7 +98,6 @@ class Opinion:
     """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for it."""
 
     layers: frozenset[str] = frozenset()
-    wants_q = False
     spent: Sequence[int] = ()  # forwards of the target that the last call took for each row, where it takes any
     notes: Sequence[str | None] = ()  # what the last call says of each row, to be counted
 
@@ -217,13 +216,12 @@ class Reward(StepOpinion):
 
     def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
         read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]
-        # One at a time: what a padded row gets depends on where its model looks for the end.
-        found = [self.model(**self._inputs(text)).logits[0].float() for text in read]
-        return [float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]) for z in found]
-
-    def _inputs(self, text: str) -> dict[str, Tensor]:
-        inputs = self.tokenizer(text, return_tensors="pt", truncation=True, return_token_type_ids=False)
-        return {name: ids.to(self.model.device) for name, ids in inputs.items()}
+        found = []
+        for text in read:  # one at a time: what a padded row gets depends on where its model looks for the end
+            inputs = self.tokenizer(text, return_tensors="pt", truncation=True, return_token_type_ids=False)
+            z = self.model(**inputs.to(self.model.device)).logits[0].float()
+            found.append(float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]))
+        return found
 
 
 class Pair(StepOpinion):
@@ -260,7 +258,7 @@ class SegmentJudge:
         """Judge by `opinion`; inside refused segments a token passes where P(harm) <= `risk` for the token gate."""
         self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
-        self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
+        self.wants_q = token_gate is not None and token_gate.wants_q
         self.lengths: list[int] = []  # tokens of the segment that was judged last in each row; 0 without one
         self.opinions = torch.zeros(0)  # the opinion on it [B], before the token gate spoke; NO_SEGMENT without one
 

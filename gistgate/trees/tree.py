@@ -33,11 +33,6 @@ def lineage(parents: Tensor) -> Tensor:
     return steps > 0
 
 
-def depths(parents: Tensor) -> Tensor:
-    """Nodes from the text to each node, itself included [B, N]."""
-    return lineage(parents).sum(-1)
-
-
 def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
     """The nodes from the text to each leaf among the valid ones [B, P, D], filled up with -1; P and D at least 1."""
     rows = []
@@ -126,14 +121,9 @@ Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int) -> Draft:
     """One tree for every row's candidates: those that begin alike share their beginning (arXiv 2606.00021).
 
-    Args:
-        candidates: for each row any number of (tokens, score), in any order; of equal scores the earlier comes first.
-        num_nodes: most nodes per row; what the best candidates leave goes to the next, whose ends may be cut.
-        depth: most tokens of a candidate that count.
-
-    Returns:
-        A draft whose nodes stand in the order of their candidates, parents before children. Where no row branches it
-        is a plain chain, without `parents`.
+    A row's candidates come by their scores, of equal ones the earlier first, and of each at most `depth` tokens count.
+    A row has at most `num_nodes` nodes, parents before children; what the best leave goes to the next, whose ends may
+    be cut. Where no row branches the draft is a plain chain, without `parents`.
     """
     all_ids: list[list[int]] = []
     all_parents: list[list[int]] = []
@@ -187,19 +177,6 @@ class Nodes:
 
 Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]
 """Finds the accepted path (node numbers) and the weights [V] of the own token behind it."""
-
-
-def nodes_of(block: Block, parents: Tensor) -> list[Nodes]:
-    """The trees of a block of nodes."""
-    p = block.logprobs.double().exp()
-    rows = zip(block.draft_ids.tolist(), parents.tolist(), block.valid.tolist(), strict=True)
-    found = []
-    for row, (ids, above, valid) in enumerate(rows):
-        children: dict[int, list[int]] = {}
-        for node in (node for node, known in enumerate(valid) if known):
-            children.setdefault(above[node], []).append(node)
-        found.append(Nodes(ids, children, p[row], None if block.q is None else block.q[row]))
-    return found
 
 
 def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
@@ -266,37 +243,35 @@ def walk_of(rule: Any) -> Walk:
 def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     """The path of every row of which most stays; of equals the one with fewer loose tokens, then the likelier one.
 
-    Args:
-        nodes: a block whose position n is node n and whose row n + 1 is the target's behind it.
-        parents: the tree [B, N].
-        settle: judges a block of B * P paths, P being its second argument.
+    Node n of the tree `parents [B, N]` stands at position n of `nodes`, and the target's row behind it is row n + 1.
+    `settle` judges all paths of all rows as one block.
     """
     paths = paths_of(parents, nodes.valid)
-    batch, num_paths, _ = paths.shape
+    num_paths = paths.shape[1]
     block, acceptance = settle(unfold(nodes, paths), num_paths)
-    best = torch.arange(batch, device=paths.device) * num_paths + best_of(block, acceptance, num_paths)
+    stays = torch.arange(paths.shape[2], device=paths.device) < acceptance.length[:, None]
+    loose = (stays & (acceptance.reasons == Reason.LOOSE)).sum(-1).tolist()
+    likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1).tolist()
+    marks = list(zip(acceptance.length.tolist(), [-num for num in loose], likely, strict=True))
+    firsts = range(0, len(marks), num_paths)
+    best = torch.tensor([max(range(at, at + num_paths), key=marks.__getitem__) for at in firsts], device=paths.device)
     chosen = Acceptance(acceptance.length[best], acceptance.own_ids[best], acceptance.reasons[best])
     winners = paths.flatten(0, 1)[best].tolist()
     kept = [path[:length] for path, length in zip(winners, chosen.length.tolist(), strict=True)]
     return Judged(block.of_rows(best), chosen, kept)
 
 
-def best_of(block: Block, acceptance: Acceptance, num_paths: int) -> Tensor:
-    """The number of each tree's best path [B]."""
-    width = block.draft_ids.shape[1]
-    stays = torch.arange(width, device=acceptance.length.device) < acceptance.length[:, None]
-    loose = (stays & (acceptance.reasons == Reason.LOOSE)).sum(-1).tolist()
-    likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1).tolist()
-    marks = list(zip(acceptance.length.tolist(), [-num for num in loose], likely, strict=True))
-    trees = [marks[start : start + num_paths] for start in range(0, len(marks), num_paths)]
-    return torch.tensor([marks.index(max(marks)) for marks in trees], device=acceptance.length.device)
-
-
 def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
     """The same for sampled trees: one path is found on the way, and the target's own token with it."""
     assert nodes.uniforms is not None
-    rows = []
-    for one, tests in zip(nodes_of(nodes, parents), nodes.uniforms[:, :-1].tolist(), strict=True):
+    columns = nodes.draft_ids, parents, nodes.valid, nodes.uniforms[:, :-1]
+    p, rows = nodes.logprobs.double().exp(), []
+    for row, (ids, above, valid, tests) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(above):
+            if valid[node]:
+                children.setdefault(parent, []).append(node)
+        one = Nodes(ids, children, p[row], None if nodes.q is None else nodes.q[row])
         rows.append(walk(one, lambda node, chance, tests=tests: tests[node] <= chance))  # type: ignore[misc]
     paths = [path for path, _ in rows]
     block = unfold(nodes, stacked([[path] for path in paths], parents.device))
@@ -353,7 +328,7 @@ class Trees(Chains):
         walk_of(rule)
 
     def places(self, draft: Draft) -> Tensor:
-        return super().places(draft) if draft.parents is None else depths(draft.parents) - 1
+        return super().places(draft) if draft.parents is None else lineage(draft.parents).sum(-1) - 1
 
     def layout(self, draft: Draft) -> Layout | None:
         return None if draft.parents is None else tree_layout(draft.parents)

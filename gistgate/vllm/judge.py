@@ -75,7 +75,9 @@ class Requests:
         return entry
 
     def _rule(self, params: Any) -> Rule | None:
-        if not self.covered_only or leaves_logits(params):
+        # Certificates are made without penalties: the most probable tokens have to be the model's own.
+        is_covered = all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
+        if not self.covered_only or is_covered:
             return wished_rule(self.rule, getattr(params, "extra_args", None))
         if not self.warned:
             self.warned = True
@@ -85,11 +87,6 @@ class Requests:
                 "generation_config.json does: start the server with --generation-config vllm."
             )
         return None
-
-
-def leaves_logits(params: Any) -> bool:
-    """Whether a request's most probable tokens are the model's own: certificates are made without penalties."""
-    return all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
 
 
 def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:

@@ -6,7 +6,6 @@ seed and the number of the step.
 Axis letters: N rows, F features.
 """
 
-import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,12 +30,9 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
-from pipeline.heads.data import Array, Rows, as_classes
-from pipeline.pair.training import lightning_bar
+from pipeline.labels.schema import Array, Rows, as_classes
+from pipeline.pair.training import lightning
 from pipeline.params import TrainParams
-
-for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
-    logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
@@ -157,21 +153,18 @@ def fit_net(
         DataLoader(TensorDataset(((rows.x - mean) / scale).float(), rows.kept), sampler=order, batch_size=None)
         for rows, order in ((train, batches), (validation, in_order))
     )
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
+    with TemporaryDirectory() as folder:
         best = ModelCheckpoint(folder, "best", monitor="validation_loss", save_last=True, save_on_train_epoch_end=True)
         stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
-        trainer = pl.Trainer(
+        trainer = lightning(
+            20,
+            [best, stop],
             max_epochs=params.epochs,
             accelerator="auto",
             devices=params.devices,
             strategy="ddp_spawn" if params.devices > 1 else "auto",
             use_distributed_sampler=False,  # EpochBatches divides the rows
-            logger=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
             default_root_dir=folder,
-            callbacks=[best, stop, lightning_bar(20)],
         )
         trainer.fit(HeadTraining(net, params, seed), seen, unseen)
         # Processes of their own leave nothing but files behind.

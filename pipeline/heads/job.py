@@ -9,7 +9,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from torch import Tensor, nn
 
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
-from gistgate.core.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
-from pipeline.heads.data import Array, ProblemParts, Rows, as_classes, split_by_problem
+from gistgate.core.identity import identify_model, identify_tokenizer
 from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
-from pipeline.labels.schema import Policy
+from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
 
@@ -32,19 +31,11 @@ OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in H
 BINS = 15  # of equal mass, for calibration error and reliability
 
 
-class Partners(NamedTuple):
-    """Identities of the pair whose states and drafts were labelled, as the gate's config.json names them."""
-
-    target: ModelIdentity
-    draft: ModelIdentity | None
-    tokenizer: TokenizerIdentity
-
-
-def partners_of(pair: Pair) -> Partners:
-    """The identities of a loaded pair, under the names that the pair's file gives its models."""
-    draft = None if pair.draft is None else identify_model(pair.draft, pair.names.get("draft"))
-    tokenizer = identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer"))
-    return Partners(identify_model(pair.target, pair.names.get("target")), draft, tokenizer)
+def partners_of(pair: Pair) -> dict[str, Any]:
+    """The identities of a loaded pair, as the gate's config.json has them, with the names of the pair's file."""
+    models = {"target": pair.target, "draft": pair.draft}
+    named = {role: model and identify_model(model, pair.names.get(role)) for role, model in models.items()}
+    return {**named, "tokenizer": identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer"))}
 
 
 def fit_head(
@@ -78,7 +69,12 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
 
 
 def head_config(
-    head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str], problems: str
+    head: str,
+    params: Params,
+    widths: Mapping[str, int],
+    partners: Mapping[str, Any],
+    data: Mapping[str, str],
+    problems: str,
 ) -> GateConfig:
     """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
     those of all problems."""
@@ -94,7 +90,7 @@ def head_config(
     return GateConfig(
         head={"type": kind, **sizes},
         features=dict(widths),
-        **partners._asdict(),
+        **partners,
         map={"type": params.train.map, "num_knots": 0},
         labels={**judged_by, **asdict(params.label)},
         prompting=asdict(params.prompting),
@@ -109,33 +105,18 @@ def head_config(
     )
 
 
-def rank_metrics(kept_N: Array, score_N: Array) -> dict[str, float | None]:
-    """AUC, and average precision of the class "lost", of a score that grows with P(kept); None for one class alone."""
-    index, label, weight = as_classes(kept_N)
-    if len(np.unique(label)) < 2:
-        return {"auc": None, "ap": None}
-    score = score_N[index]
-    return {
-        "auc": float(roc_auc_score(label, score, sample_weight=weight)),
-        "ap": float(average_precision_score(1 - label, -score, sample_weight=weight)),
-    }
-
-
-def probability_metrics(kept_N: Array, probability_N: Array) -> dict[str, float]:
-    """Brier score and expected calibration error of P(kept)."""
-    index, label, weight = as_classes(kept_N)
-    brier = brier_score_loss(label, probability_N[index].clip(0, 1), sample_weight=weight, pos_label=1)
-    bins = reliability(kept_N, probability_N)
-    gaps = [abs(one["predicted"] - one["observed"]) * one["n"] for one in bins]
-    return {"brier": float(brier), "ece": float(sum(gaps) / sum(one["n"] for one in bins))}
-
-
 def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:
-    """Number of rows, mean label, AUC, AP, Brier and ECE; all but the number are None without rows."""
-    if not len(kept_N):
-        return {"n": 0, "kept": None, "auc": None, "ap": None, "brier": None, "ece": None}
-    both = {**rank_metrics(kept_N, score_N), **probability_metrics(kept_N, probability_N)}
-    return {"n": len(kept_N), "kept": float(kept_N.mean()), **both}
+    """Number of rows, mean label, AUC and average precision of the class "lost" (None for one class alone) of a score
+    that grows with P(kept), Brier score and expected calibration error of the probability."""
+    index, label, weight = as_classes(kept_N)
+    score, probability = score_N[index], probability_N[index].clip(0, 1)
+    ranks: dict[str, float | None] = {"auc": None, "ap": None}
+    if len(np.unique(label)) == 2:
+        ranks["auc"] = float(roc_auc_score(label, score, sample_weight=weight))
+        ranks["ap"] = float(average_precision_score(1 - label, -score, sample_weight=weight))
+    brier = float(brier_score_loss(label, probability, sample_weight=weight, pos_label=1))
+    gaps = [abs(one["predicted"] - one["observed"]) * one["n"] for one in reliability(kept_N, probability_N)]
+    return {"n": len(kept_N), "kept": float(kept_N.mean()), **ranks, "brier": brier, "ece": sum(gaps) / len(kept_N)}
 
 
 def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:

@@ -23,14 +23,12 @@ from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from pipeline.decode import make_decoder, request_of
-from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
-from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
+from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked, split_by_problem
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import PILOT
 from pipeline.run import bar
 
 FAR_ENOUGH = "far enough"  # finish of a lookahead that has forced as many tokens as it was asked for
@@ -282,46 +280,37 @@ class SequentialLabelling:
             walk.candidates += [Candidate(picked(table, torch.tensor([n]))) for n in range(num_rows(table))]
 
 
-Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]
-"""Indices of problems -> records of their mismatches, and the texts that these lie on."""
-
-
-def strict_collector(params: Params, tools: Tools, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on the target's own texts and, if that is the recipe, on the walk that keeps harmless replacements."""
+def collect_strict(
+    params: Params, tools: Tools, prompts: Sequence[dict[str, Any]], problems: Sequence[int]
+) -> tuple[Table, list[AnswerText]]:
+    """Records of mismatches and the texts that these lie on, of some problems by index: on the target's own texts and,
+    if that is the recipe, on the walk that keeps harmless replacements."""
     walks = params.collect.recipe == "walk"
-
-    def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
-        sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
-        num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
-        recorder = MismatchRecorder(tools.decoder.block)
-        decoder, slots = tools.decoder.having(observer=recorder), Slots(tools.batch_size)
-        tables, texts = written(decoder, recorder, prompts, sound[:num], Policy.STRICT, slots, **tools.request)
-        tools.cost.use(slots.usage)
-        if walks:
-            ids, own = [prompts[n]["ids"] for n in sound], [tools.meaning.references[n] for n in sound]
-            labelling = SequentialLabelling(tools, tools.judge(params.collect.rejoin))
-            walked, walked_texts = labelling.walk(sound, ids, own)
-            tools.cost.labels += sum(num_rows(table) for table in walked)
-            tables, texts = tables + walked, texts + walked_texts
-        return (concatenated(tables) if tables else {}), texts
-
-    return collect
+    sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
+    num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
+    recorder = MismatchRecorder(tools.decoder.block)
+    decoder, slots = tools.decoder.having(observer=recorder), Slots(tools.batch_size)
+    tables, texts = written(decoder, recorder, prompts, sound[:num], Policy.STRICT, slots, **tools.request)
+    tools.cost.use(slots.usage)
+    if walks:
+        ids, own = [prompts[n]["ids"] for n in sound], [tools.meaning.references[n] for n in sound]
+        labelling = SequentialLabelling(tools, tools.judge(params.collect.rejoin))
+        walked, walked_texts = labelling.walk(sound, ids, own)
+        tools.cost.labels += sum(num_rows(table) for table in walked)
+        tables, texts = tables + walked, texts + walked_texts
+    return (concatenated(tables) if tables else {}), texts
 
 
-def gated_collector(params: Params, pair: Pair, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
-    gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
-    settings, request = {"risk": params.collect.pilot_risk}, request_of(prompts, pair)
-    method, block = MethodParams("autojudge"), params.decoding.block
-
-    def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
-        recorder = MismatchRecorder(block, more=lambda seen: {"probability": seen.gate_probs})  # type: ignore[dict-item]
-        decoder = make_decoder(pair, method, settings, block, gate, observer=recorder)
-        slots = Slots(params.decoding.batch_size)
-        tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
-        return (concatenated(tables) if tables else {}), texts
-
-    return collect
+def collect_gated(
+    params: Params, pair: Pair, gate: Gate, prompts: Sequence[dict[str, Any]], problems: Sequence[int]
+) -> tuple[Table, list[AnswerText]]:
+    """The same on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
+    settings, block = {"risk": params.collect.pilot_risk}, params.decoding.block
+    recorder = MismatchRecorder(block, more=lambda seen: {"probability": seen.gate_probs})  # type: ignore[dict-item]
+    decoder = make_decoder(pair, MethodParams("autojudge"), settings, block, gate, observer=recorder)
+    slots, request = Slots(params.decoding.batch_size), request_of(prompts, pair)
+    tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
+    return (concatenated(tables) if tables else {}), texts
 
 
 def written(

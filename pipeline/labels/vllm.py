@@ -184,15 +184,8 @@ def prompt(text: Sequence[int]) -> dict[str, list[int]]:
     return {"prompt_token_ids": list(text)}
 
 
-class OutputLayer(NamedTuple):
-    """The end of a target alone: what turns the states of the last layer into logits."""
-
-    norm: nn.Module  # final normalisation
-    head: nn.Module  # logits of normalised states
-
-
-def load_output_layer(source: ModelSource) -> OutputLayer:
-    """Read these two modules and nothing else of a model's weights."""
+def load_output_layer(source: ModelSource) -> tuple[nn.Module, nn.Module]:
+    """The final normalisation and the layer of the logits, read without the rest of a model's weights."""
     model = load_shape(source)
     config = model.config.get_text_config()
     if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
@@ -204,7 +197,7 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
             names = {name for name, one in model.named_parameters(remove_duplicate=False) if one is weight}
             values = weight_of(source, names).to(getattr(torch, source.dtype))
             setattr(module, key, nn.Parameter(values, requires_grad=False))
-    return OutputLayer(norm, head)
+    return norm, head
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
@@ -246,7 +239,7 @@ class StateFeatures:
     """Reads the features of labelled mismatches as `FeatureReader` does, from the states of an engine."""
 
     states: States
-    output: OutputLayer
+    output: tuple[nn.Module, nn.Module]  # as of `load_output_layer`
     draft: PreTrainedModel | None
     prompts: Sequence[dict[str, Any]]
     names: Sequence[str]  # feature ids
@@ -277,8 +270,9 @@ class StateFeatures:
         states_BRLD = nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
         hidden = {f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)}
         hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
-        hidden["post"] = self.output.norm(hidden["pre"])
-        logits = self.output.head(hidden["post"]).float()[..., : self.vocabulary]
+        norm, head = self.output
+        hidden["post"] = norm(hidden["pre"])
+        logits = head(hidden["post"]).float()[..., : self.vocabulary]
         q_BKV = self.draft_probs(fronts, whole, x_BK.shape[1])
         return Block(x_BK.clamp_min(0), valid_BK, logits, q=q_BKV, hidden=hidden)
 

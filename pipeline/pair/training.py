@@ -1,7 +1,9 @@
 """Teach one model of the embedded pair with PyTorch Lightning."""
 
+import logging
 import random
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,9 +24,14 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 IGNORED = -100  # label of positions without loss: the question and the padding
 
 
-def lightning_bar(refresh_rate: int) -> TQDMProgressBar:
-    """Lightning's bar, refreshed after so many steps; silent for 0 and in a log."""
-    return TQDMProgressBar(refresh_rate=refresh_rate if sys.stdout.isatty() else 0)
+def lightning(refresh_rate: int, callbacks: Sequence[pl.Callback] = (), **options: Any) -> pl.Trainer:
+    """A trainer that keeps no log and says nothing but its bar, which so many steps refresh; 0 and a log have none."""
+    for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
+    shown = TQDMProgressBar(refresh_rate=refresh_rate if sys.stdout.isatty() else 0)
+    quiet: dict[str, Any] = {"logger": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    return pl.Trainer(callbacks=[*callbacks, shown], **quiet, **options)
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -196,15 +203,8 @@ def train_model(
     planned = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
     batches: Any = [[rows[i] for i in batch] for batch in planned]
     module = LanguageModule(model, size, params.warmup)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="auto",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        callbacks=[lightning_bar(10 if name == "target" else 0)],  # both train at once, and the target takes longer
-    )
+    shown = 10 if name == "target" else 0  # both train at once, and the target takes longer
+    trainer = lightning(shown, max_epochs=1, accelerator="auto", devices=1, enable_checkpointing=False)
     trainer.fit(module, DataLoader(batches, None, collate_fn=partial(collate, pad=model.config.pad_token_id)))
     return model.eval().cpu(), module.losses
 

@@ -10,7 +10,7 @@ from gistgate.certificates.judged import level
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
-from pipeline.decode import calibration_file, evaluation_folder
+from pipeline.decode import at_budget, calibration_file, evaluation_folder
 from pipeline.params import Params
 from pipeline.paths import HEADS, REPORTS
 
@@ -179,35 +179,24 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
     return found["bound"] if found and found["certified"] else None
 
 
-def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:
-    """The verdict of a calibration on one budget."""
-    return next((entry for key, entry in calibration["budgets"].items() if float(key) == budget), None)
-
-
 def frontier(results: Results) -> list[dict[str, Any]]:
-    """Every setting that was tried, on development and calibration prompts, strict to loose."""
-    return [
-        frontier_row(name, calibration, split, setting)
-        for name, calibration in results.calibration.items()
-        for split, key in (("development", "development"), ("calibration", "settings"))
-        for setting in calibration.get(key, [])
-    ]
-
-
-def frontier_row(name: str, calibration: dict[str, Any], split: str, setting: dict[str, Any]) -> dict[str, Any]:
-    """One setting: its net loss against strict, and the budgets that it is certified for.
+    """Every setting that was tried, on development and calibration prompts: its net loss against strict, and the
+    budgets that it is certified for.
 
     The settings are tested from strict to loose, and all in front of the one that a budget keeps have passed it too.
     """
-    knobs = [one["knob"] for one in calibration["settings"]]
-    budgets = [
-        budget
-        for budget, verdict in sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
-        if split == "calibration" and verdict["certified"]
-        and knobs.index(setting["knob"]) <= knobs.index(verdict["knob"])
-    ]  # fmt: skip
-    row = {"method": name, "rule": calibration["rule"], "split": split, "fixed": {}, **setting}
-    return {column: row[column] for column in COLUMNS[:-1]} | {"certified_budgets": budgets}
+    rows = []
+    for name, calibration in results.calibration.items():
+        knobs = [one["knob"] for one in calibration["settings"]]
+        verdicts = sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
+        kept = {budget: knobs.index(verdict["knob"]) for budget, verdict in verdicts if verdict["certified"]}
+        for split, key in (("development", "development"), ("calibration", "settings")):
+            for setting in calibration.get(key, []):
+                row = {"method": name, "rule": calibration["rule"], "split": split, "fixed": {}, **setting}
+                passed = kept if split == "calibration" else {}
+                within = [budget for budget, last in passed.items() if knobs.index(setting["knob"]) <= last]
+                rows.append({column: row[column] for column in COLUMNS[:-1]} | {"certified_budgets": within})
+    return rows
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from functools import cached_property
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,12 @@ def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
     """
     own, prompts = params.segments, read_prompts("train")[: params.segments.problems]
     judges, folder, rows = judges_of(own, task), shards_of(params, pair, task).folder, []
+    sampler = Sampler(pair, task, params, request_of(prompts, pair))
     for start in bar(range(0, len(prompts), own.shard_problems), title="segments", unit="shard"):
         shard = folder / f"{start:05}.jsonl"
         if not shard.exists():
             numbers = range(start, min(start + own.shard_problems, len(prompts)))
-            write_json_lines(shard, collect(numbers, prompts, pair, task, judges, params))
+            write_json_lines(shard, sampler.rows(numbers, prompts, judges))
         rows += read_json_lines(shard)
     return rows
 
@@ -68,111 +70,93 @@ class Prefix:
     prompt: list[int]
     answer: list[int]  # tokens of the answer that are kept
 
-    @property
-    def ids(self) -> list[int]:
-        return [*self.prompt, *self.answer]
 
+@dataclass(frozen=True)
+class Sampler:
+    """Lets both models write segments behind prefixes of the target's answers."""
 
-def prefixes_of(
-    number: int,
-    prompt: dict[str, Any],
-    answer: Sequence[int],
-    boundaries: Boundaries,
-    task: Task,
-    tokenizer: Any,
-    params: Params,
-) -> list[Prefix]:
-    """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both.
+    pair: Pair
+    task: Task
+    params: Params
+    request: dict[str, Any]  # what all prompts share
 
-    A prefix that already holds the task's answer is left out: nothing behind it could change the meaning.
-    """
-    chosen = random.Random(f"{params.seed}:{number}")
-    ends, at = [0], 0
-    for segment in boundaries.cut(answer)[:-1]:
-        at += len(segment)
-        ends.append(at)
-    final = task.text(tokenizer, answer)
-    anywhere = list(range(1, len(answer)))
-    chosen.shuffle(ends)
-    chosen.shuffle(anywhere)
-    found: list[Prefix] = []
-    for length in dict.fromkeys([*ends[:1], *anywhere, *ends[1:]]):
-        if len(found) == params.segments.prefixes:
-            break
-        if not task.same_meaning(prompt["doc"], task.text(tokenizer, answer[:length]), final):
-            found.append(Prefix(number, list(prompt["ids"]), list(answer[:length])))
-    return found
+    @cached_property
+    def boundaries(self) -> Boundaries:
+        """Where segments end."""
+        return Boundaries(self.pair.tokenizer, self.params.segments.style, self.request["eos_ids"])
 
+    def prefixes(self, number: int, prompt: dict[str, Any], answer: Sequence[int]) -> list[Prefix]:
+        """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both.
 
-def sample_segments(
-    model: PreTrainedModel,
-    pair: Pair,
-    prefixes: Sequence[Prefix],
-    boundaries: Boundaries,
-    own: SegmentParams,
-    request: dict[str, Any],
-    batch_size: int,
-    seed: int,
-) -> list[list[list[int]]]:
-    """For each prefix the finished segments among `own.samples` draws; those that the limit cut are left out.
+        A prefix that already holds the task's answer is left out: nothing behind it could change the meaning.
+        """
+        chosen = random.Random(f"{self.params.seed}:{number}")
+        ends = [0, *accumulate(map(len, self.boundaries.cut(answer)[:-1]))]
+        anywhere = list(range(1, len(answer)))
+        chosen.shuffle(ends)
+        chosen.shuffle(anywhere)
+        final = self.task.text(self.pair.tokenizer, answer)
+        found: list[Prefix] = []
+        for length in dict.fromkeys([*ends[:1], *anywhere, *ends[1:]]):
+            if len(found) == self.params.segments.prefixes:
+                break
+            text = self.task.text(self.pair.tokenizer, answer[:length])
+            if not self.task.same_meaning(prompt["doc"], text, final):
+                found.append(Prefix(number, list(prompt["ids"]), list(answer[:length])))
+        return found
 
-    Row r of prefix p draws with the seed `seed + p * samples + r`, whatever the batch.
-    """
-    ends = {"eos_ids": request["eos_ids"], "stops": request["stops"]}
-    writer = SegmentWriter(model, pair.tokenizer, boundaries, own.limit, **ends)
-    rows = [(index, seed + index * own.samples + r) for index in range(len(prefixes)) for r in range(own.samples)]
-    texts = [prefix.ids for prefix in prefixes]
-    found: list[list[list[int]]] = [[] for _ in prefixes]
-    for start in range(0, len(rows), batch_size):
-        behind, seeds = zip(*rows[start : start + batch_size], strict=True)
-        written = writer.write(texts, behind, Sampling(own.temperature), seeds)
-        for index, segment in zip(behind, written, strict=True):
-            if segment.finished:
-                found[index].append(segment.ids)
-    return found
+    def segments(self, model: PreTrainedModel, prefixes: Sequence[Prefix], seed: int) -> list[list[list[int]]]:
+        """For each prefix the finished segments among its draws; those that the limit cut are left out.
 
+        Row r of prefix p draws with the seed `seed + p * samples + r`, whatever the batch.
+        """
+        own, size = self.params.segments, self.params.decoding.batch_size
+        ends = {"eos_ids": self.request["eos_ids"], "stops": self.request["stops"]}
+        writer = SegmentWriter(model, self.pair.tokenizer, self.boundaries, own.limit, **ends)
+        rows = [(index, seed + index * own.samples + r) for index in range(len(prefixes)) for r in range(own.samples)]
+        texts = [[*prefix.prompt, *prefix.answer] for prefix in prefixes]
+        found: list[list[list[int]]] = [[] for _ in prefixes]
+        for start in range(0, len(rows), size):
+            behind, seeds = zip(*rows[start : start + size], strict=True)
+            written = writer.write(texts, behind, Sampling(own.temperature), seeds)
+            for index, segment in zip(behind, written, strict=True):
+                if segment.finished:
+                    found[index].append(segment.ids)
+        return found
 
-def collect(
-    numbers: range, prompts: list[dict[str, Any]], pair: Pair, task: Task, judges: dict[str, Judge], params: Params
-) -> list[dict[str, Any]]:
-    """The prefixes of some problems with their samples and groups."""
-    own, size, request = params.segments, params.decoding.batch_size, request_of(prompts, pair)
-    boundaries = Boundaries(pair.tokenizer, own.style, request["eos_ids"])
-    answers = [row["ids"] for row in read_json_lines(REFERENCE)]
-    prefixes = [
-        prefix
-        for number in numbers
-        for prefix in prefixes_of(number, prompts[number], answers[number], boundaries, task, pair.tokenizer, params)
-    ]
-    first = (params.seed * 1_000_003 + numbers[0]) * DRAWS
-    seeds = {"target": first, "draft": first + DRAWS // 2}
-    written = {
-        role: sample_segments(model, pair, prefixes, boundaries, own, request, size, seeds[role])
-        for role, model in (("target", pair.target), ("draft", pair.draft_model))
-    }
-    # The whole answer behind every different segment of every prefix, the target going on greedily.
-    keys = sorted({(i, tuple(ids)) for found in written.values() for i, some in enumerate(found) for ids in some})
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    done = decode_all(decoder, [[*prefixes[i].ids, *ids] for i, ids in keys], batch_size=size, **request)
-    whole = {
-        (i, ids): task.text(pair.tokenizer, [*prefixes[i].answer, *ids, *generation.ids])
-        for (i, ids), generation in zip(keys, done, strict=True)
-    }
-    rows = []
-    for index, prefix in enumerate(prefixes):
-        segments = [ids for role in ROLES for ids in written[role][index]]
-        samples = [Sample(pair.tokenizer.decode(ids), whole[index, tuple(ids)]) for ids in segments]
-        doc = prompts[prefix.problem]["doc"]
-        rows.append(
-            {
-                **asdict(prefix),
-                "seeds": {role: seed + index * own.samples for role, seed in seeds.items()},
-                "roles": [role for role in ROLES for _ in written[role][index]],
-                "segments": segments,
-                "groups": {name: judge(doc, samples) if samples else [] for name, judge in judges.items()},
-            }
-        )
-    return rows
+    def rows(self, numbers: range, prompts: list[dict[str, Any]], judges: dict[str, Judge]) -> list[dict[str, Any]]:
+        """The prefixes of some problems with their samples and groups."""
+        pair, task, params = self.pair, self.task, self.params
+        answers = [row["ids"] for row in read_json_lines(REFERENCE)]
+        prefixes = [one for number in numbers for one in self.prefixes(number, prompts[number], answers[number])]
+        first = (params.seed * 1_000_003 + numbers[0]) * DRAWS
+        seeds = {"target": first, "draft": first + DRAWS // 2}
+        models = {"target": pair.target, "draft": pair.draft_model}
+        written = {role: self.segments(models[role], prefixes, seed) for role, seed in seeds.items()}
+        # The whole answer behind every different segment of every prefix, the target going on greedily.
+        keys = sorted({(i, tuple(ids)) for found in written.values() for i, some in enumerate(found) for ids in some})
+        decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+        texts = [[*prefixes[i].prompt, *prefixes[i].answer, *ids] for i, ids in keys]
+        done = decode_all(decoder, texts, batch_size=params.decoding.batch_size, **self.request)
+        whole = {
+            (i, ids): task.text(pair.tokenizer, [*prefixes[i].answer, *ids, *generation.ids])
+            for (i, ids), generation in zip(keys, done, strict=True)
+        }
+        rows = []
+        for index, prefix in enumerate(prefixes):
+            segments = [ids for role in ROLES for ids in written[role][index]]
+            samples = [Sample(pair.tokenizer.decode(ids), whole[index, tuple(ids)]) for ids in segments]
+            doc = prompts[prefix.problem]["doc"]
+            rows.append(
+                {
+                    **asdict(prefix),
+                    "seeds": {role: seed + index * params.segments.samples for role, seed in seeds.items()},
+                    "roles": [role for role in ROLES for _ in written[role][index]],
+                    "segments": segments,
+                    "groups": {name: judge(doc, samples) if samples else [] for name, judge in judges.items()},
+                }
+            )
+        return rows
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from gistgate.export.write import SEGMENTS as CODE
 from gistgate.export.write import write_code
 from gistgate.segments.build import GATE
 from gistgate.segments.probes import load_probes
-from pipeline.decode import calibration_file
+from pipeline.decode import at_budget, calibration_file
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SEGMENTS
-from pipeline.report.summary import at_budget
 from pipeline.report.tables import markdown_page
 from pipeline.run import run
 

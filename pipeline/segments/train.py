@@ -10,7 +10,6 @@ problems that they have not seen.
 
 import copy
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +30,9 @@ from gistgate.core.utils import UserError
 from gistgate.segments.build import GATE
 from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import load_task
-from pipeline.heads.data import split_by_problem
+from pipeline.labels.schema import split_by_problem
 from pipeline.pair.pair import load_pair
+from pipeline.pair.training import lightning
 from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
@@ -176,22 +176,10 @@ def fit_probe(train: TensorDataset, validation: TensorDataset, own: SegmentParam
     pl.seed_everything(seed, verbose=False)
     probe = Probe(train.tensors[0].shape[-1], own.hidden, own.pooling)
     training = ProbeTraining(probe, own.loss, own.lr)
-    trainer = pl.Trainer(
-        max_epochs=own.epochs,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-        callbacks=[EarlyStopping("validation_loss", patience=own.patience)],
-    )
-    generator = torch.Generator().manual_seed(seed)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        batches = DataLoader(train, own.batch_size, shuffle=True, generator=generator)
-        trainer.fit(training, batches, DataLoader(validation, 1024))
+    stop = EarlyStopping("validation_loss", patience=own.patience)
+    trainer = lightning(0, [stop], max_epochs=own.epochs, accelerator="cpu", devices=1, enable_checkpointing=False)
+    batches = DataLoader(train, own.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    trainer.fit(training, batches, DataLoader(validation, 1024))
     probe.load_state_dict(training.weights)
     return probe.eval()
 

@@ -30,6 +30,7 @@ from pipeline.decode import load_gate, make_decoder, operating_point, read_promp
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
+from pipeline.paths import REPORTS
 from pipeline.run import run
 
 
@@ -78,7 +79,7 @@ def main() -> None:
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
     laps = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
     about = {"chosen_on": len(development), "failed": failed | refused, "machine": machine()}
-    write_json(params.reports / "benchmark.json", {**by_kind(field, times_of(field, laps)), **about})
+    write_json(REPORTS / "benchmark.json", {**by_kind(field, times_of(field, laps)), **about})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from time import perf_counter
 import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
+from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
 from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
-from pipeline.labels.mining import gated_collector, strict_collector
+from pipeline.labels.mining import collect_gated, collect_strict
 from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
 from pipeline.pair.pair import load_pair, pair_files
@@ -58,16 +59,16 @@ def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
     torch.set_grad_enabled(False)
     engine = engine_of(params) if name == "strict" and params.collect.recipe == "walk" else None
     pair, prompts = load_pair(params), read_prompts("train")
+    pilot = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer) if name == "gated" else None
     shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
 
     def produce(index: int) -> Table:
-        cost, started = Cost(), perf_counter()
-        if name == "strict":
+        cost, started, some = Cost(), perf_counter(), problems[index * size : (index + 1) * size]
+        if pilot is None:
             tools = tools_of(params, pair, load_task(params), prompts, read_references(), cost, engine)
-            collect = strict_collector(params, tools, prompts)
+            records, texts = collect_strict(params, tools, prompts, some)
         else:
-            collect = gated_collector(params, pair, prompts)
-        records, texts = collect(problems[index * size : (index + 1) * size])
+            records, texts = collect_gated(params, pair, pilot, prompts, some)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
         records = records or no_records(params.decoding.block, of_gate=name == "gated")

@@ -32,8 +32,6 @@ from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 
-PLACED = ("position", "draft_id", "loss", "ratio")  # columns of suffix labels
-
 
 def main(name: str) -> None:
     params = read_params()
@@ -91,24 +89,25 @@ def suffix_labels(
     params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], records: schema.Table, texts: schema.Texts
 ) -> schema.Table:
     """The records with the target's own text behind them as rows of the schema LABELS, by their suffix labels."""
-    ends, more = eos_ids(pair.target, pair.tokenizer), {"window": params.label.window}
-    labeller = SuffixLabeller(pair.target, None, (), num_ids(pair.tokenizer), ends, added_ids(pair.tokenizer), **more)
-    columns = (records[name].tolist() for name in ("problem", "policy", "position", "draft_id", "target_id"))
-    places: dict[tuple[int, int], dict[tuple[int, int], int]] = {}  # of each text: rows by position and draft token
-    for row, (problem, policy, position, draft, own) in enumerate(zip(*columns, strict=True)):
-        if texts[problem, policy].ids[position : position + 1] == [own]:
-            places.setdefault((problem, policy), {})[position, draft] = row
-    packed = []
-    for key, rows in places.items():
-        at, z = zip(*sorted(rows), strict=True)
-        packed.append(labeller.packed(Text(key[0], prompts[key[0]]["ids"], texts[key].ids), at, z))
+    own = params.label
+    ends, protocol = eos_ids(pair.target, pair.tokenizer), added_ids(pair.tokenizer)
+    labeller = SuffixLabeller(pair.target, num_ids(pair.tokenizer), ends, protocol, own.window)
+    places: dict[tuple[int, int], list[int]] = {}  # the rows of each text
+    columns = (records[name].tolist() for name in ("problem", "policy", "position", "target_id"))
+    for row, (problem, policy, position, token) in enumerate(zip(*columns, strict=True)):
+        if texts[problem, policy].ids[position : position + 1] == [token]:
+            places.setdefault((problem, policy), []).append(row)
+    marked = [
+        Text(
+            prompts[key[0]]["ids"], texts[key].ids, *(records[name][rows].tolist() for name in ("position", "draft_id"))
+        )
+        for key, rows in places.items()
+    ]
     loss = torch.full((schema.num_rows(records),), torch.nan)
-    found = labeller.read_all(packed, params.label.batch_size * params.label.window)
-    for rows, table in zip(places.values(), found, strict=True):
-        for *place, lost, ratio in zip(*(table[name].tolist() for name in PLACED if table), strict=True):
-            loss[rows[tuple(place)]] = lost + ratio
+    for rows, found in zip(places.values(), labeller.losses(marked, own.batch_size * own.window), strict=True):
+        loss[rows] = found
     known = loss.isfinite()
-    kept, rest = loss[known] <= params.label.nats, schema.picked(records, known)
+    kept, rest = loss[known] <= own.nats, schema.picked(records, known)
     rest = {name: column for name, column in rest.items() if name != "accepted"}
     rollouts = torch.zeros(len(kept), dtype=torch.int16)
     return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept.float(), "rollouts": rollouts}

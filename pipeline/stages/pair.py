@@ -7,9 +7,7 @@ other pairs) and models/pair.json (who they are; for the embedded pair also how 
 verification gives).
 """
 
-import logging
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from pipeline.run import run, side_by_side
 
 ROLES = ("target", "draft")
 SHOWN = 10  # steps of a point of the tracked curves
+disable_progress_bar()  # of single files
 
 
 def main() -> None:
@@ -68,7 +67,6 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> P
 
 def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
-    quiet()
     done = side_by_side(trainer, params, ROLES, params.decoding.workers, "train", "model")
     losses = dict(zip(ROLES, done, strict=True))
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
@@ -85,7 +83,6 @@ def train_embedded(params: Params) -> None:
 
 def trainer(params: Params) -> Callable[[str], list[float]]:
     """Trains and saves one model after the other, and returns its losses."""
-    quiet()
     tokenizer = train_tokenizer()
 
     def work(role: str) -> list[float]:
@@ -157,13 +154,6 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
     if (tau := report["strict_mean_accepted_length"]) is not None:
         print(f"strict verification: {tau:.2f} tokens per round at K = {report['block']}")
-
-
-def quiet() -> None:
-    """Silence Lightning's greetings and the progress bars of single files."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
-    disable_progress_bar()
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from threadpoolctl import threadpool_limits
 from gistgate.core.files import fingerprint, read_json, write_atomic, write_json
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
-from pipeline.heads.data import read_rows
 from pipeline.heads.job import fit_head, head_config, partners_of, settings_of
-from pipeline.labels.schema import FEATURE_FOLDER, PASSES
+from pipeline.labels.schema import FEATURE_FOLDER, PASSES, read_rows
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import HEADS, LEARNED, PILOT
@@ -77,7 +76,7 @@ def record(folder: Path, stage: str, head: str, params: Params, data: Sequence[P
             run_.log_data(features, "training")
         run_.log_artifacts(folder)
         figure = reliability_figure({head: read_json(folder / "curves.json")})
-        run_.log_figure(figure, "reliability.png")
+        run_.mlflow.log_figure(figure, "reliability.png")
         pyplot.close(figure)
 
 

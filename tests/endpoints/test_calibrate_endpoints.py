@@ -100,6 +100,35 @@ def test_a_chat_is_asked_with_messages_and_further_entries(run):
     assert {body["temperature"] for body in loose.asked} == {0.0}
 
 
+NOTHING: dict[int, str | None] = dict.fromkeys(range(200), "We think about it step by step and")
+
+
+@pytest.mark.parametrize(
+    ("texts", "thoughts", "message"),
+    [
+        (NOTHING, None, "has nothing to lose: its answers score 0.0%.*0 of 80 are empty"),
+        (dict.fromkeys(NOTHING, ""), None, "has nothing to lose.*80 of 80 are empty"),
+        (dict.fromkeys(NOTHING), None, "ended an answer with nothing in place of a text"),
+        (dict.fromkeys(NOTHING), "We add. #### 4", "ended an answer with its reasoning in place"),
+        (dict.fromkeys(NOTHING, ""), "We add. #### 4", "ended an answer with its reasoning in place"),
+    ],
+)
+def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, texts, thoughts, message):
+    first, second = (Script(texts=dict(texts), thoughts=thoughts) for _ in range(2))
+    with pytest.raises(UserError, match=message):
+        run(first, second, chat=True, loose_body='{"top_k": 1}')
+
+
+def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
+    strict, loose = Script(), Script()
+    with serving(strict) as first, serving(loose) as second:
+        addresses = [one.replace("http://", "http://me:s%65cret@") for one in (first, second)]
+        certificate, path = run(Script(), Script(), strict_endpoint=addresses[0], loose_endpoint=addresses[1])
+    assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
+    files = [one.read_text() for one in [*Path().rglob("*.json"), path]]
+    assert files and not any("cret" in text for text in files)
+
+
 def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
     """A server would close that message and begin another one; what the user says comes last."""
     asked = [{"role": "user", "content": "Write f."}, {"role": "assistant", "content": "```python\n"}]

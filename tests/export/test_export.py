@@ -29,6 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
     "stops": {"stop_strings": ["m", "n", "#"]},
     "lookup": {"drafter": "lookup", "draft_model": None},
+    "suffix": {"drafter": "suffix", "draft_model": None},
     "top-k": {"rule": "top-k"},
     "guarded": {"guards": ["loop"]},
     "compiled": {"engine": "compiled"},

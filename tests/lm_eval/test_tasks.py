@@ -174,3 +174,19 @@ def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path, old, new, sentence
     write_task(tmp_path, **{old: new})
     with pytest.raises(UserError, match=sentence):
         load(tmp_path).score({"question": "0 + 1?", "answer": "#### 1"}, "#### 1")
+
+
+@pytest.mark.parametrize(
+    ("questions", "problems"),
+    [
+        (["Close the brackets: [ { (", "Close the brackets: [ ( {", "Close  the brackets: [ { ("], 2),
+        (["not True and ( False )", "not ( True and False )", "(not True) and False"], 3),
+        (["Tom has 3 apples.", "TOM has 3 apples!", "Tom has 4 apples."], 2),
+    ],
+)
+def test_problems_differ_in_words_or_in_the_signs_that_tell_a_tasks_documents_apart(tmp_path, questions, problems):
+    words = [f"Ann has {number} pears." for number in range(40)] if "Tom" in questions[0] else []
+    write_task(tmp_path)
+    write_rows(tmp_path / "train.jsonl", [{"question": one, "answer": "#### 1"} for one in [*questions, *words]])
+    task = load(tmp_path)
+    assert len({task.problem(doc) for doc in task.documents("train")[: len(questions)]}) == problems

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from gistgate.core.utils import UserError
-from pipeline.heads.data import Rows
 from pipeline.heads.fit import fit_isotonic, fit_logistic, fit_net, fit_platt
+from pipeline.labels.schema import Rows
 from pipeline.params import TrainParams
 
 SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.heads.job import measure, probability_metrics, reliability
+from pipeline.heads.job import measure, reliability
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_soft_labels_equal_many_hard_ones():
 
 def test_calibrated_probabilities_have_no_calibration_error():
     kept = np.tile([1.0, 1.0, 1.0, 0.0], 100)
-    assert probability_metrics(kept, np.full(400, 0.75))["ece"] == pytest.approx(0)
-    assert probability_metrics(kept, np.full(400, 0.95))["ece"] == pytest.approx(0.2)
+    assert measure(kept, kept, np.full(400, 0.75))["ece"] == pytest.approx(0)
+    assert measure(kept, kept, np.full(400, 0.95))["ece"] == pytest.approx(0.2)
 
 
 def test_bins_have_equal_mass_and_equal_predictions_share_one():

@@ -5,7 +5,7 @@ import torch
 
 from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.utils import UserError
-from pipeline.heads.data import read_rows, split_by_problem
+from pipeline.labels.schema import read_rows, split_by_problem
 from pipeline.params import TrainParams
 from tests.pipeline.labels.made import WIDTH, write_features
 

@@ -11,7 +11,6 @@ from gistgate.core.files import read_json, save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.rules import make_rule
-from pipeline.heads.data import read_rows
 from pipeline.labels.features import FeatureReader, divergence
 from pipeline.labels.mining import MismatchRecorder, stamped
 from pipeline.labels.schema import (
@@ -25,6 +24,7 @@ from pipeline.labels.schema import (
     num_rows,
     pack,
     picked,
+    read_rows,
 )
 from pipeline.params import DecodingParams, Params, TrainParams
 from pipeline.stages import features as stage

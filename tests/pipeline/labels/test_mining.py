@@ -9,7 +9,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import MismatchRecorder, stamped, strict_collector
+from pipeline.labels.mining import MismatchRecorder, collect_strict, stamped
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
@@ -75,8 +75,8 @@ def tools_for(pair, references=None, **settings):
 def collected(tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
     params = Params(collect=CollectParams(strict_share=1.0, **settings))
-    collect = strict_collector(params, tools, [{"ids": ids} for ids in PROMPTS])
-    records, texts = unpack(pack(*collect(range(len(PROMPTS)))))
+    prompts = [{"ids": ids} for ids in PROMPTS]
+    records, texts = unpack(pack(*collect_strict(params, tools, prompts, range(len(PROMPTS)))))
     return checked(records, MISMATCHES, "what was mined"), texts
 
 

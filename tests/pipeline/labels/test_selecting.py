@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import is_asked_of, is_intact
 from pipeline.labels.mining import chosen_rows
-from pipeline.labels.schema import picked
+from pipeline.labels.schema import picked, split_by_problem
 from pipeline.params import LabelParams, Params
 
 FITS = split_by_problem(torch.arange(400) // 10, Params().train, Params().seed).train

@@ -142,8 +142,12 @@ def test_gates_call_models_as_the_pairs_file_names_them(tmp_path, target, draft)
     plain, named = (
         partners_of(load_pair(name_pair(tmp_path, target, draft, **more), tmp_path)) for more in ({}, names)
     )
-    assert (plain.target.name, plain.draft.name, plain.tokenizer.name) == ("target", "draft", "target")
-    assert (named.target.name, named.draft.name, named.tokenizer.name) == ("owner/big", "owner/small", "owner/big")
+    assert {role: one.name for role, one in plain.items()} == {
+        "target": "target",
+        "draft": "draft",
+        "tokenizer": "target",
+    }
+    assert [one.name for one in named.values()] == ["owner/big", "owner/small", "owner/big"]
     for role in ("target", "draft"):
-        assert model_scope(getattr(named, role)) == model_scope(getattr(plain, role))
-    assert named.tokenizer.vocabulary == plain.tokenizer.vocabulary
+        assert model_scope(named[role]) == model_scope(plain[role])
+    assert named["tokenizer"].vocabulary == plain["tokenizer"].vocabulary

@@ -12,9 +12,9 @@ from gistgate.core.files import write_json, write_text
 from gistgate.core.utils import UserError
 from gistgate.segments.writing import Boundaries
 from pipeline.pair.pair import Pair
-from pipeline.params import Params, SegmentParams
+from pipeline.params import DecodingParams, Params, SegmentParams
 from pipeline.segments import collect
-from pipeline.segments.collect import Embedding, Entailment, Prefix, Sample, judges_of, same_text, shares
+from pipeline.segments.collect import Embedding, Entailment, Prefix, Sample, Sampler, judges_of, same_text, shares
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
@@ -22,7 +22,7 @@ TARGET, DRAFT = pair("llama")
 TOKENIZER = byte_tokenizer()
 PAIR = Pair(TARGET, DRAFT, TOKENIZER, "tiny")
 BOUNDARIES = Boundaries(TOKENIZER, "re:[a-m]$")
-OWN = SegmentParams(limit=8, samples=4)
+OWN = SegmentParams(limit=8, samples=4, style="re:[a-m]$")
 PREFIXES = [Prefix(0, [5, 6, 7], [8]), Prefix(1, [9, 10], []), Prefix(2, [40, 41, 42, 43], [60, 61])]
 SAMPLES = [Sample(text, f"#### {text[-2]}") for text in ("It is 3.", "it  is 3.", "So 3.", "So 4.")]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -30,8 +30,8 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 def test_samples_do_not_depend_on_the_batch_and_end_where_a_segment_ends():
     def drawn(batch, seed=1):
-        request = {"eos_ids": (), "stops": []}
-        return collect.sample_segments(TARGET, PAIR, PREFIXES, BOUNDARIES, OWN, request, batch, seed)
+        params = Params(segments=OWN, decoding=DecodingParams(batch_size=batch))
+        return Sampler(PAIR, Answers(), params, {"eos_ids": (), "stops": []}).segments(TARGET, PREFIXES, seed)
 
     found = drawn(12)
     assert found == drawn(5) != drawn(12, seed=2)
@@ -52,11 +52,9 @@ class Answers:
 
 def test_prefixes_begin_at_ends_and_elsewhere_but_never_behind_the_answer():
     answer = TOKENIZER.encode("One. Two. #4", add_special_tokens=False)
-    params, sentence = Params(segments=replace(OWN, prefixes=50)), Boundaries(TOKENIZER, "sentence")
-    prefixes, again = (
-        collect.prefixes_of(3, {"ids": [5], "doc": {}}, answer, sentence, Answers(), TOKENIZER, params)
-        for _ in range(2)
-    )
+    params = Params(segments=replace(OWN, prefixes=50, style="sentence"))
+    sampler = Sampler(PAIR, Answers(), params, {"eos_ids": ()})
+    prefixes, again = (sampler.prefixes(3, {"ids": [5], "doc": {}}, answer) for _ in range(2))
     texts = [TOKENIZER.decode(prefix.answer) for prefix in prefixes]
     assert texts[0] in ("", "One.", "One. Two.") and len(set(texts)) == len(texts)
     assert set(texts) == {"One. Two. #4"[:n] for n in range(12)} and again == prefixes

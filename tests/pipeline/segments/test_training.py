@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistgate.core.utils import UserError
-from pipeline.heads.data import split_by_problem
+from pipeline.labels.schema import split_by_problem
 from pipeline.params import Params, SegmentParams
 from pipeline.segments.train import Examples, examples_of, fit_and_measure, read_states
 from tests.architectures import pair
