@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gistgate.core.utils import first_line
 
+aten = torch.ops.aten
 Program = Callable[..., tuple[Tensor, ...]]  # tensors of the shapes that it was built for -> tensors
 HEAVY = 1 << 28  # bytes of weights whose reading takes a processor so long that calling kernels costs nothing
 FEWEST_LAYERS = 3  # fewer are compiled together with the rest
@@ -41,6 +42,8 @@ def build(
     """
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example, layers)
+        if example[0].device.type == "cuda":
+            join_products(graph)
         if not compiles:
             return graph
         if num_bytes([*graph.parameters(), *graph.buffers()]) < HEAVY:
@@ -85,6 +88,61 @@ def trace(function: Program, example: Sequence[Tensor], layers: Sequence[nn.Modu
 def constant(graph: fx.GraphModule, node: fx.Node) -> Any:
     """What a node of the graph holds, such as a weight."""
     return attrgetter(str(node.target))(graph)
+
+
+def join_products(graph: fx.GraphModule) -> None:
+    """Let products that read the same tensor, such as queries, keys and values, be one product of joined weights.
+
+    A GPU reads a small weight no faster than one that is several times as large. The model's weights become views of
+    the joined ones, so that no memory is needed twice, also by the next program.
+    """
+    groups: dict[object, list[Any]] = {}
+    nodes: list[Any] = list(graph.graph.nodes)
+    for node in nodes:
+        if node.target in (aten.mm.default, aten.addmm.default):
+            *bias, x, weight = node.args
+            held = [*bias, *weight.all_input_nodes[:1]]
+            if weight.target is aten.t.default and all(one.op == "get_attr" for one in held):
+                same = (x.target, x.args) if x.target is aten.view.default else x
+                groups.setdefault((node.target, same, node.meta[PART]), []).append(node)
+    for number, group in enumerate(group for group in groups.values() if len(group) > 1):
+        first = group[0]
+        *biases, weights = zip(*[(*node.args[:-2], node.args[-1].args[0]) for node in group], strict=True)
+        with graph.graph.inserting_before(first):
+            args = [
+                held_jointly(graph, part, f"joined_{number}_{place}") for place, part in enumerate([*biases, weights])
+            ]
+            x, weight = first.args[-2], graph.graph.call_function(aten.t.default, (args[-1],))
+            product = graph.graph.call_function(first.target, (*args[:-1], x, weight))
+            start = 0
+            for node, held in zip(group, weights, strict=True):
+                end = start + held.meta[LIKE][0][0]
+                part = graph.graph.call_function(aten.slice.Tensor, (product, 1, start, end))
+                part.meta, start = dict(node.meta), end
+                node.replace_all_uses_with(part)
+        product.meta = weight.meta = {LIKE: None, PART: first.meta[PART]}
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def held_jointly(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
+    """A node for the tensors of these nodes one behind the other; they become views of it, unless they are already."""
+    tensors = [constant(graph, node) for node in nodes]
+    size, first = sum(map(len, tensors)), tensors[0]
+    ends = [one.storage_offset() + one.numel() for one in tensors]
+    if all(
+        one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and one.storage_offset() == end
+        for one, end in zip(tensors[1:], ends, strict=False)
+    ):
+        whole = first.as_strided((size, *first.shape[1:]), first.stride(), first.storage_offset())
+    else:
+        whole = torch.cat(tensors)
+        for one, part in zip(tensors, whole.split([len(one) for one in tensors]), strict=True):
+            one.data = part
+    graph.register_buffer(name, whole)
+    node = graph.graph.get_attr(name)
+    node.meta = {LIKE: (tuple(whole.shape), whole.stride(), whole.dtype, whole.device), PART: nodes[0].meta[PART]}
+    return node
 
 
 def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:

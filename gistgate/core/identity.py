@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +108,16 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
     The values are rounded to bfloat16 first, so a checkpoint keeps its fingerprint when it is loaded in another
     floating dtype. A quantised copy has another one, and rightly so: its states differ.
     """
+    parameters = [parameter.detach() for _, parameter in sorted(model.named_parameters())]
+    return None if any(one.device.type == "meta" for one in parameters) else hash_of(parameters)
+
+
+def hash_of(parameters: Iterable[Tensor]) -> str:
+    """The hash of parameters that come in the order of their names."""
     digest = hashlib.sha256()
-    for _, parameter in sorted(model.named_parameters()):
-        if parameter.device.type == "meta":
-            return None
+    for parameter in parameters:
         digest.update(str(tuple(parameter.shape)).encode())
-        digest.update(sampled(parameter.detach()).view(torch.int16).numpy().tobytes())
+        digest.update(sampled(parameter).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 

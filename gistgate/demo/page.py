@@ -4,9 +4,10 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import SequenceMatcher
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +62,15 @@ def numbers(statistics: Statistics) -> dict[str, str]:
     }
 
 
+def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int | None, tuple[slice, slice]]]:
+    """Two answers, given as the texts of their tokens, in spans of both; those that differ are numbered from 1."""
+    numbers, codes = count(1), SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    return [(None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d))) for kind, a, b, c, d in codes]
+
+
 def differences(left: Sequence[str], right: Sequence[str]) -> list[tuple[slice, slice]]:
-    """The differing spans of two answers, given as the texts of their tokens, in reading order; one may be empty."""
-    codes = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    return [(slice(a, b), slice(c, d)) for kind, a, b, c, d in codes if kind != "equal"]
-
-
-def segments(num: int, spans: Iterable[slice]) -> Iterator[tuple[int | None, slice]]:
-    """Split `num` tokens into the given spans, numbered from 1, and those between them, whose number is None."""
-    done = 0
-    for number, span in enumerate(spans, start=1):
-        if done < span.start:
-            yield None, slice(done, span.start)
-        yield number, span
-        done = span.stop
-    if done < num:
-        yield None, slice(done, num)
+    """The differing spans of two answers in reading order; one of both may be empty."""
+    return [spans for number, spans in aligned(left, right) if number is not None]
 
 
 def proof_of(decoder: Decoder) -> Certificate | None:
@@ -219,20 +213,21 @@ def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
     """What the templates show of two answers: `answers` in segments, and the `differences` that number them."""
     runs = [run] if strict is None else [run, strict]
     texts = [[token.text for token in one.tokens] for one in runs]
-    found = [] if strict is None else differences(*texts)
+    found = aligned(texts[0], texts[-1])
     answers = [
         {
             "name": one.name,
             "parts": [
-                {"number": number, "tokens": [shown(token) for token in one.tokens[span]]}
-                for number, span in segments(len(one.tokens), [spans[side] for spans in found])
+                {"number": number, "tokens": [shown(token) for token in one.tokens[spans[side]]]}
+                for number, spans in found
             ],
         }
         for side, one in enumerate(runs)
     ]
     rows = [
         {"number": number, "texts": [visible("".join(text[span])) for text, span in zip(texts, spans, strict=True)]}
-        for number, spans in enumerate(found, start=1)
+        for number, spans in found
+        if number is not None
     ]
     return {"answers": answers, "differences": rows}
 

@@ -133,8 +133,7 @@ class DemoSession:
                     texts[side] += [token.text for token in tokens]
                     yield {"side": side, "tokens": [shown(token) for token in tokens], "numbers": counts}
         found = differences(texts["loose"], texts[STRICT])
-        named = ({"loose": left, STRICT: right} for left, right in found)
-        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in named]}
+        yield {"differences": [{"loose": [a.start, a.stop], STRICT: [b.start, b.stop]} for a, b in found]}
 
 
 def knob_values(rule: Any) -> list[float]:

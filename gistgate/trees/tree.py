@@ -33,11 +33,6 @@ def lineage(parents: Tensor) -> Tensor:
     return steps > 0
 
 
-def depths(parents: Tensor) -> Tensor:
-    """Nodes from the text to each node, itself included [B, N]."""
-    return lineage(parents).sum(-1)
-
-
 def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
     """The nodes from the text to each leaf among the valid ones [B, P, D], filled up with -1; P and D at least 1."""
     rows = []
@@ -333,7 +328,7 @@ class Trees(Chains):
         walk_of(rule)
 
     def places(self, draft: Draft) -> Tensor:
-        return super().places(draft) if draft.parents is None else depths(draft.parents) - 1
+        return super().places(draft) if draft.parents is None else lineage(draft.parents).sum(-1) - 1
 
     def layout(self, draft: Draft) -> Layout | None:
         return None if draft.parents is None else tree_layout(draft.parents)

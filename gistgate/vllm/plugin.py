@@ -65,12 +65,6 @@ def check_engine(config: Any) -> None:
     if speculation is None:
         raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
     method = speculation.rejection_sample_method
-    check({
-        "'extract_hidden_states' drafts nothing. Take a method that drafts.":
-            speculation.method == "extract_hidden_states",
-        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the "
-        "option away.": method != "standard",
-    })  # fmt: skip
     hindrances = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
@@ -81,8 +75,14 @@ def check_engine(config: Any) -> None:
         "watermarking": getattr(config, "watermark_config", None) is not None,
         "LoRA": config.lora_config is not None,
     }
-    check({f"{name} is not served yet. Switch it off, or serve without the gate.": has for name, has in
-           hindrances.items()})  # fmt: skip
+    off = "is not served yet. Switch it off, or serve without the gate."
+    check({
+        "'extract_hidden_states' drafts nothing. Take a method that drafts.":
+            speculation.method == "extract_hidden_states",
+        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the "
+        "option away.": method != "standard",
+        **{f"{name} {off}": has for name, has in hindrances.items()},
+    })  # fmt: skip
 
 
 def check_draft(config: Any, tokenizer: Any) -> None:

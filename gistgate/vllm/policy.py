@@ -1,6 +1,5 @@
 """From the configuration of a server to the rule that judges there, checked against the models that are served."""
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.core.certificate import Certificate, files_behind, load_certificate, refuse, scope_mismatch
+from gistgate.core.files import load_tensors
 from gistgate.core.gate import Gate
 from gistgate.core.identity import (
     LIGHTER,
@@ -16,8 +16,8 @@ from gistgate.core.identity import (
     check_identity,
     check_tokenizer,
     gate_hash,
+    hash_of,
     model_scope,
-    sampled,
     tokenizer_scope,
 )
 from gistgate.core.rule import Rule
@@ -184,19 +184,14 @@ def listed(ids: Any) -> tuple[int, ...]:
 
 def folder_fingerprint(model: str) -> str | None:
     """The hash of `gistgate.core.identity.weights_fingerprint`, read from a model folder; None for a hub id."""
-    import torch
     from safetensors import safe_open
 
-    digest, places = hashlib.sha256(), {}
+    places: dict[str, str | Path] = {}
     for path in weight_files(model) if Path(model).is_dir() else []:
         with safe_open(path, framework="pt") as file:
             places.update({name: path for name in file.keys() if not name.endswith(BUFFERS)})  # noqa: SIM118
-    for name, path in sorted(places.items()):
-        with safe_open(path, framework="pt") as file:
-            tensor = file.get_tensor(name)
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(sampled(tensor).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest() if places else None
+    parameters = (load_tensors(path, [name])[name] for name, path in sorted(places.items()))
+    return hash_of(parameters) if places else None
 
 
 @dataclass(frozen=True)

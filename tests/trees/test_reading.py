@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
-from gistgate.trees.tree import attention_kinds, depths, lineage, merge, path_to, paths_of, tree_layout
+from gistgate.trees.tree import attention_kinds, lineage, merge, path_to, paths_of, tree_layout
 from tests.architectures import SIZES, pair, prompts, tiny_model
 from tests.trees.growing import random_parents
 
@@ -29,7 +29,7 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
     reader, texts = Reader(pair(kind)[0], len(texts)), [list(text) for text in texts]
     for turn in range(2):
         parents = random_parents(len(texts), NUM, seed=turn)
-        assert depths(parents).max() > 7  # deeper than the windows
+        assert lineage(parents).sum(-1).max() > 7  # deeper than the windows
         nodes = torch.randint(259, parents.shape, generator=torch.Generator().manual_seed(turn))
         valid = torch.ones_like(nodes, dtype=torch.bool)
         if len(texts) > 1:
@@ -58,7 +58,7 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
 def test_shapes_follow_from_the_parents():
     parents, valid = torch.tensor([[-1, 0, 0, -1, 2], [-1, 0, 1, 2, 3]]), torch.ones(2, 5, dtype=torch.bool)
     valid[0, 4] = False
-    assert depths(parents).tolist() == [[1, 2, 2, 1, 3], [1, 2, 3, 4, 5]]
+    assert lineage(parents).sum(-1).tolist() == [[1, 2, 2, 1, 3], [1, 2, 3, 4, 5]]
     assert lineage(parents)[0, 4].tolist() == [True, False, True, False, True]
     none = [-1] * 5
     assert paths_of(parents, valid).tolist() == [
