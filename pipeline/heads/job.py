@@ -118,14 +118,14 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
     return {"n": len(kept_N), "kept": float(kept_N.mean()), **ranks, "brier": brier, "ece": sum(gaps) / len(kept_N)}
 
 
-def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:
+def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
     """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
 
     `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has.
     """
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
-    cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // bins], side="left") for b in range(1, bins)]
+    cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // BINS], side="left") for b in range(1, BINS)]
     parts = np.split(order, sorted(set(cuts) - {0}))
     return [
         {"predicted": float(probability_N[part].mean()), "observed": float(kept_N[part].mean()), "n": len(part)}

@@ -14,7 +14,7 @@ from gistgate.core.gate import GateConfig
 from gistgate.core.utils import printable
 from gistgate.demo.page import TEMPLATES as SHARED
 from gistgate.demo.page import flat, render
-from pipeline.decode import evaluation_folder
+from pipeline.decode import at_budget, evaluation_folder
 from pipeline.paths import TASKS
 from pipeline.report.summary import STRICT, Results, Summary
 
@@ -71,8 +71,8 @@ def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
 
     A method without a certificate runs strictly, so that the answers of its refused setting say nothing about it.
     """
-    line: dict[str, Any] = next((one for key, one in method["certificates"].items() if float(key) == budget), {})
-    if "capped" not in line:
+    line = at_budget(method["certificates"], budget)
+    if line is None or "capped" not in line:
         return UNKNOWN, UNKNOWN
     shown = "" if method["certified_bound"] is not None else "strict_"
     capped = f"{percent(line[f'{shown}capped'])} ({percent(line['strict_capped'])})"

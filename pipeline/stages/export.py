@@ -111,7 +111,7 @@ def exported_method(params: Params) -> str:
 def export_segments(params: Params) -> None:
     """Both probes at what was certified for the method `segments` at the headline budget, else strict."""
     report, method = read_json(calibration_file("segments")), params.method("segments")
-    found, certificate = at_budget(report, params.headline_budget), dict[str, Any]()
+    found, certificate = at_budget(report["budgets"], params.headline_budget), dict[str, Any]()
     if found is not None and found["certified"]:
         certificate = {
             "method": "segments",
