@@ -173,9 +173,11 @@ class Shards:
         """The place of one shard."""
         return self.folder / f"rows-{index:05d}.safetensors"
 
-    def missing(self, count: int) -> list[int]:
-        """Shards that no earlier start has made."""
-        return [index for index in range(count) if not self.path(index).exists()]
+    def fill(self, count: int, prepare: Prepare, settings: Any, workers: int, title: str) -> bool:
+        """Make the shards that no earlier start has made; True in the process that publishes them."""
+        missing = [index for index in range(count) if not self.path(index).exists()]
+        side_by_side(prepare, settings, missing, workers, title, "shard")
+        return is_first()
 
     def make(self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]) -> None:
         """Produce a shard unless an earlier start already did."""

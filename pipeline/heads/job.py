@@ -79,7 +79,6 @@ def head_config(
     """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
     those of all problems."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
-    sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
         "task": params.task,
         "max_new_tokens": params.decoding.max_new_tokens,
@@ -88,7 +87,7 @@ def head_config(
     }
     packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
     return GateConfig(
-        head={"type": kind, **sizes},
+        head={"type": kind, **head_sizes(kind, params.train)},
         features=dict(widths),
         **partners,
         map={"type": params.train.map, "num_knots": 0},

@@ -14,7 +14,8 @@ from gistgate.core.gate import GateConfig
 from gistgate.core.utils import printable
 from gistgate.demo.page import TEMPLATES as SHARED
 from gistgate.demo.page import flat, render
-from pipeline.paths import REPORTS, TASKS
+from pipeline.decode import evaluation_folder
+from pipeline.paths import TASKS
 from pipeline.report.summary import STRICT, Results, Summary
 
 UNKNOWN = "–"
@@ -172,7 +173,7 @@ def provenance(results: Results) -> dict[str, dict[str, str]]:
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:
     """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
-    paths = {name: REPORTS / "evaluation" / name / "summary.json" for name in (STRICT, method)}
+    paths = {name: evaluation_folder(name) / "summary.json" for name in (STRICT, method)}
     return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
 
 
