@@ -2,7 +2,6 @@
 model card of an exported gate."""
 
 import re
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +107,6 @@ def markdown(summary: Summary) -> str:
     lines = [[title for _, title in columns], ["---", *["---:"] * (len(columns) - 1)]]
     lines += [[row[place] for place, _ in columns] for row in found]
     return f"{caption(summary)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def html(summary: Summary) -> str:
-    """The report's table."""
-
-    def line(texts: tuple[str, ...], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-    body = "\n".join(line(row, "td") for row in rows(summary))
-    return f"<table>\n{line(tuple(COLUMNS), 'th')}\n{body}\n</table>"
 
 
 def caption(summary: Summary) -> str:
