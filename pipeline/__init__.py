@@ -1,4 +1,4 @@
-"""The DVC pipeline: `stages` holds a module for each stage of dvc.yaml, `studies` whatever goes beyond them.
+"""The DVC pipeline: `stages` holds a module for most stages of dvc.yaml, other folders what these do.
 
 The environment is set here because torch, transformers and huggingface_hub read it when they are imported, and this
 package is imported before them.

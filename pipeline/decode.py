@@ -73,6 +73,12 @@ def files_behind(drafter: str) -> list[Path]:
     return [SEGMENTS] if drafter == SEGMENT else list(RETRIEVAL.get(drafter, ()))
 
 
+def decoder_at(pair: Pair, point: Operating, **parts: Any) -> Decoder:
+    """The decoder of a method at its operating point."""
+    method = point.as_method()
+    return make_decoder(pair, method, point.settings, point.block, load_gate(method, pair), **parts)
+
+
 def load_gate(method: MethodParams, pair: Pair) -> Gate | None:
     """The gate that a method's rule asks, checked against the pair; None for a rule without one."""
     return Gate.load(method.gate, pair.target, pair.draft, pair.tokenizer) if method.gate else None
@@ -108,21 +114,21 @@ def evaluation_folder(name: str) -> Path:
     return REPORTS / "evaluation" / name
 
 
-def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:
-    """The verdict of a calibration on one budget."""
-    return next((entry for key, entry in calibration["budgets"].items() if float(key) == budget), None)
+def at_budget(budgets: dict[str, dict[str, Any]], budget: float) -> dict[str, Any] | None:
+    """What a calibration says about one of its budgets."""
+    return next((entry for key, entry in budgets.items() if float(key) == budget), None)
 
 
-def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
-    """Where `name` runs at `budget` (default: the headline budget)."""
+def operating_point(params: Params, name: str) -> Operating:
+    """Where `name` runs at the headline budget."""
     if name == "plain":
         return Operating("plain", "exact", "none", 0)
     method, block = params.method(name), params.block_of(name)
     common: dict[str, Any] = {"head": method.head, "after": method.after}
     if method.knob is None:
         return Operating(name, method.rule, method.drafter, block, method.settings({}, None), **common)
-    budget = params.headline_budget if budget is None else budget
-    if (found := at_budget(read_json(calibration_file(name)), budget)) is None:
+    budget = params.headline_budget
+    if (found := at_budget(read_json(calibration_file(name))["budgets"], budget)) is None:
         raise UserError(f"{calibration_file(name)} says nothing about the budget {budget:g}. Calibrate for it.")
     if not found["certified"]:
         drafter = MODEL if method.drafter == SEGMENT else method.drafter  # segments are not verified token by token

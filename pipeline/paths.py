@@ -30,6 +30,7 @@ PILOT = MODELS / "pilot"
 HEADS = MODELS / "heads"
 DATASTORE = MODELS / "datastore"
 SEGMENTS = MODELS / "segments"
+SEGMENTS_EXPORT = MODELS / "segments-export"
 EXPORT = MODELS / "export"
 
 REPORTS = Path("reports")

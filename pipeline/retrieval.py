@@ -33,7 +33,7 @@ from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.index import POINTS_PER_LIST, fill, fits_exactly, import_faiss, new_index, num_lists
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import ChoiceParams, read_params
+from pipeline.params import read_params
 from pipeline.paths import DATASTORE, prompts_of, reference_of
 from pipeline.run import bar, run
 
@@ -143,7 +143,7 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
         yield states_ND[start:end]
 
 
-def retrieval_drafter(name: str, pair: Pair, choice: ChoiceParams | None = None) -> Drafter:
+def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
     """SENSE's drafter, the corpus of training texts (REST), or the choice among corpus, lookup and model.
 
     The costs of the choice are those of params.yaml, because texts must not depend on the clock.
@@ -151,13 +151,11 @@ def retrieval_drafter(name: str, pair: Pair, choice: ChoiceParams | None = None)
     if name in STORED:
         if not DATASTORE.is_dir():
             raise UserError(f"{DATASTORE} is missing. Run `dvc repro datastore` first.")
-        found = make_drafter(name, Sources(pair.target, datastore=DATASTORE))
-        assert found is not None
-        return found
+        return make_drafter(name, Sources(pair.target, datastore=DATASTORE))
     corpus = CorpusDrafter(SuffixArray.build([*text.prompt, *text.answer] for text in training_texts()))
     if name == CORPUS:
         return corpus
-    costs = choice or read_params().choice
+    costs = read_params().choice
     options = [
         Option(corpus),
         Option(PromptLookup(), min_match=costs.min_match),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,17 @@ from tqdm import tqdm
 
 from gistgate import __version__
 from gistgate.core.files import fingerprint, save_tensors, write_atomic, write_json
-from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
+from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
+
+RANK, RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+"""Number of this process and of all processes that torchrun has started; the first joins what all have made."""
 
 
 def run(main: Callable[..., object]) -> None:
     """Call `main` with the command line's arguments; what a person can mend becomes one sentence and exit status 1."""
-
-    @wraps(main)
-    def interruptible(*arguments: Any, **options: Any) -> None:
-        try:
-            main(*arguments, **options)
-        except KeyboardInterrupt as error:  # Typer has a sentence of its own for it
-            raise Interrupted from error
-
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(interruptible)
+    app.command()(main)
     try:
         app()
     except UserError as error:
@@ -45,9 +39,10 @@ def run(main: Callable[..., object]) -> None:
         if not is_out_of_memory(error):
             raise
         sys.exit("Memory ran out. Set decoding.workers to 1 in params.yaml or lower a batch_size, and start again.")
-    except (Interrupted, KeyboardInterrupt):
-        print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:
+            print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
+        raise
 
 
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
@@ -55,24 +50,9 @@ def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) 
     return tqdm(pieces, desc=title, unit=unit, total=total, disable=None)
 
 
-def rank() -> int:
-    """Number of this process, from 0."""
-    return int(os.environ.get("RANK", 0))
-
-
-def num_ranks() -> int:
-    """Number of processes that torchrun has started."""
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
-def is_first() -> bool:
-    """Whether this process joins what all of them have made."""
-    return rank() == 0
-
-
 def wait() -> None:
     """Wait until every process that torchrun has started has come here."""
-    if num_ranks() > 1:
+    if RANKS > 1:
         import torch.distributed as dist
 
         if not dist.is_initialized():
@@ -83,7 +63,7 @@ def wait() -> None:
 def take_device() -> None:
     """Let every process of a machine compute on a GPU of its own, where there is one for each."""
     place = int(os.environ.get("LOCAL_RANK", 0))
-    if num_ranks() > 1 and place < torch.cuda.device_count():
+    if RANKS > 1 and place < torch.cuda.device_count():
         torch.cuda.set_device(place)
 
 
@@ -98,14 +78,14 @@ def side_by_side(
 ) -> list[Any]:
     """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
     wait()  # every rank lists what is missing before one of them writes
-    pieces = pieces[rank() :: num_ranks()]
+    pieces = pieces[RANK::RANKS]
     workers = min(workers, len(pieces))
     if workers <= 1:
         take_device()
         done = list(map(prepare(settings), pieces)) if pieces else []
     else:
         # A copy of this process has its imports; a GPU or torchrun forbids copying.
-        copies = sys.platform == "linux" and not torch.cuda.is_available() and num_ranks() == 1
+        copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
         context = multiprocessing.get_context("fork" if copies else "spawn")
         with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(prepare, settings)) as pool:
             try:
@@ -173,9 +153,11 @@ class Shards:
         """The place of one shard."""
         return self.folder / f"rows-{index:05d}.safetensors"
 
-    def missing(self, count: int) -> list[int]:
-        """Shards that no earlier start has made."""
-        return [index for index in range(count) if not self.path(index).exists()]
+    def fill(self, count: int, prepare: Prepare, settings: Any, workers: int, title: str) -> bool:
+        """Make the shards that no earlier start has made; True in the process that publishes them."""
+        missing = [index for index in range(count) if not self.path(index).exists()]
+        side_by_side(prepare, settings, missing, workers, title, "shard")
+        return RANK == 0
 
     def make(self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]) -> None:
         """Produce a shard unless an earlier start already did."""

@@ -51,16 +51,15 @@ def main() -> None:
     print("All stages ran.")
 
 
-def copy_project(folder: Path, changes: dict[str, Any] = TINY) -> None:
-    """Copy what Git knows or would take in, with these changes of params.yaml, into a repository of its own."""
+def copy_project(folder: Path) -> None:
+    """Copy what Git knows or would take in, with tiny sizes in params.yaml, into a repository of its own."""
     asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in filter(
-        None, subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    ):
+    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file() and name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    params = merged(yaml.safe_load((ROOT / PARAMS).read_text()), changes)
+    params = merged(yaml.safe_load((ROOT / PARAMS).read_text()), TINY)
     params["methods"] = {name: params["methods"][name] for name in METHODS}
     (folder / PARAMS).write_text(yaml.safe_dump(params, sort_keys=False))
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)

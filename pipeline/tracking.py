@@ -76,7 +76,10 @@ def run(params: Params, name: str, kind: str) -> Iterator[Record]:
     `kind` ("head", "method", "export") becomes a tag, as do the Git revision and the DVC experiment.
     """
     mlflow = connect(params)
-    with mlflow.start_run(run_name=name, tags={"kind": kind, **provenance_tags()}, nested=bool(mlflow.active_run())):
+    variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
+    experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
+    tags = {"kind": kind, "git.revision": revision(), **experiment}
+    with mlflow.start_run(run_name=name, tags=tags, nested=bool(mlflow.active_run())):
         yield Record(mlflow)
 
 
@@ -107,13 +110,6 @@ def connect(params: Params) -> Any:
     except mlflow.exceptions.MlflowException as error:
         raise UserError(f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI.") from error
     return mlflow
-
-
-def provenance_tags() -> dict[str, str]:
-    """The Git revision and the DVC experiment where there is one."""
-    variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
-    experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
-    return {"git.revision": revision(), **experiment}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

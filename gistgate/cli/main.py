@@ -6,9 +6,8 @@ Exit status: 0 success; 1 an error, said in one sentence; 2 wrong options; 130 i
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +15,7 @@ import gistgate
 from gistgate.cli import decode, tools
 from gistgate.cli.calibrate import calibrate
 from gistgate.cli.init import init
-from gistgate.core.utils import Interrupted, UserError, is_out_of_memory, printable
+from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -52,19 +51,6 @@ app = typer.Typer(
 )
 
 
-def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, whose interruption passes through Typer, which has a sentence and a status of its own for it."""
-
-    @wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        try:
-            command(*arguments, **options)
-        except KeyboardInterrupt as error:
-            raise Interrupted from error
-
-    return run
-
-
 def show_version(asked: bool) -> None:
     if asked:
         print(gistgate.__version__)
@@ -82,7 +68,7 @@ def options(
 
 for name, (function, arguments) in COMMANDS.items():
     own = OWN_ARGUMENTS if name == "eval" else {}
-    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(interruptible(function))
+    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(function)
 
 
 def main() -> None:
@@ -95,8 +81,10 @@ def main() -> None:
         app()
     except UserError as error:
         leave(str(error), 1)
-    except (Interrupted, KeyboardInterrupt):
-        leave("Interrupted.", 130)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:
+            leave("Interrupted.", INTERRUPTED)
+        raise
     except OSError as error:
         if error.errno is None:  # a hub or a dataset that cannot be reached, or is not there
             leave(f"{type(error).__name__}: {error}", 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class Block:
     cost: Tensor | None = None
     """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
 
-    def having(self, **fields: Any) -> Block:
+    def having(self, **fields: Any) -> Self:
         """Return this block with more fields filled; the statistics below depend on none of them and stay known."""
         filled = replace(self, **fields)
         known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}

@@ -30,8 +30,7 @@ class UserError(Exception):
     """Something the user can mend. The message is one sentence or two: the cause, then the remedy."""
 
 
-class Interrupted(Exception):  # noqa: N818 (nothing is wrong)
-    """The user pressed Ctrl-C."""
+INTERRUPTED = 130  # status with which Typer ends a program after Ctrl-C
 
 
 def first_line(error: BaseException) -> str:

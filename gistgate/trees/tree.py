@@ -56,11 +56,8 @@ def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
     """Paths of unequal number and length as [B, P, D], filled up with -1; P and D at least 1."""
     num = max([1, *map(len, rows)])
     deepest = max([1, *(len(path) for row in rows for path in row)])
-    out = torch.full((len(rows), num, deepest), -1)
-    for place, row in enumerate(rows):
-        for number, path in enumerate(row):
-            out[place, number, : len(path)] = torch.tensor(path, dtype=torch.long)
-    return out.to(device)
+    paths = [path for row in rows for path in (*row, *[[]] * (num - len(row)))]
+    return right_padded(paths, deepest, -1).view(len(rows), num, deepest).to(device)
 
 
 MASKABLE = ("sdpa", "eager")  # attention of transformers that takes a mask for every pair of tokens

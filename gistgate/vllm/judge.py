@@ -295,9 +295,7 @@ def ensemble(rule: Ensemble, block: RowBlock) -> Tensor:
     accepts with min(1, p / q). Forcing each token with probability 1 - w on top makes that min(1, 1 - w + w p / q),
     which is the rule, and the native residual draw completes the mixture (arXiv 2604.07622).
     """
-    rows = block.rows
-    assert rows is not None
-    logits_of = rows.draft_logits
+    rows, logits_of = block.rows, block.rows.draft_logits
     if rule.w < 1 and not block.greedy:
         return torch.rand(block.valid.shape, device=block.valid.device) < 1 - rule.w
     if rule.w == 1 or logits_of is None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,17 +75,11 @@ class RowBlock(Block):
     For a sampled request `strict` is False everywhere: vLLM's kernel decides natively, and nobody knows how before.
     """
 
-    rows: Rows | None = None
+    rows: Rows = field(kw_only=True)
     with_tail: bool = False  # whether the rows behind the drafts are needed; else their statistics are copies of others
-
-    def having(self, **fields: Any) -> RowBlock:
-        block = super().having(**fields)
-        assert isinstance(block, RowBlock)
-        return block
 
     def padded(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A statistic of every row [B, K + 1]."""
-        assert self.rows is not None
         found_N = self.rows.each(function)
         if self.rows.tail is not None:
             size = len(self.draft_ids)
@@ -96,7 +89,6 @@ class RowBlock(Block):
 
     def of_draft(self, function: Callable[..., Tensor]) -> Tensor:
         """A statistic of every draft token [B, K]: `function(logits [n, V], ids [n, 1])`."""
-        assert self.rows is not None
         return self.rows.each(function, self.rows.ids[:, None])[self.rows.draft_places]
 
     @property
@@ -105,7 +97,6 @@ class RowBlock(Block):
 
     @cached_property
     def draft_q(self) -> Tensor:
-        assert self.rows is not None
         return torch.ones_like(self.draft_logit) if self.rows.draft_q is None else self.rows.draft_q()
 
     @cached_property

@@ -140,7 +140,7 @@ def fit_net(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training went."""
     pl.seed_everything(seed, verbose=False)
-    net = HEADS[kind](**head_sizes(kind, train.x.shape[1], params))
+    net = HEADS[kind](input_size=train.x.shape[1], **head_sizes(kind, params))
     # The untrained net gives the base rate to every row: few rows are lost, and a bias learns slowly.
     output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
     nn.init.zeros_(output.weight)
@@ -177,10 +177,9 @@ def fit_net(
     return net.float().eval(), {"validation_loss": score, "epochs": last["epoch"] + 1, "curves": last["curves"]}
 
 
-def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, float]:
-    """Arguments of the head's class."""
-    widths = {"hidden_size": params.hidden, "dropout": params.dropout} if kind == "mlp" else {}
-    return {"input_size": input_size, **widths}
+def head_sizes(kind: str, params: TrainParams) -> dict[str, float]:
+    """Arguments of the head's class besides `input_size`."""
+    return {"hidden_size": params.hidden, "dropout": params.dropout} if kind == "mlp" else {}
 
 
 def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:

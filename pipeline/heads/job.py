@@ -79,7 +79,6 @@ def head_config(
     """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
     those of all problems."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
-    sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
         "task": params.task,
         "max_new_tokens": params.decoding.max_new_tokens,
@@ -88,7 +87,7 @@ def head_config(
     }
     packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
     return GateConfig(
-        head={"type": kind, **sizes},
+        head={"type": kind, **head_sizes(kind, params.train)},
         features=dict(widths),
         **partners,
         map={"type": params.train.map, "num_knots": 0},
@@ -119,14 +118,14 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
     return {"n": len(kept_N), "kept": float(kept_N.mean()), **ranks, "brier": brier, "ece": sum(gaps) / len(kept_N)}
 
 
-def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:
+def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
     """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
 
     `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has.
     """
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
-    cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // bins], side="left") for b in range(1, bins)]
+    cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // BINS], side="left") for b in range(1, BINS)]
     parts = np.split(order, sorted(set(cuts) - {0}))
     return [
         {"predicted": float(probability_N[part].mean()), "observed": float(kept_N[part].mean()), "n": len(part)}

@@ -10,7 +10,7 @@ The same `extract` builds the features here and in a served gate, so training an
 Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,73 +29,56 @@ from pipeline.labels.schema import Table, Texts, concatenated, num_rows, picked
 from pipeline.pair.pair import Pair
 
 
-class FirstBlocks:
-    """An observer that hands out the block of one round."""
+class Replay:
+    """Shows recorded mismatches again: one round of a decoder behind the text in front of each, which it reads once.
 
-    def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
-        self.layers, self.wants_q = layers, wants_q
+    It is the decoder's observer, and hands out the block of a round with the draft probabilities and the hidden states
+    that `names`, ids of features, are made from.
+    """
+
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[dict[str, Any]], names: Sequence[str], batch_size: int
+    ) -> None:
+        self.layers, self.wants_q = layers_needed(names), True
+        self.prompts, self.batch_size = prompts, batch_size
+        self._prefixes = PrefixCache(decoder.having(observer=self), batch_size)
         self._blocks: list[Block] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         self._blocks.append(block)
 
-    def take(self) -> Block:
-        """That of the only round since the last call."""
-        (block,) = self._blocks
-        self._blocks = []
-        return block
+    def block(self, part: Table, texts: Texts, **request: Any) -> Block:
+        """The block of one round at every record of `part`."""
+        problems, policies, positions = (part[name].tolist() for name in ("problem", "policy", "position"))
+        lengths = [len(self.prompts[problem]["ids"]) for problem in problems]
+        keys = zip(problems, policies, strict=True)
+        whole = [(*self.prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
+        self._prefixes.decoder.resume(
+            self._prefixes.of(whole),
+            [(length + position, []) for length, position in zip(lengths, positions, strict=True)],
+            lengths,
+            is_decided=lambda _row: "read",
+            remember=False,
+            **request,
+        )
+        return self._blocks.pop()
 
+    def rounds(self, table: Table, texts: Texts, **request: Any) -> Iterator[tuple[Table, Block]]:
+        """What the decoder would do at every record of `table`, one row per record, in batches.
 
-def rounds(
-    decoder: Decoder,
-    observer: FirstBlocks,
-    table: Table,
-    texts: Texts,
-    prompts: Sequence[dict[str, Any]],
-    batch_size: int,
-    **request: Any,
-) -> Iterator[tuple[Table, Block]]:
-    """One round at every record of `table`, in batches: what a decoder would do there, one row per record.
-
-    Records whose token the drafter does not propose again are left out: near ties may fall differently in another
-    batch.
-    """
-    prefixes = PrefixCache(decoder, batch_size)
-    for part in batches(table, batch_size):
-        block = one_round(prefixes, observer, part, texts, prompts, **request)
-        if not block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
-            continue
-        again = block.draft_ids[:, 0].cpu() == part["draft_id"]
-        yield picked(part, again), block.of_rows(again)
+        Records whose token the drafter does not propose again are left out: near ties may fall differently in another
+        batch.
+        """
+        for part in batches(table, self.batch_size):
+            block = self.block(part, texts, **request)
+            if block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
+                again = block.draft_ids[:, 0].cpu() == part["draft_id"]
+                yield picked(part, again), block.of_rows(again)
 
 
 def batches(table: Table, batch_size: int) -> Iterator[Table]:
     """The rows of a table, `batch_size` at a time."""
     return (picked(table, index) for index in torch.arange(num_rows(table)).split(batch_size))
-
-
-def one_round(
-    prefixes: PrefixCache,
-    observer: FirstBlocks,
-    part: Table,
-    texts: Texts,
-    prompts: Sequence[dict[str, Any]],
-    **request: Any,
-) -> Block:
-    """Decode one round behind the text in front of every record, with the decoder that reads the texts."""
-    problems, policies, positions = (part[name].tolist() for name in ("problem", "policy", "position"))
-    lengths = [len(prompts[problem]["ids"]) for problem in problems]
-    keys = zip(problems, policies, strict=True)
-    whole = [(*prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
-    prefixes.decoder.resume(
-        prefixes.of(whole),
-        [(length + position, []) for length, position in zip(lengths, positions, strict=True)],
-        lengths,
-        is_decided=lambda _row: "read",
-        remember=False,
-        **request,
-    )
-    return observer.take()
 
 
 class RecordedTexts(Drafter):
@@ -130,18 +113,16 @@ class FeatureReader:
         """`names`: feature ids; `block`: K of the decoder that recorded the mismatches."""
         self.prompts, self.names = prompts, tuple(names)
         self.drafter = RecordedTexts() if pair.draft is None else RecordedBlocks(pair.draft)
-        self.observer = FirstBlocks(layers_needed(self.names), wants_q=True)
-        more: Any = {"tokenizer": pair.tokenizer, "vocabulary": num_ids(pair.tokenizer), "observer": self.observer}
+        more: Any = {"tokenizer": pair.tokenizer, "vocabulary": num_ids(pair.tokenizer)}
         self.decoder = Decoder(pair.target, self.drafter, make_rule("exact"), block, **more)
 
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
-        parts, prefixes = [], PrefixCache(self.decoder, batch_size)
+        parts, replay = [], Replay(self.decoder, self.prompts, self.names, batch_size)
         for part in batches(table, batch_size):
             self.drafter.blocks = blocks_of(part)
-            block = one_round(prefixes, self.observer, part, texts, self.prompts, **request)
-            parts.append(at_mismatch(block, self.names, part["target_id"]))
+            parts.append(at_mismatch(replay.block(part, texts, **request), self.names, part["target_id"]))
         return concatenated(parts)
 
 

@@ -171,7 +171,6 @@ class PrefixCache:
     def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
         """`decoder` reads what is missing, at most `batch_size` texts at once."""
         self.decoder, self.batch_size, self.limit = decoder, batch_size, limit_mb * 1_000_000
-        self.read = 0  # texts that were read here; the others were put in
         self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
         self._held = 0
 
@@ -179,7 +178,6 @@ class PrefixCache:
         """What is remembered of each text (prompt and answer as token ids)."""
         # Texts of about the same length waste no padding.
         missing = sorted((text for text in dict.fromkeys(texts) if text not in self._known), key=len)
-        self.read += len(missing)
         for start in range(0, len(missing), self.batch_size):
             for memory in self.decoder.remember(missing[start : start + self.batch_size]):
                 self.put(memory)

@@ -11,12 +11,12 @@ tell how often which draft token was refused for which target token (arXiv 2604.
 import torch
 
 from gistgate.core.block import Block
-from gistgate.core.features import extract, layers_needed
+from gistgate.core.features import extract
 from gistgate.core.files import save_tensors
 from gistgate.rules.history import PairCounts
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.labels import schema
-from pipeline.labels.features import FirstBlocks, divergence, rounds
+from pipeline.labels.features import Replay, divergence
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
 from pipeline.params import read_params
@@ -43,14 +43,11 @@ def read_spans() -> None:
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
-    observer = FirstBlocks(layers_needed(features), wants_q=True)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    replay = Replay(decoder, prompts, features, params.label.batch_size)
     table, texts = schema.read_labels()
     request = request_of(prompts, pair)
-    parts = [
-        span_rows(part, block, features, own.span)
-        for part, block in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
-    ]
+    parts = [span_rows(part, block, features, own.span) for part, block in replay.rounds(table, texts, **request)]
     spans = schema.checked(schema.concatenated(parts), {**schema.ROWS, **schema.feature_columns(features)}, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
     print(f"{schema.num_rows(spans)} tokens in the spans of {schema.num_rows(table)} mismatches")

@@ -175,7 +175,7 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
     """
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
-    found = at_budget(results.calibration[name], params.headline_budget)
+    found = at_budget(results.calibration[name]["budgets"], params.headline_budget)
     return found["bound"] if found and found["certified"] else None
 
 

@@ -2,7 +2,6 @@
 model card of an exported gate."""
 
 import re
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from gistgate.core.gate import GateConfig
 from gistgate.core.utils import printable
 from gistgate.demo.page import TEMPLATES as SHARED
 from gistgate.demo.page import flat, render
-from pipeline.paths import REPORTS, TASKS
+from pipeline.decode import at_budget, evaluation_folder
+from pipeline.paths import TASKS
 from pipeline.report.summary import STRICT, Results, Summary
 
 UNKNOWN = "–"
@@ -70,8 +70,8 @@ def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
 
     A method without a certificate runs strictly, so that the answers of its refused setting say nothing about it.
     """
-    line: dict[str, Any] = next((one for key, one in method["certificates"].items() if float(key) == budget), {})
-    if "capped" not in line:
+    line = at_budget(method["certificates"], budget)
+    if line is None or "capped" not in line:
         return UNKNOWN, UNKNOWN
     shown = "" if method["certified_bound"] is not None else "strict_"
     capped = f"{percent(line[f'{shown}capped'])} ({percent(line['strict_capped'])})"
@@ -107,16 +107,6 @@ def markdown(summary: Summary) -> str:
     lines = [[title for _, title in columns], ["---", *["---:"] * (len(columns) - 1)]]
     lines += [[row[place] for place, _ in columns] for row in found]
     return f"{caption(summary)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def html(summary: Summary) -> str:
-    """The report's table."""
-
-    def line(texts: tuple[str, ...], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-    body = "\n".join(line(row, "td") for row in rows(summary))
-    return f"<table>\n{line(tuple(COLUMNS), 'th')}\n{body}\n</table>"
 
 
 def caption(summary: Summary) -> str:
@@ -172,7 +162,7 @@ def provenance(results: Results) -> dict[str, dict[str, str]]:
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:
     """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
-    paths = {name: REPORTS / "evaluation" / name / "summary.json" for name in (STRICT, method)}
+    paths = {name: evaluation_folder(name) / "summary.json" for name in (STRICT, method)}
     return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
 
 

@@ -22,9 +22,8 @@ from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
 from pipeline.decode import (
     Operating,
-    load_gate,
+    decoder_at,
     load_task,
-    make_decoder,
     operating_point,
     read_prompts,
     request_of,
@@ -93,10 +92,9 @@ def probe(params: Params) -> dict[str, Any]:
         raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
 
     def answers(point: Operating) -> list[Reply]:
-        method = point.as_method()
-        decoder = make_decoder(pair, method, point.settings, point.block, gate=load_gate(method, pair))
-        ids, seeds = [ids for _, ids in prompts], seeds_of(params, prompts)
-        found = decode_all(decoder, ids, batch_size=params.decoding.batch_size, seeds=seeds, memory=memory, **request)
+        ids, decoder = [ids for _, ids in prompts], decoder_at(pair, point)
+        more: Any = {"batch_size": params.decoding.batch_size, "seeds": seeds_of(params, prompts), "memory": memory}
+        found = decode_all(decoder, ids, **more, **request)
         return [Reply(one.ids, tokenizer.decode(one.ids, skip_special_tokens=True), one.finish) for one in found]
 
     strict = answers(Operating("exact", "exact", MODEL, params.decoding.block))

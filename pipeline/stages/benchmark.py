@@ -26,7 +26,7 @@ from gistgate.measure.speed import (
     times_of,
     working,
 )
-from pipeline.decode import load_gate, make_decoder, operating_point, read_prompts, request_of
+from pipeline.decode import decoder_at, make_decoder, operating_point, read_prompts, request_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
@@ -50,9 +50,7 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
     ]
     for name, point in points.items():
         if name not in strictly:
-            gate = load_gate(point.as_method(), pair)
-            decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
-            field.append(contender(name, decoder, request))
+            field.append(contender(name, decoder_at(pair, point, engine=engine), request))
     return field
 
 

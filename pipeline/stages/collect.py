@@ -25,7 +25,7 @@ from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENC
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
-from pipeline.run import Shards, is_first, run, side_by_side
+from pipeline.run import Shards, run
 
 
 def main(name: str) -> None:
@@ -33,34 +33,26 @@ def main(name: str) -> None:
     if name not in PASSES:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
-    shards = shards_of(params, name)
-    missing = shards.missing(count)
-    side_by_side(collecting, (params, name), missing, params.decoding.workers, f"collect, {name}", "shard")
-    if not is_first():
-        return
-    check_met(shards, count)
-    report_costs(shards.folder, f"collect-{name}", count)
-    shards.publish(count, MISMATCH_FOLDER / name)
-
-
-def shards_of(params: Params, name: str) -> Shards:
-    """Where finished shards of a pass wait."""
     files = [prompts_of("train"), REFERENCE, *task_parts(params), *pair_files(params.pair)]
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit]
     blocks = (params.decoding.deciding, params.collect, params.engine)
-    return Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
+    shards = Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
+    if shards.fill(count, collecting, (params, name, shards), params.decoding.workers, f"collect, {name}"):
+        check_met(shards, count)
+        report_costs(shards.folder, f"collect-{name}", count)
+        shards.publish(count, MISMATCH_FOLDER / name)
 
 
-def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
+def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Collects one shard after another."""
-    params, name = settings
+    params, name, shards = settings
     torch.set_grad_enabled(False)
     engine = engine_of(params) if name == "strict" and params.collect.recipe == "walk" else None
     pair, prompts = load_pair(params), read_prompts("train")
     pilot = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer) if name == "gated" else None
-    shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
+    problems, size = minable(params), params.collect.shard_prompts
 
     def produce(index: int) -> Table:
         cost, started, some = Cost(), perf_counter(), problems[index * size : (index + 1) * size]

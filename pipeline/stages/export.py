@@ -1,14 +1,18 @@
 """The headline gate as a folder that decodes with plain transformers, registered as a model.
 
     python -m pipeline.stages.export      models/heads/<head>, reports/calibration/<method>.json -> models/export
+    python -m pipeline.stages.export segments      models/segments, reports/calibration -> models/segments-export
 
 The method is the one that asks the gate of `train.headline_head`. The folder holds its certificate and, unless
 `prompts.guard` is 0, a guard that notices prompts unlike those of the task. It is fitted on the split `guard`, because
 calibration prompts certify and do nothing else: one half of it gives the mean and the covariance of the target's
 states, the other half the thresholds of the alarms. Equal inputs give equal bytes.
+
+The probes of segments are exported on demand: with their certificate and the token gate beside them.
 """
 
 import math
+import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +23,20 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.certificate import certificate_from
-from gistgate.core.files import read_json, write_atomic
+from gistgate.core.files import read_json, write_atomic, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.guards import DomainGuard, fit, on_the_text
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row, Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.export.write import SEGMENTS as SEGMENT_CODE
 from gistgate.export.write import write_code
 from gistgate.rules import RULES
+from gistgate.segments.build import GATE
+from gistgate.segments.probes import load_probes
 from pipeline.decode import (
     Operating,
+    at_budget,
     calibration_file,
     decode_split,
     make_decoder,
@@ -37,8 +45,8 @@ from pipeline.decode import (
 )
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import EXPORT, HEADS
-from pipeline.report.tables import card, evaluations
+from pipeline.paths import EXPORT, HEADS, SEGMENTS, SEGMENTS_EXPORT
+from pipeline.report.tables import card, evaluations, markdown_page
 from pipeline.run import run
 from pipeline.tracking import register_gate
 
@@ -49,8 +57,15 @@ LAYER = "post"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows
 
 
-def main() -> None:
-    params = read_params()
+def main(part: str = "gate") -> None:
+    if part == "segments":
+        export_segments(read_params())
+    else:
+        export_gate(read_params())
+
+
+def export_gate(params: Params) -> None:
+    """The headline gate with the certificate of its method."""
     name = exported_method(params)
     report = read_json(calibration_file(name))
     gate = Gate.load(HEADS / params.train.headline_head)
@@ -91,6 +106,34 @@ def exported_method(params: Params) -> str:
         f"No method of params.yaml asks the head '{head}', so nothing is calibrated for it. Add one under 'methods', "
         "or change 'train.headline_head'."
     )
+
+
+def export_segments(params: Params) -> None:
+    """Both probes at what was certified for the method `segments` at the headline budget, else strict."""
+    report, method = read_json(calibration_file("segments")), params.method("segments")
+    found, certificate = at_budget(report["budgets"], params.headline_budget), dict[str, Any]()
+    if found is not None and found["certified"]:
+        certificate = {
+            "method": "segments",
+            "rule": method.rule,
+            "settings": {**found["fixed"], method.knob: found["knob"]},
+            "budget": params.headline_budget,
+            "confidence": report["confidence"],
+            "n": found["n"],
+            "bound": found["bound"],
+        }
+    pair = load_pair(params)
+    probes = replace(load_probes(SEGMENTS, pair.target, pair.draft_model), certificate=certificate)
+    notes = read_json(SEGMENTS / "config.json")["notes"]
+
+    def write(folder: Path) -> None:
+        probes.save(folder, pair.target, pair.draft_model, **notes)
+        shutil.copytree(SEGMENTS / GATE, folder / GATE)
+        write_text(folder / "README.md", markdown_page("segments", certificate=certificate, gate=GATE))
+        write_code(folder, SEGMENT_CODE)
+
+    write_atomic(SEGMENTS_EXPORT, write)
+    print(f"{SEGMENTS_EXPORT}: {certificate.get('method', 'nothing certified, decodes strictly')}")
 
 
 def guard_for(params: Params, name: str) -> DomainGuard | None:

@@ -21,7 +21,7 @@ from pipeline.labels.features import FeatureReader
 from pipeline.labels.vllm import StateFeatures, served_features
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.run import Shards, is_first, run, shard_files, side_by_side
+from pipeline.run import Shards, run, shard_files
 
 GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}  # the pass whose labels each goal reads
 OVERFLOW = "States that are not finite come from weights that overflow: load the target in bfloat16 or float32."
@@ -32,11 +32,10 @@ def main(goal: str) -> None:
     params = read_params()
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
-    shards = shards_of(params, goal)
-    count = len(shard_files(schema.LABEL_FOLDER / GOALS[goal]))
-    missing = shards.missing(count)
-    side_by_side(reading, (params, goal), missing, params.decoding.workers, f"features, {goal}", "shard")
-    if not is_first():
+    count = len(shard_files(labels := schema.LABEL_FOLDER / GOALS[goal]))
+    settings = (params.pair, params.decoding.deciding, params.engine, features_of(params, goal))
+    shards = Shards(f"features-{goal}", *settings, labels, *pair_files(params.pair))
+    if not shards.fill(count, reading, (params, goal, shards), params.decoding.workers, f"features, {goal}"):
         return
     # A near tie may turn in another batch. Of large features only this column is read.
     same = torch.cat([load_tensors(shards.path(index), ("same_target",))["same_target"] for index in range(count)])
@@ -50,17 +49,9 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*wanted, "scalars")))
 
 
-def shards_of(params: Params, goal: str) -> Shards:
-    """Where finished shards of a goal wait."""
-    files = [schema.LABEL_FOLDER / GOALS[goal], *pair_files(params.pair)]
-    return Shards(
-        f"features-{goal}", params.pair, params.decoding.deciding, params.engine, features_of(params, goal), *files
-    )
-
-
-def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
+def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Reads the features of one shard after another."""
-    params, goal = settings
+    params, goal, shards = settings
     served = params.engine.states != "own"
     pair, prompts, names = load_pair(params, weights=not served), read_prompts("train"), features_of(params, goal)
     reader: FeatureReader | StateFeatures
@@ -68,7 +59,7 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
         reader = served_features(params, pair, prompts, names)
     else:
         reader = FeatureReader(pair, prompts, names, params.decoding.block)
-    shards, labels = shards_of(params, goal), schema.read_records(schema.LABEL_FOLDER / GOALS[goal], schema.LABELS)
+    labels = schema.read_records(schema.LABEL_FOLDER / GOALS[goal], schema.LABELS)
     request = request_of(prompts, pair)
 
     def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:

@@ -30,39 +30,31 @@ from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.suffix import SuffixLabeller, Text
 from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.run import Shards, is_first, run, shard_files, side_by_side
+from pipeline.run import Shards, run, shard_files
 
 
 def main(name: str) -> None:
     params = read_params()
-    shards = shards_of(params, name)
     count = len(shard_files(schema.MISMATCH_FOLDER / name))
-    missing = shards.missing(count)
-    side_by_side(labelling, (params, name), missing, params.decoding.workers, f"label, {name}", "shard")
-    if not is_first():
-        return
-    report_costs(shards.folder, f"label-{name}", count)
-    found = schema.concatenated([records for records, _ in schema.read_records(shards.folder, schema.LABELS)])
-    shards.publish(count, schema.LABEL_FOLDER / name, rates(found))
-
-
-def shards_of(params: Params, name: str) -> Shards:
-    """Where finished shards of a pass wait."""
     files = [schema.MISMATCH_FOLDER / name, schema.REFERENCE, *pair_files(params.pair), *task_parts(params)]
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)
-    return Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
+    shards = Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
+    if shards.fill(count, labelling, (params, name, shards), params.decoding.workers, f"label, {name}"):
+        report_costs(shards.folder, f"label-{name}", count)
+        found = schema.concatenated([records for records, _ in schema.read_records(shards.folder, schema.LABELS)])
+        shards.publish(count, schema.LABEL_FOLDER / name, rates(found))
 
 
-def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
+def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Labels one shard after another."""
-    params, name = settings
+    params, name, shards = settings
     torch.set_grad_enabled(False)
     by_suffix = params.label.recipe == "suffix"
     engine = None if by_suffix else engine_of(params)
     pair = load_pair(params, weights=engine is None)
     task, prompts, references = load_task(params), read_prompts("train"), schema.read_references()
-    shards, found = shards_of(params, name), schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
+    found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
     chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
 

@@ -103,7 +103,7 @@ from pipeline import run
 from tests.pipeline.test_run import preparing
 folder = Path(sys.argv[1])
 run.side_by_side(preparing, folder, sys.argv[2:], 1, "test")
-if run.is_first():
+if run.RANK == 0:
     (folder / "joined").write_text(" ".join(sorted(path.name for path in folder.glob("piece-*"))))
 """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.features import extract, layers_needed
+from gistgate.core.features import extract
 from gistgate.core.files import save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from gistgate.rules.history import PairCounts
 from pipeline.labels import spans
-from pipeline.labels.features import FirstBlocks, rounds
+from pipeline.labels.features import Replay
 from pipeline.labels.mining import MismatchRecorder, stamped
 from pipeline.labels.schema import AnswerText, Policy, concatenated, pack
 from pipeline.labels.spans import span_rows
@@ -39,10 +39,9 @@ def mismatches(pair):
 def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
     """The same token is proposed, the strict rule refuses it, and the target saw the same text in front of it."""
     table, texts = mismatches
-    observer = FirstBlocks(layers_needed(["h_tok:post"]))
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4)
     seen = 0
-    for part, block in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
+    for part, block in Replay(decoder, PROMPTS, ["h_tok:post"], 5).rounds(table, texts, **REQUEST):
         assert block.draft_ids[:, 0].tolist() == part["draft_id"].tolist()
         assert block.top_ids[:, 0].tolist() == part["target_id"].tolist()
         state = extract(block, ["h_tok:post"])["h_tok:post"][:, 0].float()
@@ -54,9 +53,8 @@ def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches
 def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):
     table, texts = mismatches
     table = {**table, "kept": torch.arange(len(table["problem"])).float() / 100}
-    observer = FirstBlocks(layers_needed(["h_tok:pre"]), wants_q=True)
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
-    for part, block in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4)
+    for part, block in Replay(decoder, PROMPTS, ["h_tok:pre"], 5).rounds(table, texts, **REQUEST):
         found = span_rows(part, block, ("h_tok:pre", "scalars"), 3)
         lengths = block.valid[:, :3].sum(-1)
         assert found["kept"].tolist() == part["kept"].repeat_interleave(lengths).tolist()

@@ -15,7 +15,7 @@ from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.paths import SEGMENTS
-from pipeline.segments import export
+from pipeline.stages import export
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
@@ -57,7 +57,7 @@ def test_the_export_runs_at_the_certified_value(folder, certified):
     found = {"certified": certified, "knob": 0.5, "fixed": {"opinion": "probe", "risk": None}, "n": 1000}
     report = {"confidence": 0.95, "budgets": {"0.03": {**found, "bound": 0.008}}}
     write_json(calibration_file("segments"), report)
-    export.main()
+    export.main("segments")
     card = Path("models/segments-export/README.md").read_text()
     assert ("bound 0.0080" if certified else "decodes strictly") in card
     with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_an_operating_point_needs_its_budget(tmp_path: Path, monkeypatch: pytest
         operating_point(params, "fly")
     calibrated("fly", 0.1)
     with pytest.raises(UserError, match=r"says nothing about the budget 0\.02"):
-        operating_point(params, "fly", budget=0.02)
+        operating_point(replace(params, headline_budget=0.02), "fly")
 
 
 @slow
