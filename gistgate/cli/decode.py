@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt, read_prompts
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile
 
 if TYPE_CHECKING:
@@ -177,11 +177,9 @@ class Writer:
 
     def show(self, text: str) -> None:
         """Print what `text` adds to what stands there, to a terminal without control characters."""
-        from gistgate.cli.show import inert
-
         if text.startswith(self.shown):
             added = text[len(self.shown) :]
-            typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False, color=True)
+            typer.echo(printable(added) if sys.stdout.isatty() else added, nl=False, color=True)
             self.shown = text
 
     def finish(self, ids: Sequence[int]) -> None:

@@ -169,7 +169,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
         raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")
-    found = {f"{place}/{path.stem}.yaml": path.read_text(encoding="utf-8")}
+    found = {f"{place}/{path.stem}.yaml": text}
     for part in tasks.files_of(path):
         inside = Path(os.path.relpath(part, path.parent))
         if ".." in inside.parts:

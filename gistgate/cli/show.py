@@ -9,6 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gistgate.core.utils import printable
+
 if TYPE_CHECKING:
     from gistgate.core.certificate import Certificate, OperatingPoint
     from gistgate.core.gate import GateConfig
@@ -21,14 +23,7 @@ if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
 
-# Escapes of the characters that a terminal would obey.
-ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
-
-
-def inert(text: str) -> str:
-    """A text that cannot steer a terminal; letters and signs of every language stay."""
-    return text.translate(ESCAPES)
 
 
 def say(shown: RenderableType) -> None:
@@ -60,7 +55,7 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
     shown = Text("  ").join(Text(reason, colour) for reason, colour in COLOURS.items())
     shown.append("\n\n")
     for token in tokens:
-        shown.append(inert(token.text), COLOURS[token.reason])
+        shown.append(printable(token.text), COLOURS[token.reason])
     if loose := [token for token in tokens if token.reason == "loose"]:
         shown.append("\n\nloose tokens:")
     for token in loose:

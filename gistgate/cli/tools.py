@@ -60,7 +60,8 @@ def doctor(
     ids, request = loaded.ids, loaded.request
     costs = prospects.measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
     mismatches = prospects.Mismatches()
-    answers = prospects.strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    strict = loaded.decoder.strict(BLOCKS[-1]).having(observer=mismatches)
+    answers = [strict.generate([one], **request)[0] for one in ids]
     counted = total([answer.statistics for answer in answers])
     lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]

@@ -162,10 +162,6 @@ class Usage:
         self.tokens, self.forwards = self.tokens + tokens, self.forwards + forwards
 
     @property
-    def mean_accepted_length(self) -> float:
-        return self.tokens / self.forwards if self.forwards else 0.0
-
-    @property
     def idle(self) -> float:
         """Share of slots without a row, in [0, 1]."""
         return 1 - self.busy / self.available if self.available else 0.0

@@ -21,6 +21,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from unicodedata import category
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,5 +205,9 @@ def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """A text that cannot steer a terminal: control characters and half characters are written as escapes."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+    """A text that cannot steer a terminal: control characters and half characters are written as escapes.
+
+    Letters, signs and spaces of every language stay.
+    """
+    steering = {ord(char) for char in {*text} - {"\n", "\t"} if category(char) in ("Cc", "Cs")}
+    return text.translate({code: ascii(chr(code))[1:-1] for code in steering})

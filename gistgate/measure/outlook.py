@@ -92,14 +92,6 @@ class Mismatches(Observer):
         self.number += int((acceptance.length < block.valid.sum(-1)).sum())
 
 
-def strict_answers(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
-) -> list[Generation]:
-    """The answers of strict verification at K = `block` to these prompts, one after the other."""
-    strict = decoder.strict(block).having(observer=observer)
-    return [strict.generate([ids], **request)[0] for ids in prompts]
-
-
 def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:
     """Costs of the pair of a strict decoder, from decoding prompts plainly and with every K of `blocks`.
 

@@ -13,7 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from gistgate.core.block import Block
 from gistgate.core.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
-from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, Mlp, build_head, fold_standardisation
+from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, fold_standardisation
 from gistgate.core.identity import identify_model, identify_tokenizer, portable_name, weights_fingerprint
 from gistgate.core.utils import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -175,8 +175,6 @@ def test_probabilities_are_float32_whatever_the_states_are_and_rows_do_not_influ
 def test_states_of_another_width_are_refused(gate, block):
     with pytest.raises(UserError, match=r"reads 40 features, but the block gives 24 .*tiny/target"):
         gate(replace(block, hidden={"post": block.hidden["post"][..., :16]}))
-    with pytest.raises(UserError, match="mlp head cannot have"):
-        build_head(Mlp, {"input_size": 4, "width": 3})
 
 
 def test_another_architecture_and_another_tokenizer_are_refused(gate, pair, tmp_path):

@@ -56,8 +56,8 @@ def test_a_mismatch_is_a_draft_token_that_was_refused():
     counted = []
     for drafter in (PromptLookup(), ModelDrafter(DRAFT)):
         seen = Mismatches()
-        decoder = Decoder(TARGET, drafter, Exact(), 8)
-        answers = measured.strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
+        decoder = Decoder(TARGET, drafter, Exact(), 8, observer=seen)
+        answers = [decoder.generate([ids], max_new_tokens=24)[0] for ids in ([1, 2, 3], [4, 5])]
         found = total([answer.statistics for answer in answers])
         counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
     (by_lookup, short), _ = counted
