@@ -241,11 +241,16 @@ class Gate(nn.Module):
         folder = Path(folder)
         described, sealed = read_sealed(folder / CONFIG_FILE)
         gate = cls(config := GateConfig.from_json(described, str(folder / CONFIG_FILE)))
-        gate._fill(folder / WEIGHTS_FILE)
+        weights, tensors = folder / WEIGHTS_FILE, load_tensors(folder / WEIGHTS_FILE)
+        try:
+            gate.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise UserError(f"{weights} does not fit its config.json ({first_line(error)}). Restore both.") from error
+        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+            raise UserError(f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again.")
         check_sealed(folder / CONFIG_FILE, sealed, described, gate_hash(gate))
         gate.folder = folder
-        strange = strange_roles(config, target, draft) if other_weights else []
-        gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
+        strange = gate.check(target, draft, tokenizer, other_weights)
         certificate = read_certificate(folder)
         broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
         if broken is None:
@@ -256,42 +261,34 @@ class Gate(nn.Module):
             warnings.warn(broken, stacklevel=2)
         return gate
 
-    def _fill(self, weights: Path) -> None:
-        """Take the weights from a file, whose names, shapes, dtypes and values are checked."""
-        tensors = load_tensors(weights)
-        try:
-            self.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise UserError(f"{weights} does not fit its config.json ({first_line(error)}). Restore both.") from error
-        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again.")
-
     def check(
-        self, target: PreTrainedModel | None = None, draft: PreTrainedModel | None = None, tokenizer: Any = None
-    ) -> None:
-        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype."""
-        if target is not None:
-            check_identity("target", self.config.target, identify_model(target))
-            dtype, trained = str(target.dtype).removeprefix("torch."), self.config.target.dtype
-            if dtype != trained:
-                said = f"The gate was trained on states in {trained}, the target runs in {dtype}: no certificate holds."
-                warnings.warn(said, stacklevel=2)
-        if draft is not None and self.config.draft is not None:
-            check_identity("draft", self.config.draft, identify_model(draft))
+        self,
+        target: PreTrainedModel | None = None,
+        draft: PreTrainedModel | None = None,
+        tokenizer: Any = None,
+        other_weights: bool = False,
+    ) -> list[str]:
+        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype.
+
+        With `other_weights` only the shape has to be the same. Returns the roles whose weights are known to differ.
+        """
+        strange = []
+        for role, expected, model in (("target", self.config.target, target), ("draft", self.config.draft, draft)):
+            if expected is None or model is None:
+                continue
+            found = identify_model(model)
+            if other_weights:
+                check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
+                if has_other_weights(expected, found):
+                    strange.append(role)
+                    continue
+            check_identity(role, expected, found)
+            if role == "target" and found.dtype != expected.dtype:
+                said = f"The gate was trained on states in {expected.dtype}, the target runs in {found.dtype}"
+                warnings.warn(f"{said}: no certificate holds.", stacklevel=2)
         if tokenizer is not None:
             check_tokenizer(self.config.tokenizer, tokenizer)
-
-
-def strange_roles(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> list[str]:
-    """The roles whose models have weights that are known to differ from those that the gate was trained with."""
-    strange = []
-    for role, expected, model in (("target", config.target, target), ("draft", config.draft, draft)):
-        if expected is not None and model is not None:
-            found = identify_model(model)
-            check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
-            if has_other_weights(expected, found):
-                strange.append(role)
-    return strange
+        return strange
 
 
 def until_certified(

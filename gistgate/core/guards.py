@@ -190,7 +190,8 @@ class DomainGuard:
         for row, total, number in zip(longest.values(), sums, numbers, strict=True):
             known: Watched = row.memory.setdefault(self.id, Watched())
             was = known.strangest
-            known.see(total, number)
+            known.total, known.number = known.total + total, known.number + number
+            known.strangest = max(known.strangest, known.total / known.number)
             row.statistics.extra["domain_distance"] = known.strangest
             row.statistics.count("domain_far", was <= self.far < known.strangest)
             row.statistics.count("domain_rounds", self._alarms(row) > 0)
@@ -257,11 +258,6 @@ class Watched:
     gain: float = 0.0
     highest: float = 0.0  # largest gain so far
     seen: int = 0  # tokens of the answer that the bet knows
-
-    def see(self, total: float, number: float) -> None:
-        """Distances of one more round."""
-        self.total, self.number = self.total + total, self.number + number
-        self.strangest = max(self.strangest, self.total / self.number)
 
     def bet(self, gain: float) -> None:
         """One more round; a bet that lost everything begins anew."""

@@ -47,12 +47,12 @@ class TokenizerIdentity:
     num_tokens: int  # tokens, added ones included
 
 
-def identify_model(model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> ModelIdentity:
+def identify_model(model: PreTrainedModel, name: str | None = None) -> ModelIdentity:
     """The identity of a loaded model. `name` defaults to what it was loaded from, without the folders above it."""
     config = model.config.get_text_config()
     return ModelIdentity(
         name=name or portable_name(model.config.name_or_path),
-        revision=revision or getattr(model.config, "_commit_hash", None),
+        revision=getattr(model.config, "_commit_hash", None),
         architecture=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,

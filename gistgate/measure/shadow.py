@@ -9,7 +9,7 @@ Axis letters: B rows, K drafted tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ INNER = "rule."  # prefix of what the watched rule remembers
 
 
 @dataclass(frozen=True)
-class Shadow(Rule):
+class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
     A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
@@ -33,9 +33,6 @@ class Shadow(Rule):
     """
 
     rule: Rule  # what would have been accepted
-    id: ClassVar[str] = "shadow"
-    knob: ClassVar[str | None] = None
-    looser: ClassVar[Literal["up", "down"]] = "up"
     counters: ClassVar[tuple[str, ...]] = (
         "shadow_blocks",  # strict blocks
         "shadow_first",  # tokens that the rule would have made of these, each for itself
