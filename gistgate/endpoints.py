@@ -128,8 +128,9 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     certificate = ServedCertificate(
         strict=strict.described(), loose=loose.described(),
         scope=task_scope(task, [task.question(doc) for doc in docs]),
-        budget=options.budget, confidence=bound.confidence, **bound.entries, certified=refusal is None,
+        budget=options.budget, confidence=bound.confidence, n=bound.n, losses=bound.losses, gains=bound.gains,
         differing=sum(one.text != other.text for one, other in zip(*compared.answers, strict=True)),
+        loss=bound.mean, bound=bound.value, bound_kind=bound.kind, certified=refusal is None,
         strict_answers=strict_answers, loose_answers=loose_answers,
         refusal=refusal, made=datetime.now(UTC).date().isoformat(),
     )  # fmt: skip
