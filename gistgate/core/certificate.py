@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, checksum, fingerprint, named_files, read_sealed, write_json
+from gistgate.core.files import check_sealed, fingerprint, named_files, read_sealed, write_sealed
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, dataclass_from, refusing
@@ -86,8 +86,7 @@ class Certificate:
     def save(self, folder: str | Path) -> Path:
         """Write `certificate.json` into a folder and return its path."""
         path = Path(folder) / CERTIFICATE_FILE
-        value = asdict(self)
-        write_json(path, {**value, "checksum": checksum(value)})
+        write_sealed(path, asdict(self))
         return path
 
     def mismatch(

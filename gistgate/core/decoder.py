@@ -19,17 +19,7 @@ from gistgate.core.drafter import Drafter
 from gistgate.core.reader import RowCache, fills_slots, num_ids, remembered
 from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, check_ids, check_prompts, check_rows
 from gistgate.core.rule import Exact, Rule
-from gistgate.core.session import (
-    Chains,
-    DecoderParts,
-    GateLike,
-    Observer,
-    Queue,
-    QueuedRow,
-    Session,
-    Verifier,
-    models_of,
-)
+from gistgate.core.session import Chains, DecoderParts, Observer, Queue, QueuedRow, Session, Verifier, models_of
 from gistgate.core.utils import UserError, added_ids
 
 
@@ -152,7 +142,7 @@ class Decoder:
         rule: Rule,
         block: int = 8,
         *,
-        gate: GateLike | None = None,
+        gate: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         protocol_ids: Sequence[int] = (),
         vocabulary: int | None = None,

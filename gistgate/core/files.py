@@ -87,10 +87,15 @@ def read_text(path: str | Path) -> str:
 
 def read_json(path: str | Path) -> Any:
     """Read a JSON file; UserError where it is missing or damaged."""
+    return parsed(read_text(path), str(path))
+
+
+def parsed(text: str, where: str) -> Any:
+    """What a JSON text says; UserError names where a damaged one stands."""
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}). Restore it or write it again.") from error
+        raise UserError(f"{where} is not valid JSON ({error}). Restore it or write it again.") from error
 
 
 def read_sealed(path: str | Path) -> tuple[dict[str, Any], str | None]:
@@ -103,14 +108,9 @@ def read_sealed(path: str | Path) -> tuple[dict[str, Any], str | None]:
 
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
     """Read one JSON object per line; UserError where the file is missing or a line is damaged."""
-    rows = []
     # Not splitlines: JSON leaves other line ends, such as U+2028, inside its strings as they are.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        try:
-            rows += [json.loads(line)] if line else []
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}, is not valid JSON ({error}). Write the file again.") from error
-    return rows
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [parsed(line, f"{path}, line {number},") for number, line in lines if line]
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -151,6 +151,11 @@ def fingerprint(*parts: Any) -> str:
                     while chunk := file.read(1 << 20):
                         digest.update(chunk)
     return digest.hexdigest()[:16]
+
+
+def write_sealed(path: str | Path, value: dict[str, Any], *parts: Any) -> None:
+    """Write a JSON object with a checksum of it and of further parts, such as a fingerprint of a file beside it."""
+    write_json(path, {**value, "checksum": checksum(value, *parts)})
 
 
 def checksum(value: Any, *parts: Any) -> str:

@@ -16,15 +16,13 @@ from transformers import PreTrainedModel
 from gistgate.core.block import Block
 from gistgate.core.certificate import TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.features import extract, layers_needed, needs_q
-from gistgate.core.files import check_sealed, checksum, load_tensors, read_sealed, save_tensors, write_json, write_text
+from gistgate.core.files import check_sealed, load_tensors, read_sealed, save_tensors, write_sealed, write_text
 from gistgate.core.identity import (
     ModelIdentity,
     TokenizerIdentity,
     check_identity,
-    check_shape,
     check_tokenizer,
     gate_hash,
-    has_other_weights,
     identify_model,
     lightening,
 )
@@ -218,8 +216,7 @@ class Gate(nn.Module):
         """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
         folder = Path(folder)
         save_tensors(folder / WEIGHTS_FILE, dict(self.state_dict()))
-        described = self.config.as_json()
-        write_json(folder / CONFIG_FILE, {**described, "checksum": checksum(described, gate_hash(self))})
+        write_sealed(folder / CONFIG_FILE, self.config.as_json(), gate_hash(self))
         if card is not None:
             write_text(folder / CARD_FILE, card)
 
@@ -277,13 +274,9 @@ class Gate(nn.Module):
             if expected is None or model is None:
                 continue
             found = identify_model(model)
-            if other_weights:
-                check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
-                if has_other_weights(expected, found):
-                    strange.append(role)
-                    continue
-            check_identity(role, expected, found)
-            if role == "target" and found.dtype != expected.dtype:
+            if check_identity(role, expected, found, other_weights=other_weights):
+                strange.append(role)
+            elif role == "target" and found.dtype != expected.dtype:
                 said = f"The gate was trained on states in {expected.dtype}, the target runs in {found.dtype}"
                 warnings.warn(f"{said}: no certificate holds.", stacklevel=2)
         if tokenizer is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_sealed, save_tensors, write_json
+from gistgate.core.files import check_sealed, fingerprint, load_tensors, read_sealed, save_tensors, write_sealed
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
@@ -220,8 +220,7 @@ class DomainGuard:
         config = {name: value for name, value in asdict(self).items() if name not in TENSORS}
         # JSON knows no infinity: a threshold that nothing exceeds is left empty.
         value = {name: None if value == math.inf else value for name, value in config.items()}
-        sealed = checksum(value, fingerprint(folder / TENSORS_FILE))
-        write_json(folder / CONFIG_FILE, {**value, "checksum": sealed})
+        write_sealed(folder / CONFIG_FILE, value, fingerprint(folder / TENSORS_FILE))
 
     @classmethod
     def load(cls, folder: str | Path) -> DomainGuard:

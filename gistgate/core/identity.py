@@ -127,29 +127,24 @@ def sampled(parameter: Tensor) -> Tensor:
     return parameter.reshape(-1)[::step][:SAMPLES].to("cpu", torch.bfloat16)
 
 
-def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity, what: str = "gate") -> None:
-    """Refuse a model that `what` was not made for."""
-    check_shape(role, expected, found, what=what)
-    if has_other_weights(expected, found):
-        want, have = (str(model.fingerprint)[:12] for model in (expected, found))
-        raise UserError(misfit(what, role, "weights", want, have, expected.name))
+def check_identity(
+    role: str, expected: ModelIdentity, found: ModelIdentity, what: str = "gate", other_weights: bool = False
+) -> bool:
+    """Refuse a model that `what` was not made for; returns whether its weights are known to differ.
 
-
-def check_shape(
-    role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True, what: str = "gate"
-) -> None:
-    """Refuse a model of another architecture or size, whatever its weights are; with `rounded` also other rounding."""
+    With `other_weights` they may, rounded ones too: only another architecture or size is refused then.
+    """
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
-        if prop != "fingerprint" and want != have and (rounded or prop != "quantisation"):
+        if prop != "fingerprint" and want != have and not (other_weights and prop == "quantisation"):
             option = lightening(prop, want)
             raise UserError(misfit(what, role, prop.replace("_", " "), want, have, expected.name, option))
-
-
-def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
-    """Whether the weights are known to differ, by their rounding or their fingerprint; a missing one cannot differ."""
-    known = None not in (expected.fingerprint, found.fingerprint)
-    return expected.quantisation != found.quantisation or (known and expected.fingerprint != found.fingerprint)
+    known = None not in (expected.fingerprint, found.fingerprint)  # a missing one cannot differ
+    differ = expected.quantisation != found.quantisation or (known and expected.fingerprint != found.fingerprint)
+    if differ and not other_weights:
+        want, have = (str(model.fingerprint)[:12] for model in (expected, found))
+        raise UserError(misfit(what, role, "weights", want, have, expected.name))
+    return differ
 
 
 def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,15 +67,6 @@ class Chains:
         drafter.keep(lengths)
 
 
-class GateLike(Protocol):
-    """What the decoder asks of a gate."""
-
-    layers: frozenset[str]
-    wants_q: bool
-
-    def __call__(self, block: Block) -> Tensor: ...
-
-
 class Observer(Protocol):
     """Sees every block with its acceptance, before anything is committed."""
 
@@ -94,7 +85,7 @@ class DecoderParts:
     rule: Rule
     block: int  # K, drafted tokens per round; 0 is plain decoding
     vocabulary: int  # number of token ids that count, where output layers are padded
-    gate: GateLike | None = None
+    gate: Any = None  # gives a block its probabilities; `layers` and `wants_q` say what it reads
     tokenizer: PreTrainedTokenizerBase | None = None
     protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely, besides eos
     observer: Observer | None = None
@@ -135,8 +126,8 @@ class DecoderParts:
     @property
     def wants_q(self) -> bool:
         """True when the drafter shall name its probabilities also for greedy requests."""
-        asked = self.gate.wants_q if self.judged and self.gate else False
-        return asked or "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
+        asked = (self.judged and self.gate.wants_q) or "q" in self.rule.needs
+        return asked or (self.observer is not None and self.observer.wants_q)
 
 
 def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrainedModel]:
@@ -388,7 +379,7 @@ class Session:
             fields = {**fields, "begins": torch.tensor(begins, device=self.device)}
         if fields:
             block = block.having(**fields)
-        if parts.judged and parts.gate is not None:
+        if parts.judged:
             block = block.with_gate(parts.gate)
         if parts.guards is None:
             return block, settle(parts.rule, block, state)

@@ -6,21 +6,10 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from unicodedata import category
 
 if TYPE_CHECKING:
@@ -158,7 +147,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Between(NamedTuple):
+@dataclass(frozen=True)
+class Between:
     """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is left out."""
 
     low: float = -math.inf

@@ -16,14 +16,7 @@ from zlib import crc32
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import (
-    CompileConfig,
-    GenerationConfig,
-    PreTrainedModel,
-    StaticCache,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteriaList, StopStringCriteria
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import LoopGuard
@@ -154,7 +147,7 @@ def written(answer: list[int], ends: Collection[int], pad: int) -> int:
 
 def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
     """transformers' compiled step on a static cache of one size, on a CPU as well: not every machine can have it."""
-    everywhere = CompileConfig()
+    everywhere = transformers.CompileConfig()
     everywhere._compile_all_devices = True
     caches: dict[int, StaticCache] = {}
     decode = theirs(pair, request)

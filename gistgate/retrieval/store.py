@@ -18,13 +18,12 @@ from transformers import PreTrainedModel
 
 from gistgate.core.files import (
     check_sealed,
-    checksum,
     fingerprint,
     load_tensors,
     read_sealed,
     save_tensors,
     write_atomic,
-    write_json,
+    write_sealed,
 )
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
@@ -106,8 +105,7 @@ class Datastore:
                 write_index(part / INDEX_FILE)
             sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
             described = asdict(replace(self.config, files=sizes))
-            sealed = checksum(described, fingerprint(part / PROJECTION_FILE))
-            write_json(part / "config.json", {**described, "checksum": sealed})
+            write_sealed(part / "config.json", described, fingerprint(part / PROJECTION_FILE))
 
         write_atomic(folder, write)
 

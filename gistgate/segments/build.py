@@ -12,7 +12,6 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
-from gistgate.core.session import GateLike
 from gistgate.core.utils import UserError
 from gistgate.models.choose import Choice, Policy, differing
 from gistgate.models.options import DecodeOptions
@@ -59,7 +58,7 @@ def segment_decoder(
     style: str,
     limit: int,
     replacement: str = "token",
-    token_gate: GateLike | None = None,
+    token_gate: Any = None,
     risk: float = 0.1,
     **parts: Any,
 ) -> Decoder:

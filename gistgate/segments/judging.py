@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.reader import Reader, context_of, left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Rule, State, own_token
-from gistgate.core.session import GateLike, Observer
+from gistgate.core.session import Observer
 from gistgate.core.utils import Amount, PositiveShare, UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
@@ -252,9 +252,7 @@ def same_numbers(own: str, drafted: str) -> float:
 class SegmentJudge:
     """An opinion as the gate of a decoder, beside a token gate where one is given."""
 
-    def __init__(
-        self, opinion: Opinion, drafter: SegmentDrafter, token_gate: GateLike | None = None, risk: float = 0.1
-    ) -> None:
+    def __init__(self, opinion: Opinion, drafter: SegmentDrafter, token_gate: Any = None, risk: float = 0.1) -> None:
         """Judge by `opinion`; inside refused segments a token passes where P(harm) <= `risk` for the token gate."""
         self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)

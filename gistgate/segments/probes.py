@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_sealed, save_tensors, write_json
+from gistgate.core.files import check_sealed, fingerprint, load_tensors, read_sealed, save_tensors, write_sealed
 from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
@@ -79,7 +79,7 @@ class Probes:
             tensors |= {f"{role}.{name}": tensor for name, tensor in probe.state_dict().items()}
         config["certificate"] = self.certificate
         save_tensors(weights, tensors)
-        write_json(place, {**config, "checksum": checksum(config, fingerprint(weights))})
+        write_sealed(place, config, fingerprint(weights))
 
 
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:

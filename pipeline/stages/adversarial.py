@@ -20,15 +20,7 @@ from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from pipeline.decode import (
-    Operating,
-    decoder_at,
-    load_task,
-    operating_point,
-    read_prompts,
-    request_of,
-    seeds_of,
-)
+from pipeline.decode import Operating, decoder_at, load_task, operating_point, read_prompts, request_of, seeds_of
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
