@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +45,11 @@ SERVED_FILE = "served-certificate.json"
 CHUNK = 64  # prompts between two looks at the outcomes
 RETRIES = 5  # repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on
 SECONDS = 600.0  # longest wait for one answer
-KEY = "OPENAI_API_KEY"  # environment variable with the key of a server that asks for one
-WHOLE = ("stop", "length")  # reasons for which a complete answer ends; another answer is not what the model would say
+KEY = "OPENAI_API_KEY"  # environment variable with the key of both servers, if they are one host, or of OpenAI's
+KEYS = {"strict": "GISTGATE_STRICT_API_KEY", "loose": "GISTGATE_LOOSE_API_KEY"}  # those of one server each
+MOST_STOPS = 4  # that the protocol allows; answers are cut at all of them here
+BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error")
+"""Reasons for which an answer ends that is not what the model would say; servers have several words for "stop"."""
 
 Messages = list[dict[str, str]]
 
@@ -97,8 +101,9 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     task = load_task(spec_of(options, gate))
     docs = documents(task, options, gate)
     confidence = planned(options, len(docs), True)
-    strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body))
-    loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body))
+    keys, names = keys_of(options.strict_endpoint, options.loose_endpoint), tuple(options.same_model)
+    strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body), keys["strict"], names)
+    loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body), keys["loose"], names)
     if strict == loose:
         raise UserError(
             "Both endpoints are the same server, model and request. Tell them apart by --strict-body and --loose-body."
@@ -184,6 +189,7 @@ class Compared:
                 new = self.ask(endpoint, docs)
                 answers += new
                 scores += [self.task.score(doc, self.task.cut(one.text)) for doc, one in zip(docs, new, strict=True)]
+            print(f"{start + len(docs)} of {len(self.docs)} prompts are answered by both", file=sys.stderr, flush=True)
             first, second = (np.array(scores[start:], dtype=float) for scores in self.scores)
             yield Decoded(first - second)
 
@@ -226,14 +232,16 @@ class Endpoint:
     url: str  # address up to the version, such as http://127.0.0.1:8000/v1, without a password
     model: str  # name under which the server knows the model
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of every request's body
+    key: str = field(default="", repr=False, compare=False)  # what it asks for; never written
     login: str = field(default="", repr=False, compare=False)  # user and password as HTTP wants them; never written
+    names: tuple[str, ...] = field(default=(), repr=False, compare=False)  # other names for the model in its answers
 
     @cached_property
     def client(self) -> Any:
         """The connections to the server, which threads may share."""
-        key, login = os.environ.get(KEY, "none"), {"Authorization": self.login} if self.login else None
+        login = {"Authorization": self.login} if self.login else None
         return openai.OpenAI(
-            base_url=self.url, api_key=key, default_headers=login, max_retries=RETRIES, timeout=SECONDS
+            base_url=self.url, api_key=self.key or "none", default_headers=login, max_retries=RETRIES, timeout=SECONDS
         )
 
     def described(self) -> dict[str, Any]:
@@ -246,7 +254,7 @@ class Endpoint:
             "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0.0,
-            "stop": list(stops) or None,
+            "stop": list(stops)[:MOST_STOPS] or None,
             "extra_body": {**continued(prompt), **self.extra} or None,
         }
         with explained(self.url):
@@ -258,13 +266,14 @@ class Endpoint:
 
     def whole(self, done: Any) -> Served:
         """An answer that came, unless it was cut short or another model gave it."""
-        if done.model != self.model:
+        if done.model not in (None, "", self.model, *self.names):
             raise UserError(
-                f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. Name that."
+                f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. If that is "
+                f"the same one, add --same-model {done.model}; else name it."
             )
         choice = done.choices[0] if done.choices else None
-        if choice is None or choice.finish_reason not in WHOLE:
-            reason = choice.finish_reason if choice else "no answer at all"
+        if choice is None or choice.finish_reason in BROKEN:
+            reason = choice.finish_reason if choice else getattr(done, "error", None) or "no answer at all"
             raise UserError(
                 f"{self.url} ended an answer with '{reason}', so it is not whole. Look into the server's log."
             )
@@ -288,14 +297,32 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
     return {"continue_final_message": True, "add_generation_prompt": False}
 
 
-def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:
-    """The endpoint, once its server has named its models; without `model` the only one that it serves."""
+def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
+    """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
     url, login = without_login(url)
+    endpoint = Endpoint(url, model or "", extra, key, login, names)
     with explained(url):
-        known = [one.id for one in Endpoint(url, model or "", login=login).client.models.list()]
-    if model not in known and (model is not None or len(known) != 1):
+        try:
+            known = [one.id for one in endpoint.client.models.list()]
+        except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError):
+            raise
+        except Exception:
+            if model is None:
+                raise
+            known = []
+    if model is None and len(known) == 1:
+        return replace(endpoint, model=known[0])
+    if model is None or (known and model not in known):
         raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}. Name one.")
-    return Endpoint(url, model or known[0], extra, login)
+    return endpoint
+
+
+def keys_of(strict: str, loose: str) -> dict[str, str]:
+    """The key of each server: nobody's key is sent to somebody else."""
+    hosts = {"strict": urlsplit(strict).hostname, "loose": urlsplit(loose).hostname}
+    usual, shared = os.environ.get(KEY, ""), hosts["strict"] == hosts["loose"]
+    own = {name: usual if shared or host == "api.openai.com" else "" for name, host in hosts.items()}
+    return {name: os.environ.get(variable, own[name]).strip() for name, variable in KEYS.items()}
 
 
 def without_login(url: str) -> tuple[str, str]:
@@ -306,18 +333,36 @@ def without_login(url: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), f"Basic {secret}" if login else ""
 
 
+REMEDIES = {
+    "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed it: SSL_CERT_FILE=<file.pem>.",
+    "WRONG_VERSION_NUMBER": "It speaks http without TLS: write http:// in place of https://.",
+    "record layer failure": "It speaks http without TLS: write http:// in place of https://.",
+    "disconnected without": "It may want TLS: write https:// in place of http://.",
+    "Name or service": "The name of its machine is not known here: look for a typing error.",
+    "proxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
+    "timed out": "It answers too slowly: ask for less at a time with --concurrent.",
+}  # by what the cause says
+
+
 @contextmanager
 def explained(url: str) -> Iterator[None]:
     """Turn what the client raises into one sentence."""
     try:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
+        cause = str(error.__cause__ or error)
+        remedy = next(
+            (remedy for sign, remedy in REMEDIES.items() if sign in cause), "Start or mend the server, and repeat."
+        )
+        raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
+    except openai.AuthenticationError as error:
         raise UserError(
-            f"{url} cannot be reached, after {RETRIES} repetitions ({error}). Start or mend the server, and repeat."
+            f"{url} asks for another key: {first_line(error)}. Set {' or '.join(KEYS.values())}."
         ) from error
     except openai.APIStatusError as error:
         raise UserError(
-            f"{url} refused a request with status {error.status_code}: {first_line(error)}. Mend it, and repeat."
+            f"{url} refused a request with status {error.status_code}: {' '.join(error.response.text.split())[:200]}. "
+            "Mend it, and repeat."
         ) from error
     except UserError:
         raise

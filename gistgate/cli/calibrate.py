@@ -77,6 +77,9 @@ class Options:
     loose_endpoint: Annotated[str | None, served("The server that is certified against it.")] = None
     strict_model: Annotated[str | None, served("Model of the reference server; default: its only one.")] = None
     loose_model: Annotated[str | None, served("Model of the other server; default: its only one.")] = None
+    same_model: Annotated[
+        list[str], served("Another name that the answers may give the model asked for; repeatable.")
+    ] = ()  # type: ignore[assignment]
     strict_body: Annotated[str, served("Further entries of every request to the reference server, as JSON.")] = "{}"
     loose_body: Annotated[str, served("Further entries of every request to the other server, as JSON.")] = "{}"
     concurrent: Annotated[int, served("Requests that are under way at the same time.", min=1)] = 8
@@ -91,7 +94,8 @@ def calibrate(**given: Any) -> None:
     With --strict-endpoint and --loose-endpoint certify instead one server against another, whatever runs behind it.
     """
     as_json = given.pop("as_json")
-    options = Options(**{**given, "settings": tuple(given["settings"])})
+    lists: dict[str, Any] = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    options = Options(**{**given, **lists})
     servers = bool(options.strict_endpoint or options.loose_endpoint)
     for name, field in FIELDS.items():
         is_foreign = field.annotation.__metadata__[-1].rich_help_panel == (PANEL if servers else SERVERS)

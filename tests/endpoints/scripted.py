@@ -26,6 +26,7 @@ class Script:
     pages: dict[int, Any] = field(default_factory=dict)  # a text or JSON with status 200 in place of an answer
     model: str = "adder"
     says: str = "adder"  # model that an answer names
+    lists: bool = True  # whether it lists its models
     logins: set[str] = field(default_factory=set)  # headers with keys or passwords that came
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests that were answered
 
@@ -39,7 +40,10 @@ class Handler(BaseHTTPRequestHandler):
         """Stay silent."""
 
     def do_GET(self) -> None:
-        self.send({"object": "list", "data": [{"id": self.script.model, "object": "model"}]})
+        if self.script.lists:
+            self.send({"object": "list", "data": [{"id": self.script.model, "object": "model"}]})
+        else:
+            self.send({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

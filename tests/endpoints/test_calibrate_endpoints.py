@@ -19,7 +19,7 @@ from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.endpoints import certify, continued
+from gistgate.endpoints import certify, continued, keys_of
 from gistgate.lm_eval import task as task_files
 from gistgate.lm_eval.prompts import hashes_of
 from gistgate.lm_eval.task import TaskSpec
@@ -81,6 +81,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
         (Script(statuses={7: 400}), "refused a request with status 400: .*no 7 today"),
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
+        (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
         (Script(model="other"), "does not serve 'adder'. It serves: other"),
         (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
     ],
@@ -89,6 +90,23 @@ def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
     with pytest.raises(UserError, match=message):
         run(Script(), loose, loose_model="adder")
     assert not (tmp_path / "out").exists()
+
+
+def test_servers_have_words_and_names_of_their_own(run):
+    """Other words for a stop, another name for the model or none, and no list of models."""
+    odd = Script(reasons={3: "eos_token", 4: "eos"}, says="/models/a.gguf", lists=False)
+    certificate, _ = run(Script(says=""), odd, loose_model="adder", same_model=["/models/a.gguf"])
+    assert certificate.certified and certificate.differing == 0
+
+
+def test_a_key_is_sent_to_its_own_server_alone(monkeypatch):
+    one, other = "https://one.example/v1", "http://127.0.0.1:8000/v1"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    assert keys_of(one, other) == {"strict": "", "loose": ""}
+    assert keys_of(one, one + "/") == {"strict": "sk-1", "loose": "sk-1"}
+    assert keys_of("https://api.openai.com/v1", other) == {"strict": "sk-1", "loose": ""}
+    monkeypatch.setenv("GISTGATE_LOOSE_API_KEY", "sk-2\n")
+    assert keys_of(one, one)["loose"] == "sk-2"
 
 
 def test_a_chat_is_asked_with_messages_and_further_entries(run):
