@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-from unicodedata import category
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -194,10 +194,12 @@ def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
         setattr(thing, name, before)
 
 
-def printable(text: str) -> str:
-    """A text that cannot steer a terminal: control characters and half characters are written as escapes.
+# Control characters, marks that change the direction of writing, and halves of surrogate pairs.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
-    Letters, signs and spaces of every language stay.
-    """
-    steering = {ord(char) for char in {*text} - {"\n", "\t"} if category(char) in ("Cc", "Cs")}
-    return text.translate({code: ascii(chr(code))[1:-1] for code in steering})
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal; letters, signs and spaces of every language stay."""
+    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import SequenceMatcher
@@ -15,6 +14,7 @@ from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
+from gistgate.core.utils import UNSEEN
 from gistgate.measure.trace import TracedToken, trace
 from gistgate.models.build import other_parts
 from gistgate.models.choose import choose
@@ -165,10 +165,6 @@ MEANINGS = {  # reason -> what the legend says about it
     "own": "token that the target adds itself",
     "loop": "strict accept while the loop guard keeps the gate closed",
 }
-# Control characters, marks that change the direction of writing, and halves of surrogate pairs.
-UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
 
 
 def shown(token: TracedToken) -> dict[str, str]:
