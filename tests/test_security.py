@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gistgate.core.files import load_tensors
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 from gistgate.demo.page import render
 from gistgate.demo.server import claim
 from gistgate.export.write import certified_modules, flatten
@@ -184,3 +184,10 @@ def test_nothing_but_our_own_files_skips_escaping():
     assert templates and not [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text())]
     users = {str(path.relative_to(ROOT)) for path in SOURCES if "Markup(" in path.read_text()}
     assert users <= {"gistgate/demo/page.py"}
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "\x1b[31m", "\u200f", "\ud800", "\x9b2J"])
+def test_no_text_steers_a_terminal(text: str):
+    shown = printable(text)
+    assert shown.isascii() and shown.isprintable() and shown != text
+    assert printable("naïve 日本語\u00a0👍\n") == "naïve 日本語\u00a0👍\n"
