@@ -6,9 +6,8 @@ Needs no weights and no network. Every pair runs in a process of its own, and so
 static cache. For each pair, batch and number of slots (tokens of context that the memory has room for) it times the
 programs of the compiled engine alone: a plain step, K draft steps, a verification of K + 1 tokens without a rule, with
 the strict rule and with a gate. Then it decodes from end to end while a script says how many draft tokens stay, so that
-the seconds per token at a mean accepted length are measured, the host's work included. Speeds at other lengths are
-computed from the time of a round, and the table says so. `share of limit` compares a step with the time in which the
-card copies the weights and the keys and values, as fast as it copies a large tensor.
+the seconds per token at a mean accepted length are measured, the host's work included. `share of limit` compares a step
+with the time in which the card copies the weights and the keys and values, as fast as it copies a large tensor.
 
 Results are written as soon as they are known; what does not fit into `--seconds` is left out.
 """
@@ -348,6 +347,10 @@ def main(
         measure = of_library if kind == "library" else of_pair
         measure(name, cells, block, device, Path(file))
         return
+    if device == "cpu" and pairs == PAIRS:
+        raise UserError(
+            "PyTorch finds no GPU here. Start this on a machine with one, or try it with --pairs tiny:tiny."
+        )
     ends, known = perf_counter() + seconds, dict[str, list[dict[str, Any]]]()
     jobs = [("pair", pair, cells) for pair in pairs.split(",")]
     jobs.insert(1, ("library", pairs.split(":")[0], cells.split(",")[0]))

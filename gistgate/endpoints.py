@@ -124,7 +124,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     if strict_answers.score <= options.budget:  # any loss would keep the budget, and a certificate would say nothing
         raise UserError(
             f"{strict.url} has nothing to lose: its answers score {strict_answers.score:.1%} on average, "
-            f"{sum(not one.text.strip() for one in compared.answers[0])} of {len(compared.docs)} are empty and "
+            f"{sum(not one.text.strip() for one in compared.answers[0])} of {len(compared.answers[0])} are empty and "
             f"{strict_answers.capped:.0%} were cut at {task.max_new_tokens} tokens. Look at what it writes, and mend "
             "the prompt (--chat, --num-fewshot), the task or the model."
         )

@@ -10,10 +10,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.core.features import LOOK_AHEAD, SCALARS
-from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import ModelIdentity, TokenizerIdentity
-
 KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES = {"1M": (96, 256, 2, 4, 2), "20M": (384, 1024, 6, 6, 2)}
 
@@ -53,14 +49,3 @@ def scripts(length: int, vocabulary: int, error: float, seed: int) -> tuple[Tens
     text = torch.randint(2, vocabulary, (length,), generator=generator)
     wrong = torch.rand(length, generator=generator) < error
     return text, torch.where(wrong, 2 + (text - 1) % (vocabulary - 2), text)
-
-
-def random_gate(target: LlamaForCausalLM) -> Gate:
-    """An untrained gate of the pipeline's default features for this target."""
-    config = target.config
-    width = config.hidden_size
-    features = {"h_tok:post": width, "h_pred:post": width, "scalars": len(SCALARS), "lookahead": 3 * LOOK_AHEAD}
-    model = ModelIdentity(
-        "scripted", None, config.model_type, width, config.num_hidden_layers, config.vocab_size, str(target.dtype), ""
-    )
-    return Gate(GateConfig({"type": "linear"}, features, model, None, TokenizerIdentity("none", "", config.vocab_size)))

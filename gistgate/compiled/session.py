@@ -245,5 +245,4 @@ class CompiledSession:
     def _end(self, row: Row) -> None:
         row.finish = row.finish or "length"
         self.results[row.index] = row.generation()
-        self.told.usage.finish(row.statistics.tokens, row.statistics.forwards)
         self.told.progress(1)

@@ -152,14 +152,9 @@ class Usage:
 
     busy: int = 0  # slots of all rounds that held an unfinished row
     available: int = 0  # slots of all rounds, whether or not the request had rows for all of them
-    tokens: int = 0  # of finished rows
-    forwards: int = 0  # target forwards of finished rows
 
     def count(self, busy: int, available: int) -> None:
         self.busy, self.available = self.busy + busy, self.available + available
-
-    def finish(self, tokens: int, forwards: int) -> None:
-        self.tokens, self.forwards = self.tokens + tokens, self.forwards + forwards
 
     @property
     def idle(self) -> float:

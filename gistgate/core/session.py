@@ -411,7 +411,6 @@ class Session:
             row.statistics.extra |= {name: float(self.state[name][place]) for name in counted}
             row.finish = row.finish or "length"
             self.results[row.index] = (row.generation(), state)
-            self.slots.usage.finish(row.statistics.tokens, row.statistics.forwards)
             self.slots.progress(1)
         stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
         self.rows = [self.rows[place] for place in stay]

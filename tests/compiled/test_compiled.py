@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import gate_of
 from gistgate.compiled import memory as store
 from gistgate.compiled import program, rounds
 from gistgate.core.batches import decode_all
@@ -23,7 +24,6 @@ from tests.compiled.test_fall_back import FALLS_BACK
 from tests.core.test_independence import seen
 from tests.core.watching import HalfGate, Markers
 from tests.rules.extremes import LOOSE, LOSSLESS, OPEN
-from tests.scripted import random_gate
 
 BATCH = prompts(5, 17, 1, 10)
 """A ragged batch; the third prompt has no token before its last."""
@@ -306,7 +306,7 @@ def test_compiled_for_real():
     """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the compiler."""
     target, draft = pair("llama", noise=0.1)
     torch.manual_seed(0)  # some untrained gates open nowhere
-    gate, loose = random_gate(target), {}
+    gate, loose = gate_of(target), {}
     rules = [("exact", {}), ("autojudge", {"risk": 0.5}), ("ensemble", {"w": 0.2}), ("fly", OPEN["fly"])]
     for (rule_id, settings), block in zip(rules, (2, 4, 4, 4), strict=True):
         eager, compiled = (

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import gate_of
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from tests.scripted import random_gate, scripted, scripts
+from tests.scripted import scripted, scripts
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +41,7 @@ def answers(models: list[Any], rule: str, block: int, rows: int, engine: str) ->
     """Greedy answers to the beginning of the target's script; a compiled engine that falls back is an error."""
     target, draft = models
     torch.manual_seed(0)
-    gate = random_gate(target).to(target.device) if rule == "autojudge" else None
+    gate = gate_of(target) if rule == "autojudge" else None
     decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **RULES[rule]), block, gate=gate, engine=engine)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="This runs on the eager engine")
