@@ -254,7 +254,7 @@ class CalibrateParams:
 
 @block
 class BenchmarkParams:
-    prompts: Count = 100
+    prompts: Count = 60
     development: Count = 16
     repeats: Count = 1
     threads: Count = 1
