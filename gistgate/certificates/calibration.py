@@ -1,7 +1,4 @@
-"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts.
-
-No prompt does both. Decoding is handed in as `Outcomes`; the command, the pipeline and its studies share this engine.
-"""
+"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,11 +97,7 @@ def calibrate(
     method: Method, outcomes: Outcomes, request: Request, look: Look | None = None,
     scope: Mapping[str, Any] | None = None,
 ) -> Finding:  # fmt: skip
-    """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
-
-    `look` is recorded with the chosen settings before any calibration prompt is decoded, and refused where the prompts
-    may not be judged again; `scope` says what decodes.
-    """
+    """Choose settings on development prompts, record the `look` or refuse it, then test them on calibration prompts."""
 
     def evaluate(setting: Setting) -> tuple[Array, float]:
         done = outcomes.decoded("development", method.settings(setting))
@@ -141,8 +134,7 @@ def decoding_scope(
 ) -> dict[str, Any]:  # fmt: skip
     """The part of a certificate's scope that says what decodes; plain JSON, without dates.
 
-    `draft` is None where the drafter does not ask it, `rows` the number of prompts that are decoded together, `data`
-    what the drafter reads, and `drafting` its `binding`.
+    `draft` is None where the drafter does not ask it; `data` is what the drafter reads, `drafting` its `binding`.
     """
     files = named_files(method.fixed)
     return {
@@ -166,11 +158,7 @@ def decoding_scope(
 
 
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
-    """The part that says what is asked and how answers are judged.
-
-    `prompts` tells the calibration prompts from others (token ids, or their file as Path); `tokenizer` is None where a
-    server has the chat template.
-    """
+    """The part about what is asked, of these `prompts`, and how answers are judged; a server needs no `tokenizer`."""
     asked = task.prompting
     has_template = asked.chat_template and tokenizer is not None
     return {

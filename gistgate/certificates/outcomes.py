@@ -1,7 +1,6 @@
 """What "quality" means when strict and loose answers are compared: four scores with one interface.
 
-Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored.
-
+Each gives d = strict - loose score for every prompt, in [-1, 1]; equal answers have d = 0 and are not scored.
 Axis letters: B rows, T tokens, V vocabulary, N prompts.
 """
 
@@ -58,10 +57,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class LogProbability:
-    """For open text without a right answer: how probable the target finds the answer it did not quite write.
-
-    The mean log-probability per token, clipped to [-CLIP, 0] and moved to [0, 1].
-    """
+    """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to [0, 1]."""
 
     target: PreTrainedModel
     batch_size: int = 32
@@ -225,8 +221,7 @@ class Outcomes:
 def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
     """The same function, but answers that were decoded once are read from `folder`.
 
-    A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the
-    settings with the files that they name, and the prompts.
+    `depends` is everything that decides answers besides the prompts and the settings with the files that they name.
     """
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:

@@ -1,12 +1,7 @@
-"""Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
+"""Which settings of a rule go to certification: for every budget the loosest that is predicted to keep it.
 
-For every budget the search seeks the loosest value of the knob whose predicted bound on the calibration prompts still
-keeps the budget. A spare slot in the sequence tests a value between the headline's and the next looser one, so that a
-careful prediction does not cost a step. The test stops at its first failure, so the sequence starts with the strictest.
-
-Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may still
-turn out fastest at the headline budget, by halving its open range of values; the remaining measurements refine the
-other budgets of the best variant.
+A spare slot tests a value between the headline's and the next looser one. Decoding is expensive, so each measurement
+halves the open range of the variant that may still be the fastest at the headline budget; the rest refine the others.
 """
 
 import math
@@ -56,10 +51,6 @@ class Curve:
                 break
             found.append(index)
         return found
-
-    def loosest(self, keeps: Keeps) -> int | None:
-        """The loosest measured index that is predicted to keep the budget."""
-        return max(self.kept(keeps), default=None)
 
     def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
         """A measured index between the loosest that keeps the budget and the next looser one chosen; at most one."""
@@ -122,11 +113,7 @@ class Request:
     headline: float | None = None  # the budget that decides between variants; None takes the largest
 
     def keeps(self, budget: float, loss: float, spread: float, seen: int, exact: bool) -> bool:
-        """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
-
-        The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
-        is worse than it looks.
-        """
+        """Whether calibration would certify the budget, less the reserve, at this loss and mean of d squared."""
         # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
         variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
         left = budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
@@ -150,11 +137,9 @@ class Selection:
 def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
-    """The sequence for one method, from measurements on development prompts.
+    """The sequence for one method, whose `grid` has the values of the knob from strict to loose, and one variant.
 
-    `grid` has the values of the knob from strict to loose; one of the `variants` is chosen. The strictest value need
-    not have been measured. Where nothing is predicted to keep any budget, it is the sequence: certification then says
-    how far off it is.
+    It begins with the strictest value, measured or not; where nothing is predicted to keep a budget, that is all of it.
     """
     curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
     main = request.headline_budget
@@ -185,11 +170,8 @@ def choose_settings(
     measure(hopeful())
     best = max(range(len(variants)), key=lambda at: curves[at].kept_tau(headline))  # the first of equals
     measure(refining(best))
-    chosen: list[int] = []
-    for keeps in by_weight:
-        index = curves[best].loosest(keeps)
-        if index is not None and index not in chosen and len(chosen) < request.settings:
-            chosen.append(index)
+    kept = [curves[best].kept(keeps) for keeps in by_weight]
+    chosen = list(dict.fromkeys(max(indices) for indices in kept if indices))[: request.settings]
     if len(chosen) < request.settings:
         chosen += curves[best].between(headline, chosen)
     measured = [Setting(grid[i], variants[at]) for at, curve in enumerate(curves) for i in sorted(curve.loss)]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
-from gistgate.certificates.fixed_sequence import check_stop
+from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.judged import Look, hash_of, judged_marks, level
 from gistgate.certificates.outcomes import (
     Answer,
@@ -97,7 +97,8 @@ def check_options(options: Options) -> None:
     if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
         raise UserError("A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct that.")
     level(options.confidence, options.looks)  # refuses what no number of prompts can reach
-    check_stop(options.stop)
+    if options.stop not in get_args(Stop):
+        raise UserError(f"There is no way to stop called '{options.stop}'. Use one of: {', '.join(get_args(Stop))}.")
     if not (options.gate or options.strict_endpoint) and (options.out is None or options.target is None):
         raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
 
