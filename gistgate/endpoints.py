@@ -1,8 +1,6 @@
 """What `gistgate calibrate --strict-endpoint … --loose-endpoint …` does: certify one server against another.
 
-Nothing is known of either server but its answers, so this certifies vLLM's own lossy verification, relaxed acceptance
-of other engines, quantised weights, or anything else that can be put behind an address. Only one claim is tested, so no
-prompt chooses anything. An interrupted run asks again: a server may have been changed meanwhile.
+Only one claim is tested, so no prompt chooses anything. An interrupted run asks again: servers may have been changed.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ import openai
 
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import fixed_sequence
-from gistgate.certificates.judged import Look, check, hash_of, judged_marks, level, record
+from gistgate.certificates.judged import Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import default_n
 from gistgate.core.files import write_json
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, first_line
-from gistgate.lm_eval.calibrate import check_options, learned_by, planned, spec_of
-from gistgate.lm_eval.prompts import distinct_documents, hashes_of, problems_of, used_prompts
+from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
+from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, load_task
 
 if TYPE_CHECKING:
@@ -143,13 +141,10 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
 
 
 def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]:
-    """Calibration documents in random order, without problems that a finished run used, that a pipeline judged, or that
-    the gate behind the loose server was trained on."""
-    train = task.documents("train")
+    """Calibration documents in random order, without problems of a finished run, or that a pipeline or a gate knows."""
+    train, known = task.documents("train"), known_marks(gate)
     order = random.Random(f"{options.seed} certificates")
-    seen = problems_of(task, used_prompts())
-    known = judged_marks() | set(learned_by(gate).split())
-    unused = (train[index] for index in distinct_documents(task, train, order, seen))
+    unused = (train[index] for index in distinct_documents(task, train, order, used_problems(task)))
     found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
     confidence = level(options.confidence, options.looks)
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)

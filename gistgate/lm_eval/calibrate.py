@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of, num_ids
 from gistgate.core.utils import UserError, nearest
-from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, hashes_of, unused_prompts, used_prompts
+from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, fresh_prompts, hashes_of, used_problems
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
 from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
 from gistgate.models.choose import BLOCK, GATED, STRICT
@@ -203,9 +204,10 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     """Development and calibration prompts, without what a pipeline used or judged and the gate was trained on."""
     read_by = [model for model in (models.target, models.draft) if model is not None]
     context = min(context_of(model.config.get_text_config()) or LONGEST for model in read_by)
-    maker, docs, judged = PromptMaker(task, models.tokenizer, context), task.documents("train"), judged_marks()
-    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned_by(models.gate))
-    found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
+    maker, known = PromptMaker(task, models.tokenizer, context), known_marks(models.gate)
+    order = random.Random(f"{options.seed} certificates")
+    unused = fresh_prompts(maker, task.documents("train"), order, used_problems(task))
+    found = [prompt for prompt in unused if known.isdisjoint(marks_of(task, prompt))]
     available = max(0, len(found) - options.development)
     confidence = level(options.confidence, options.looks)
     n = min(available, options.prompts or default_n(options.budget, confidence, ternary, available, options.stop))
@@ -219,15 +221,15 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     return {"development": found[: options.development], "calibration": calibration}
 
 
-def learned_by(gate: Gate | None) -> str:
-    """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
+def known_marks(gate: Gate | None) -> set[str]:
+    """Marks of what pipelines judged and of the gate's problems; a gate of an earlier version does not say them."""
     if gate is not None and not gate.config.problems:
         warnings.warn(
             "The gate does not say which problems it was trained on. If this task has them, the certificate promises "
             "too much. Train the gate again with this version.",
             stacklevel=2,
         )
-    return "" if gate is None else gate.config.problems
+    return judged_marks() | set(gate.config.problems.split() if gate else ())
 
 
 def marks_of(task: Task, prompt: Prompt) -> set[str]:

@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +84,13 @@ def hashes_of(problems: Iterable[str]) -> str:
     return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
 
 
-def used_prompts(folder: Path = USED) -> list[Prompt]:
-    """All prompts of a finished run, if there is one: each shaped the gate or its settings, or was judged."""
-    return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
-
-
-def problems_of(task: Task, prompts: Iterable[Prompt]) -> set[str]:
-    """The problems of a task among prompts; documents of another task, which this one cannot show, are none of them."""
+def used_problems(task: Task) -> set[str]:
+    """The problems of a finished run, each of which shaped the gate or its settings, or was judged."""
     found = set()
-    for prompt in prompts:
-        with suppress(KeyError, TypeError, TemplateError):
+    for prompt in (row for file in sorted(USED.glob("*.jsonl")) for row in read_json_lines(file)):
+        with suppress(KeyError, TypeError, TemplateError):  # of another task, which this one cannot show
             found.add(task.problem(prompt["doc"]))
     return found
-
-
-def unused_prompts(
-    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt], learned: str = ""
-) -> list[Prompt]:
-    """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
-    seen, hashes = problems_of(maker.task, used), set(learned.split())
-    seen |= {problem for problem in map(maker.task.problem, docs) if hashes_of([problem]) in hashes}
-    return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))
 
 
 def decode_prompts(

@@ -1,7 +1,6 @@
 """An lm-eval task defines meaning: its prompts, its stops, what an answer is worth, and which answers are the same.
 
-Everything is lm-eval's own: the prompts are identical to those that the harness serves, and a metric behind a filter
-judges as it does there.
+Prompts are identical to those that the harness serves, and a metric behind a filter judges as it does there.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
 
 def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
-    """The task `name` of `folder`, or else of lm-eval's own collection.
-
-    `data` is a folder that replaces where its documents come from; `allow_code` lets programs of the model run.
-    """
+    """The task `name` of `folder`, else of lm-eval's own, with documents from the folder `data` if one is named."""
     manager, entry = entry_of(name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
     overrides, index = local_data(Path(data), entry.cfg or {}) if data else None, manager.task_index
@@ -95,23 +91,6 @@ class Prompting:
     num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
-
-
-class WithoutItself:
-    """lm-eval's sampler of few-shot examples, kept from showing a document its own solution."""
-
-    def __init__(self, sampler: Any, doc: Document) -> None:
-        self.sampler, self.doc = sampler, doc
-
-    def sample(self, n: int, **_: Any) -> Sequence[Document]:
-        """`n` examples other than the document."""
-        pool = self.sampler.fewshot_docs()
-        # lm-eval draws one document more than it needs where it has to leave one out.
-        doc: Document | None = self.doc if len(pool) > n else None
-        if doc is None and (len(pool) < n or self.doc in pool):
-            raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
-        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=doc)
-        return examples
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
@@ -213,11 +192,7 @@ class Task:
         return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
 
     def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem.
-
-        Their words and numbers, whatever case, spaces and punctuation; in a task whose documents differ in other signs,
-        such as sums and brackets, the whole text but for its spaces.
-        """
+        """What makes two documents the same problem: words and numbers, or the text in tasks that need other signs."""
         text = " ".join(self.question(doc).split())
         return words_of(text) if self._tells_by_words else text
 
@@ -261,9 +236,17 @@ class Task:
         return messages
 
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
-        seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
-        self.harness.set_fewshot_seed(seed)
-        with replaced(self.harness, "sampler", WithoutItself(self.harness.sampler, doc)):
+        seed, sampler = hashlib.sha256(self.question(doc).encode()).digest()[:4], self.harness.sampler
+        self.harness.set_fewshot_seed(int.from_bytes(seed, "big"))
+
+        def others(n: int, **_: Any) -> Any:
+            """`n` examples other than the document; lm-eval draws one more where it has to leave one out."""
+            pool = sampler.fewshot_docs()
+            if len(pool) < n or (len(pool) == n and doc in pool):
+                raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
+            return sampler.sample(n=n, eval_doc=doc if len(pool) > n else None)
+
+        with replaced(self.harness, "sampler", SimpleNamespace(sample=others)):
             number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
             context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
         return str(context)
@@ -319,10 +302,8 @@ class Task:
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
         """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
 
-        The filtered answers are compared, so that two different wrong ones differ; the metric sees the reference's as
-        the solution, so that what it ignores (case, commas) is ignored here as well. A task with a scoring function of
-        its own, or with unit tests, hides its answers; then equal verdicts other than zero are the same, and two
-        failures with different texts unknown.
+        The metric compares filtered answers, so that two different wrong ones differ. Where a scoring function or unit
+        tests hide them, equal verdicts other than zero are the same, and two failures with different texts unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):
