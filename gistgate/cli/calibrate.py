@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import DECODER, PANEL, AsJson, Seed, module_of, option, typed
+from gistgate.cli.options import DECODER, PANEL, AsJson, Seed, module_of, option, parameter, typed
 from gistgate.core.utils import UserError
 
 SERVERS = "Two servers"
@@ -114,7 +114,4 @@ def calibrate(**given: Any) -> None:
         raise UserError(certificate.refusal)
 
 
-typed(
-    calibrate,
-    [*FIELDS.values(), inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)],
-)
+typed(calibrate, [*FIELDS.values(), parameter("as_json", AsJson, False)])

@@ -1,7 +1,4 @@
-"""The command line `gistgate`; COMMANDS lists its commands.
-
-Exit status: 0 success; 1 an error, said in one sentence; 2 wrong options; 130 interrupted with Ctrl-C.
-"""
+"""The command line `gistgate`; COMMANDS lists its commands."""
 
 import sys
 import warnings
@@ -17,7 +14,7 @@ from gistgate.cli.calibrate import calibrate
 from gistgate.cli.init import init
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
-WITH_GATE = "--draft models/draft --gate models/export"
+WITH_GATE, VOCABULARY = "--draft models/draft --gate models/export", "models/target answers.txt --draft models/draft"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """A command that leaves its arguments, --help included, to another program."""
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
@@ -29,16 +26,10 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, an
     "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}'),
     "inspect": (tools.inspect, "models/export"),
     "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly"),
-    "eval": (
-        tools.evaluate,
-        "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k",
-    ),
+    "eval": (tools.evaluate, "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
     "export": (tools.export, "models/heads/logistic my-export"),
     "fit-draft": (tools.fit_draft, "models/target prompts.txt --draft models/draft --block 12 --out stop.json"),
-    "draft-vocabulary": (
-        tools.draft_vocabulary,
-        "models/target answers.txt --draft models/draft --size 16384 --out words.json",
-    ),
+    "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
     "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
 
