@@ -53,7 +53,7 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     stopping = sources.stopping
     if stopping is not None and drafter not in STOPPING:
-        raise UserError(f"'{drafter}' does not ask when its drafts stop paying. Leave stop_drafting away, or take {', '.join(STOPPING)}.")
+        raise UserError(f"'{drafter}' never ends drafts early. Leave stop_drafting away or take {', '.join(STOPPING)}.")
     if isinstance(stopping, str | Path | float | int):
         from gistgate.drafters.stopping import stopping_from
 
@@ -79,14 +79,14 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
             raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
         # Without the tokens that a tokenizer puts around a text.
         return CorpusDrafter(SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids))
-    if not asks_draft(drafter):
-        made: Drafter = DRAFTERS[drafter]()
-        return made
-    if sources.draft is None:
-        raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft, draft= or draft_model=), or take 'lookup'.")
-    if drafter == HYBRID:
-        return hybrid(sources.draft, stopping)
-    made = DRAFTERS[drafter](sources.draft, **({} if stopping is None else {"stopping": stopping}))
+    parts: tuple[Any, ...] = ()
+    if asks_draft(drafter):
+        if sources.draft is None:
+            raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft), or take 'lookup'.")
+        if drafter == HYBRID:
+            return hybrid(sources.draft, stopping)
+        parts = (sources.draft,)
+    made: Drafter = DRAFTERS[drafter](*parts, **({} if stopping is None else {"stopping": stopping}))
     return made
 
 
@@ -101,7 +101,7 @@ def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
 
     measured = {} if stopping is None else stopping.measured
     if not {"block", "cost", "verify"} <= measured.keys():
-        raise UserError("The drafter 'hybrid' needs measured costs: those of `gistgate fit-draft`, named as stop_drafting.")
+        raise UserError("The drafter 'hybrid' needs the costs that `gistgate fit-draft` measures, as stop_drafting.")
     block, verify = int(measured["block"]), measured["verify"]
     by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
     costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
@@ -234,13 +234,13 @@ def check_used(options: DecodeOptions, drafter: str, sources: Sources) -> None:
     """Refuse options about drafts that this drafter would ignore: texts, and a lighter draft model."""
     for name, is_read in (("corpus", drafter == CORPUS), ("datastore", drafter in STORED)):
         if getattr(options, name) is not None and not is_read:
-            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does (--drafter), or leave it away.")
+            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does, or leave it away.")
     if options.quantise_draft in (None, "none") and not options.draft_vocabulary:
         return
     if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
     if not asks_draft(drafter) and not isinstance(options.certificate, TunedChoice):  # nobody named a tuned drafter
-        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does (--drafter), or leave --draft away.")
+        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does, or leave --draft away.")
 
 
 def assemble(
@@ -286,10 +286,7 @@ def named_certificate(options: DecodeOptions) -> Certificate | None:
 def options_from(
     arguments: dict[str, Any], load: Callable[[DecodeOptions], DecodeOptions] | None = None
 ) -> DecodeOptions:
-    """Remove options and settings of the rule from keyword arguments, such as `rule="fly", theta=0.9`; return them.
-
-    `load` may put loaded parts in place of names before the certificate beside a gate is looked at.
-    """
+    """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts in place of names."""
     options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
     options = options if load is None else load(options)
     if options.segments:
@@ -297,13 +294,11 @@ def options_from(
 
         settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
-        rule = options.rule
-        if rule is None:
-            certificate, gate = named_certificate(options), options.gate
-            if certificate is None and gate is not None:
-                certificate = gate.certificate if isinstance(gate, Gate) else read_certificate(gate)
-            rule = certificate.rule if certificate else GATED if gate is not None else STRICT
-        names = complete(meant(rule)[0], {})
+        certificate, gate = named_certificate(options), options.gate
+        if certificate is None and gate is not None and options.rule is None:
+            certificate = gate.certificate if isinstance(gate, Gate) else read_certificate(gate)
+        usual = certificate.rule if certificate else GATED if gate is not None else STRICT
+        names = complete(meant(options.rule or usual)[0], {})
         settings = {name: arguments.pop(name) for name in names if name in arguments}
     # Settings go first: a rule may have one called `budget`.
     taken = [name for name in NAMES if arguments.pop(name, None) is not None]

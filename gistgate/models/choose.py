@@ -143,5 +143,5 @@ def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     for name, value in named.items():
         if value != certified.get(name):
             known = "none" if certified.get(name) is None else certified[name]
-            raise UserError(f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one of both away.")
+            raise UserError(f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one away.")
     return Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
