@@ -49,6 +49,9 @@ MOST_STOPS = 4  # that the protocol allows; answers are cut at all of them here
 BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error")
 """Reasons for which an answer ends that is not what the model would say; servers have several words for "stop"."""
 
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+"""Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
+
 Messages = list[dict[str, str]]
 
 
@@ -83,12 +86,6 @@ class ServedCertificate:
     refusal: str | None = None  # why nothing is certified and what would help; None after a success
     made: str = ""  # date in UTC
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `served-certificate.json` into a folder and return its path."""
-        path = Path(folder) / SERVED_FILE
-        write_json(path, asdict(self))
-        return path
-
 
 def certify(options: Options) -> tuple[ServedCertificate, Path]:
     """Plan, ask both servers, test, write. The file is written after a refusal, too, and says so."""
@@ -103,9 +100,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body), keys["strict"], names)
     loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body), keys["loose"], names)
     if strict == loose:
-        raise UserError(
-            "Both endpoints are the same server, model and request. Tell them apart by --strict-body and --loose-body."
-        )
+        raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
     look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
         claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
         marks=[hash_of(list(task.question(doc).encode())) for doc in docs]
@@ -137,7 +132,9 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         strict_answers=strict_answers, loose_answers=loose_answers,
         refusal=refusal, made=datetime.now(UTC).date().isoformat(),
     )  # fmt: skip
-    return certificate, certificate.save(options.out or Path())
+    path = (options.out or Path()) / SERVED_FILE
+    write_json(path, asdict(certificate))
+    return certificate, path
 
 
 def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]:
@@ -150,9 +147,7 @@ def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
     drawn = found[(options.draw - 1) * n : options.draw * n]
     if not drawn:
-        raise UserError(
-            f"{len(found)} unused documents are too few for draw {options.draw} of {n} prompts. Lower --prompts."
-        )
+        raise UserError(f"{len(found)} unused documents are too few for draw {options.draw} of {n}. Lower --prompts.")
     return drawn
 
 
@@ -245,12 +240,13 @@ class Endpoint:
 
     def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
         """The greedy answer to a text to continue, or to the messages of a chat."""
+        is_begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
         shared: dict[str, Any] = {
             "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "stop": list(stops)[:MOST_STOPS] or None,
-            "extra_body": {**continued(prompt), **self.extra} or None,
+            "extra_body": {**(CONTINUED if is_begun else {}), **self.extra} or None,
         }
         with explained(self.url):
             if isinstance(prompt, str):
@@ -269,9 +265,7 @@ class Endpoint:
         choice = done.choices[0] if done.choices else None
         if choice is None or choice.finish_reason in BROKEN:
             reason = choice.finish_reason if choice else getattr(done, "error", None) or "no answer at all"
-            raise UserError(
-                f"{self.url} ended an answer with '{reason}', so it is not whole. Look into the server's log."
-            )
+            raise UserError(f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its log.")
         said = choice.message if hasattr(choice, "message") else choice
         text = said.content if hasattr(said, "content") else said.text
         thought = getattr(said, "reasoning_content", None) or getattr(said, "reasoning", None)
@@ -283,13 +277,6 @@ class Endpoint:
             )
         tokens = done.usage.completion_tokens if done.usage else None
         return Served(text, tokens, choice.finish_reason == "length")
-
-
-def continued(prompt: str | Messages) -> dict[str, bool]:
-    """Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
-    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
-        return {}
-    return {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
@@ -346,14 +333,11 @@ def explained(url: str) -> Iterator[None]:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
         cause = str(error.__cause__ or error)
-        remedy = next(
-            (remedy for sign, remedy in REMEDIES.items() if sign in cause), "Start or mend the server, and repeat."
-        )
+        known = (remedy for sign, remedy in REMEDIES.items() if sign in cause)
+        remedy = next(known, "Start or mend the server, and repeat.")
         raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
     except openai.AuthenticationError as error:
-        raise UserError(
-            f"{url} asks for another key: {first_line(error)}. Set {' or '.join(KEYS.values())}."
-        ) from error
+        raise UserError(f"{url} wants another key: {first_line(error)}. Set {' or '.join(KEYS.values())}.") from error
     except openai.APIStatusError as error:
         raise UserError(
             f"{url} refused a request with status {error.status_code}: {' '.join(error.response.text.split())[:200]}. "
@@ -362,6 +346,4 @@ def explained(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # an address that is none, or a page of a gateway
-        raise UserError(
-            f"{url} does not speak the OpenAI protocol: {first_line(error)}. Does it end with /v1?"
-        ) from error
+        raise UserError(f"{url} does not speak the OpenAI protocol: {first_line(error)}. End it with /v1.") from error

@@ -117,9 +117,7 @@ def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
     return text
 
 
-def model_of(
-    model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None
-) -> dict[str, str | None]:
+def model_of(model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None) -> dict[str, Any]:
     """A model of the pair's file; a local folder by its absolute path, since stages run in the project."""
     from gistgate.models.loading import check_gguf, placed
 

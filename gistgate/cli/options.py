@@ -132,6 +132,4 @@ def module_of(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"This command needs '{error.name}'. Run `pip install '.[{extra}]'` in the clone of GistGate."
-        ) from error
+        raise UserError(f"This needs '{error.name}'. Run `pip install '.[{extra}]'` in GistGate's clone.") from error

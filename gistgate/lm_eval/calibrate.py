@@ -142,9 +142,7 @@ def load_models(options: Options) -> Models:
     draft_name = options.draft or (trained.name if trained else None)
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
-        raise UserError(
-            "--quantise-draft, --draft-vocabulary and --draft-gguf are of a draft, and no draft is named. Add --draft."
-        )
+        raise UserError("--quantise-draft, --draft-vocabulary and --draft-gguf need a draft. Name it with --draft.")
     if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
         raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
     bits = options.quantise_draft or (trained.quantisation if trained else None)
@@ -266,9 +264,7 @@ def method_of(options: Options, models: Models) -> Method:
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
-        raise UserError(
-            f"'{method.drafter}' reads data; the pipeline certifies it (docs/retrieval.md). Choose another drafter."
-        )
+        raise UserError(f"'{method.drafter}' reads data; the pipeline certifies it (docs/retrieval.md). Take another.")
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)
 

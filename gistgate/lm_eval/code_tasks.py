@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from math import comb
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from gistgate.core.utils import UserError, replaced
 
@@ -56,27 +56,24 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
-class Limits(NamedTuple):
-    """What a program may use. Further processes are refused as well, unless the user is root."""
-
-    seconds: int = 5  # processor time
-    memory_mb: int = 1024  # address space, the interpreter's own included
-    file_mb: int = 10  # largest file
+SECONDS, MEMORY_MB, FILE_MB = 5, 1024, 10
+"""What a program may use: processor time, address space with that of the interpreter, and the largest file. Further
+processes are refused as well, unless the user is root."""
 
 
 @lru_cache(maxsize=20_000)
-def runs(program: str, limits: Limits = Limits()) -> bool:  # noqa: B008  (it never changes)
+def runs(program: str) -> bool:
     """Whether the program runs to its end without an exception, in an empty folder; equal programs run once."""
     secret = secrets.token_hex(16).encode() + b"\n"
     # Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the path.
-    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *map(str, limits)]
+    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *map(str, (SECONDS, MEMORY_MB, FILE_MB))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
         found = b""
         try:
             with suppress(subprocess.TimeoutExpired):
-                found, _ = process.communicate(secret + program.encode(errors="replace"), PATIENCE * limits.seconds)
+                found, _ = process.communicate(secret + program.encode(errors="replace"), PATIENCE * SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started

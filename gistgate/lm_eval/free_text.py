@@ -19,55 +19,37 @@ def words(text: str) -> list[str]:
     return [" ".join(entry.split()) for entry in text.split(",")]
 
 
-FIRST = words("""
-Alma, Boris, Carla, Dmitri, Elena, Farid, Greta, Hassan, Ines, Jonas, Keiko, Lars, Miriam, Nadia, Oscar, Priya,
-Quentin, Rosa, Samir, Teresa, Umar, Vera, Walter, Ximena, Yusuf, Zoe, Amelia, Bruno, Chloe, Diego, Esther, Felix,
-Hannah, Ivan, Julia, Kofi, Lucia, Marco, Nora, Owen, Petra, Rafael, Sofia, Tobias, Valerie
-""")
-LAST = words("""
-Abbott, Bauer, Castillo, Dalton, Eriksen, Fischer, Grant, Hughes, Ivanov, Jensen, Keller, Lopez, Moreau, Novak,
-Okafor, Patel, Quinn, Rossi, Schmidt, Tanaka, Ueda, Vargas, Weber, Yilmaz, Zimmer, Brooks, Carver, Dixon, Emerson,
-Foster, Haines, Larsen, Mercer, Nolan, Porter, Russell, Sutton, Turner, Walsh, Winters
-""")
-CITIES = words("""
-Lisbon, Oslo, Geneva, Prague, Dublin, Vienna, Helsinki, Turin, Krakow, Seville, Hamburg, Lyon, Antwerp, Bristol,
-Cardiff, Denver, Boston, Seattle, Montreal, Toronto, Kyoto, Osaka, Sydney, Perth, Auckland, Nairobi, Lima, Bogota,
-Santiago, Porto, Ghent, Malmo, Bergen, Zurich, Basel, Graz, Leipzig, Dresden, Utrecht, Bilbao
-""")
+FIRST = words("""Alma, Boris, Carla, Dmitri, Elena, Farid, Greta, Hassan, Ines, Jonas, Keiko, Lars, Miriam, Nadia,
+Oscar, Priya, Quentin, Rosa, Samir, Teresa, Umar, Vera, Walter, Ximena, Yusuf, Zoe, Amelia, Bruno, Chloe, Diego, Esther,
+Felix, Hannah, Ivan, Julia, Kofi, Lucia, Marco, Nora, Owen, Petra, Rafael, Sofia, Tobias, Valerie""")
+LAST = words("""Abbott, Bauer, Castillo, Dalton, Eriksen, Fischer, Grant, Hughes, Ivanov, Jensen, Keller, Lopez, Moreau,
+Novak, Okafor, Patel, Quinn, Rossi, Schmidt, Tanaka, Ueda, Vargas, Weber, Yilmaz, Zimmer, Brooks, Carver, Dixon,
+Emerson, Foster, Haines, Larsen, Mercer, Nolan, Porter, Russell, Sutton, Turner, Walsh, Winters""")
+CITIES = words("""Lisbon, Oslo, Geneva, Prague, Dublin, Vienna, Helsinki, Turin, Krakow, Seville, Hamburg, Lyon,
+Antwerp, Bristol, Cardiff, Denver, Boston, Seattle, Montreal, Toronto, Kyoto, Osaka, Sydney, Perth, Auckland, Nairobi,
+Lima, Bogota, Santiago, Porto, Ghent, Malmo, Bergen, Zurich, Basel, Graz, Leipzig, Dresden, Utrecht, Bilbao""")
 DAYS = words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
 MONTHS = words("January, February, March, April, May, June, July, August, September, October, November, December")
-EVENTS = words("""
-budget review, team dinner, design workshop, farewell party, safety training, choir rehearsal, job
+EVENTS = words("""budget review, team dinner, design workshop, farewell party, safety training, choir rehearsal, job
 interview, product demo, charity run, garden party, press meeting, school reunion, photo exhibition, cooking class,
 board meeting, sales conference, chess tournament, house warming, language course, museum visit, planning session,
-science fair, volunteer day, wine tasting
-""")
-ITEMS = words("""
-laptop, notebook, umbrella, name badge, camera, passport, water bottle, calculator, blanket, raincoat, sketchbook,
-flashlight, lunch box, headset, tripod, yoga mat, toolbox, guitar, folding chair, printed agenda
-""")
+science fair, volunteer day, wine tasting""")
+ITEMS = words("""laptop, notebook, umbrella, name badge, camera, passport, water bottle, calculator, blanket, raincoat,
+sketchbook, flashlight, lunch box, headset, tripod, yoga mat, toolbox, guitar, folding chair, printed agenda""")
 ROOMS = words("Room, Hall, Studio, Suite, Office")
-ARTICLES = words("""
-backpack, desk lamp, armchair, coffee grinder, kettle, bookshelf, travel mug, rain jacket, cutting board, wall
-clock, picture frame, office chair, tent, sleeping bag, garden bench, side table, suitcase, toaster, wallet, frying
-pan, wireless speaker, bicycle helmet, floor rug, storage box, plant pot, serving tray, hammock, umbrella stand,
+ARTICLES = words("""backpack, desk lamp, armchair, coffee grinder, kettle, bookshelf, travel mug, rain jacket, cutting
+board, wall clock, picture frame, office chair, tent, sleeping bag, garden bench, side table, suitcase, toaster, wallet,
+frying pan, wireless speaker, bicycle helmet, floor rug, storage box, plant pot, serving tray, hammock, umbrella stand,
 laptop sleeve, bird feeder, shoe rack, tool chest, jewelry box, mirror, coat rack, vase, lunch bag, camping stove,
-watch, pillow
-""")
+watch, pillow""")
 BEGINNINGS = words("Al, Bel, Cor, Dra, El, Fen, Gal, Hel, Jor, Kel, Lum, Mor, Nor, Or, Pel, Quor, Ral, Sol, Tor, Vel")
 NAME_ENDS = words("ando, ira, essa, ovia, amis, enta, ora, ilo, anta, ero, una, isto")
-COLOURS = words("""
-navy blue, forest green, charcoal, ivory, burgundy, mustard, teal, olive, coral, slate grey, copper, black, white,
-lavender, crimson, beige, turquoise, silver
-""")
-MATERIALS = words("""
-oak, walnut, bamboo, stainless steel, aluminium, cotton, linen, wool, leather, canvas, recycled plastic, ceramic,
-glass, cast iron, brass, nylon, cork, felt, polyester, marble
-""")
-COUNTRIES = words("""
-Portugal, Sweden, Italy, Japan, Poland, Canada, Mexico, Vietnam, India, Turkey, Denmark, Austria, Spain, Brazil,
-Morocco, Finland, Ireland, Slovenia, Estonia, Peru
-""")
+COLOURS = words("""navy blue, forest green, charcoal, ivory, burgundy, mustard, teal, olive, coral, slate grey, copper,
+black, white, lavender, crimson, beige, turquoise, silver""")
+MATERIALS = words("""oak, walnut, bamboo, stainless steel, aluminium, cotton, linen, wool, leather, canvas, recycled
+plastic, ceramic, glass, cast iron, brass, nylon, cork, felt, polyester, marble""")
+COUNTRIES = words("""Portugal, Sweden, Italy, Japan, Poland, Canada, Mexico, Vietnam, India, Turkey, Denmark, Austria,
+Spain, Brazil, Morocco, Finland, Ireland, Slovenia, Estonia, Peru""")
 
 LETTER_REQUESTS = (
     "Write an email of about 80 words. It is an invitation to a {event}.",

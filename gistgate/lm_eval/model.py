@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,7 +78,11 @@ class GatedLM(HFLM):
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
-        with replaced(self, "AUTO_MODEL_CLASS", Whole):
+
+        def whole(name: str, **options: Any) -> PreTrainedModel:
+            return or_refuse("model", name, lambda: whole_model(name, **options))
+
+        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -168,14 +173,6 @@ class GatedLM(HFLM):
             "statistics": counted.as_dict(),
         }
         return {**super().get_model_info(), "gistgate": ours}
-
-
-class Whole:
-    """Stands in for transformers' class of models while the harness loads one: its weights are checked."""
-
-    @staticmethod
-    def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
-        return or_refuse("model", name, lambda: whole_model(name, **options))
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:

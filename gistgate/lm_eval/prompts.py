@@ -1,10 +1,10 @@
 """Prompts from the documents of a task, and the prompts that a finished run has not used."""
 
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from jinja2 import TemplateError
@@ -60,9 +60,7 @@ class PromptMaker:
         }
 
 
-def fresh_prompts(
-    maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
-) -> Iterator[Prompt]:
+def fresh_prompts(maker: PromptMaker, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[Prompt]:
     """Prompts of the documents in random order, every problem once."""
     for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
@@ -70,7 +68,7 @@ def fresh_prompts(
             yield prompt
 
 
-def distinct_documents(task: Task, docs: Sequence[Document], order: random.Random, seen: set[str]) -> Iterator[int]:
+def distinct_documents(task: Task, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[int]:
     """Places of the documents in random order, every problem once and none of `seen`, which grows."""
     for index in order.sample(range(len(docs)), len(docs)):
         problem = task.problem(docs[index])

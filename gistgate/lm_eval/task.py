@@ -155,9 +155,7 @@ class Task:
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
-            raise UserError(
-                f"The task '{self.name}' has no training split. Choose one whose YAML names a `training_split`."
-            )
+            raise UserError(f"The task '{self.name}' has no training split. Choose one that names a `training_split`.")
         settings = dict(harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
             log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
@@ -294,9 +292,7 @@ class Task:
         """The metric's value among results of lm-eval, refused where it is no number from 0 to 1."""
         value = results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-            raise UserError(
-                f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set another `task_metric`."
-            )
+            raise UserError(f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set `task_metric`.")
         return float(value)
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:

@@ -283,12 +283,9 @@ def named_certificate(options: DecodeOptions) -> Certificate | None:
     return None if options.certificate is None else load_certificate(options.certificate)
 
 
-def options_from(
-    arguments: dict[str, Any], load: Callable[[DecodeOptions], DecodeOptions] | None = None
-) -> DecodeOptions:
+def options_from(arguments: dict[str, Any], load: Callable[..., DecodeOptions] = lambda said: said) -> DecodeOptions:
     """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts in place of names."""
-    options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
-    options = options if load is None else load(options)
+    options = load(DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments}))
     if options.segments:
         from gistgate.segments.build import SETTINGS
 
