@@ -6,6 +6,7 @@ correction for the number of settings. docs/certificates.md says when the decodi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -37,9 +38,8 @@ class Verdicts:
 
     def passed(self, budget: float) -> int | None:
         """Index of the loosest setting that keeps a budget while all before it do; None where the first fails."""
-        at, kept = self.budgets.index(budget), 0
-        while kept < len(self.tested) and self.tested[kept].within[at]:
-            kept += 1
+        at = self.budgets.index(budget)
+        kept = len(list(takewhile(lambda one: one.within[at], self.tested)))
         return kept - 1 if kept else None
 
     def shown(self, budget: float) -> Tested:

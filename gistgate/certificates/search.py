@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,8 @@ class Curve:
             return []
         indices = sorted(self.loss)
         losses, spreads = smooth(indices, self.loss), smooth(indices, self.spread)
-        found: list[int] = []
-        for index, loss, spread in zip(indices, losses, spreads, strict=True):
-            if not keeps(loss, spread, self.seen, self.exact):
-                break
-            found.append(index)
-        return found
+        kept = (keeps(*one, self.seen, self.exact) for one in zip(losses, spreads, strict=True))
+        return [index for index, _ in takewhile(itemgetter(1), zip(indices, kept, strict=True))]
 
     def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
         """A measured index between the loosest that keeps the budget and the next looser one chosen; at most one."""

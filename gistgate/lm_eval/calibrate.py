@@ -288,7 +288,8 @@ def outcomes_of(
             drafter, made = drafter_of(options, models, method), make_rule(rule, **settings)
             parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": num_ids(models.tokenizer)}
             decoder = Decoder(models.target, drafter, made, method.block, **parts)
-            return decode_prompts(decoder, asked, range(start, start + len(asked)), options.batch_size, memory)
+            seeds = range(start, start + len(asked))
+            return decode_prompts(decoder, asked, seeds, batch_size=options.batch_size, memory=memory)
 
         return cached(decode, SCRATCH, rule, *depends)
 

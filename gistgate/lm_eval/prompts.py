@@ -1,7 +1,7 @@
 """Prompts from the documents of a task, and the prompts that a finished run has not used."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.certificates.outcomes import Answer
-from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.batches import decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import eos_ids
@@ -91,24 +91,9 @@ def used_problems(task: Task) -> set[str]:
     return found
 
 
-def decode_prompts(
-    decoder: Decoder,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    batch_size: int,
-    memory: PromptCache,
-    progress: Callable[[int], object] = lambda _: None,
-) -> list[Answer]:
-    """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
-    done = decode_all(
-        decoder,
-        [prompt["ids"] for prompt in prompts],
-        batch_size=batch_size,
-        seeds=list(seeds),
-        progress=progress,
-        memory=memory,
-        max_new_tokens=prompts[0]["max_new_tokens"],
-        stops=prompts[0]["stops"],
-        eos_ids=eos_ids(decoder.target, decoder.tokenizer),
-    )
+def decode_prompts(decoder: Decoder, prompts: Sequence[Prompt], seeds: Sequence[int], **batches: Any) -> list[Answer]:
+    """Answers in the order of the prompts; `batches` (batch_size, memory, progress) go to `decode_all`."""
+    request = {name: prompts[0][name] for name in ("max_new_tokens", "stops")}
+    request["eos_ids"] = eos_ids(decoder.target, decoder.tokenizer)
+    done = decode_all(decoder, [prompt["ids"] for prompt in prompts], seeds=list(seeds), **request, **batches)
     return [Answer(answer.ids, answer.statistics) for answer in done]

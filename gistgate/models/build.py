@@ -101,7 +101,7 @@ def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
 
     measured = {} if stopping is None else stopping.measured
     if not {"block", "cost", "verify"} <= measured.keys():
-        raise UserError("The drafter 'hybrid' needs the costs that `gistgate fit-draft` measures, as stop_drafting.")
+        raise UserError("The drafter 'hybrid' needs measured costs, those of `gistgate fit-draft`, as stop_drafting.")
     block, verify = int(measured["block"]), measured["verify"]
     by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
     costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
