@@ -66,10 +66,11 @@ def doctor(
     counted = total([answer.statistics for answer in answers])
     lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = prospects.Effort(mismatches.number / len(ids), counted.seconds["total"] / len(ids) / 2)
+    # Labels that one training prompt gives, and seconds of one: half an answer, decoded alone.
+    effort = {"per_prompt": mismatches.number / len(ids), "seconds": counted.seconds["total"] / len(ids) / 2}
     limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
     if as_json:
-        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
+        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": effort}
         told = {"lengths": {**asdict(lengths), "advice": limit}, "advice": advice, "prompts": len(ids)}
         typer.echo(json.dumps({**found, **told}))
         return
@@ -234,8 +235,8 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
     return {
         "winner": found.winner and found.winner.name,
         "screened": dict(found.screened),
-        "to_plain": {name: ratio.as_dict() for name, ratio in found.to_plain.items()},
-        "to_strict": found.to_strict and found.to_strict.as_dict(),
+        "to_plain": {name: asdict(ratio) for name, ratio in found.to_plain.items()},
+        "to_strict": found.to_strict and asdict(found.to_strict),
         "strict": found.strict.name,
         "prompts": prompts,
         "machine": platform.processor() or platform.machine(),

@@ -1,8 +1,5 @@
-"""The hook of vLLM's first model runner (V1).
-
-Its sampler hands over only the rows that judge draft tokens [T, V]; the hidden rows [T + B, D] and the logits with the
-bonus rows are noted on the way there.
-"""
+"""The hook of vLLM's first model runner (V1). Its sampler sees only the rows that judge draft tokens [T, V], so
+that the states [T + B, D] and the logits of all rows are noted on the way there."""
 
 import logging
 from collections.abc import Callable
@@ -92,16 +89,10 @@ def verify(
     last_B1 = call.metadata.bonus_logits_indices[:, None]
     at_R = torch.arange(max_spec_len + 1, device=last_B1.device)
     row_BR = torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)
-    params = call.runner.requests
-    verdict = call.judge.verdict(
-        rows,
-        valid_BK,
-        None if call.hidden is None else call.hidden[row_BR],
-        lambda name: params[name].sampling_params,
-    )
-    with rows.forced(verdict.mask_BK):
+    hidden_BRD, requests = None if call.hidden is None else call.hidden[row_BR], call.runner.requests
+    with call.judge.verdict(rows, valid_BK, hidden_BRD, lambda name: requests[name].sampling_params) as settle:
         result_BR = unchanged()
-    verdict.settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
+        settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
     return result_BR
 
 
@@ -117,17 +108,12 @@ def read_rows(
     place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
     own_T, bonus_B = ids_T.long(), call.metadata.bonus_logits_indices
     greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
-
-    def draft_q() -> Tensor:
-        assert probs_TV is not None
-        return probs_TV.gather(1, own_T.clamp_min(0)[:, None]).squeeze(1)[rows.draft_places]
-
     rows = Rows(
         logits_TV, own_T.clamp_min(0), place_BR, list(call.runner.input_batch.req_ids),
         greedy_B if sampling.all_greedy else sampling.temperature == 0,
         bool(sampling.all_greedy), bool(sampling.all_random),
         tail=lambda: call.logits[bonus_B],  # type: ignore[index]
-        draft_q=None if probs_TV is None else draft_q,
+        draft_q=None if probs_TV is None else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
         read=call.runner.input_ids.gpu[call.metadata.logits_indices[bonus_B - num_B]],
     )  # fmt: skip
     given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)
