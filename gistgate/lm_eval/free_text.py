@@ -151,9 +151,6 @@ def document(rng: random.Random, request: str, facts: list[Fact]) -> Document:
     return {"request": f"{request}\n{lines}\n{end}", "facts": facts}
 
 
-# ---- What a text is worth.
-
-
 CLOCK = re.compile(r"\b(\d{1,2})(?:[:.](\d{2}))?\s*(?:([ap])\.?\s?m\b\.?|o'clock|hours\b)|\b(\d{1,2}):(\d{2})\b")
 WORDS_OF_TIME = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 NUMBER = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")

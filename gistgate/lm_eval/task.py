@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,25 +32,6 @@ log = logging.getLogger(__name__)
 
 TASKS = Path("data/tasks")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-
-
-def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
-    """The task `name` of `folder`, else of lm-eval's own, with documents from the folder `data` if one is named."""
-    manager, entry = entry_of(name, folder)
-    check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
-    overrides, index = local_data(Path(data), entry.cfg or {}) if data else None, manager.task_index
-    try:
-        with own_code_eval() if allow_code else nullcontext():
-            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
-    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
-        raise UserError(
-            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
-            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
-        ) from error
-    check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
-        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
-    return task
 
 
 def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
@@ -99,12 +80,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
 
     if not tokenizer.chat_template:
         raise UserError("The tokenizer has no chat template. Switch it off (`prompting.chat_template: false`).")
-    bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
-
-    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
-
-    return render
+    return partial(HFLM.apply_chat_template, SimpleNamespace(tokenizer=tokenizer, chat_template_args={}))
 
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
@@ -140,9 +116,23 @@ class TaskSpec:
     allow_code: bool = False  # whether a task may run programs that the model writes
 
 
-def load_task(spec: TaskSpec) -> Task:
-    """The task, prompted as `spec.prompting` says."""
-    return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
+def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
+    """The task of `folder`, else of lm-eval's own, prompted as `spec.prompting` says."""
+    name, (manager, entry) = spec.name, entry_of(spec.name, folder)
+    check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), spec.allow_code)
+    overrides, index = local_data(Path(spec.data), entry.cfg or {}) if spec.data else None, manager.task_index
+    try:
+        with own_code_eval() if spec.allow_code else nullcontext():
+            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
+    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
+        raise UserError(
+            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
+            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
+        ) from error
+    check_allowed(name, getattr(task, "UNSAFE_CODE", False), spec.allow_code)  # an included file may have said so
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
+        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
+    return Task(task, spec)
 
 
 def words_of(text: str) -> str:
@@ -225,12 +215,8 @@ class Task:
 
     def messages(self, doc: Document) -> list[dict[str, str]]:
         """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
-
-        def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-            return json.dumps(history)
-
-        rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
-        messages: list[dict[str, str]] = json.loads(rendered)
+        prompting = {**self._prompting(None), "chat_template": lambda history, *_, **__: json.dumps(history)}
+        messages: list[dict[str, str]] = json.loads(self._context(doc, prompting))
         return messages
 
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:

@@ -42,10 +42,9 @@ class Choice:
 def choose(
     options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
 ) -> Choice:
-    """Rule, settings, K and drafter from what is certified and what the user says; docs/troubleshooting.md is its table.
+    """Rule, settings, K and drafter from what the user says and the certificate, if one is named or beside the gate.
 
-    `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
-    that contradict each other or a named certificate, are a UserError.
+    docs/troubleshooting.md is its table; unknown names, and options that contradict each other, are a UserError.
     """
     if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")
