@@ -130,12 +130,9 @@ def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bo
 
 def decoding_scope(
     method: Method, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any, gate: Any, rows: int,
-    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,
+    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,  # what the drafter reads, and its `binding`
 ) -> dict[str, Any]:  # fmt: skip
-    """The part of a certificate's scope that says what decodes; plain JSON, without dates.
-
-    `draft` is None where the drafter does not ask it; `data` is what the drafter reads, `drafting` its `binding`.
-    """
+    """The part of a scope, plain JSON, that says what decodes; `draft` is None where the drafter does not ask it."""
     files = named_files(method.fixed)
     return {
         "target": model_scope(identify_model(target)),

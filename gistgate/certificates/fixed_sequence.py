@@ -52,12 +52,12 @@ class Verdicts:
 
     def needed(self, budget: float) -> int | None:
         """Prompts that would certify a refused budget at the strictest setting; None where no number would."""
-        first, bound = self.tested[0], self.tested[0].bounds[self.budgets.index(budget)]
+        bound = self.tested[0].bounds[self.budgets.index(budget)]
         if self.passed(budget) is not None or bound.mean >= budget:
             return None
         if bound.kind == EXACT:
             return needed_n(budget, bound.confidence, bound.spread, bound.mean, more_than=bound.n)
-        seen = first.decoded.differences
+        seen = self.tested[0].decoded.differences
         return fewest(lambda n: bounds.plug_in_bound(np.resize(seen, n), 1 - bound.confidence) <= budget, above=bound.n)
 
     def refusal(self, budget: float) -> str | None:

@@ -219,10 +219,7 @@ class Outcomes:
 
 
 def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
-    """The same function, but answers that were decoded once are read from `folder`.
-
-    `depends` is everything that decides answers besides the prompts and the settings with the files that they name.
-    """
+    """The same function, with answers kept in `folder`; `depends` decides them besides settings, files and prompts."""
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
         asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]

@@ -134,10 +134,7 @@ class Selection:
 def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
-    """The sequence for one method, whose `grid` has the values of the knob from strict to loose, and one variant.
-
-    It begins with the strictest value, measured or not; where nothing is predicted to keep a budget, that is all of it.
-    """
+    """The sequence of one variant over a `grid` from strict to loose; it begins with the strictest, measured or not."""
     curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
     main = request.headline_budget
     by_weight = [partial(request.keeps, budget) for budget in (main, *sorted(set(request.budgets) - {main}))]

@@ -57,10 +57,7 @@ DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
 
 
 def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameters `asking` and `options` are options in their place, one for each of their fields.
-
-    `usual` has other defaults for fields of `Asking`; None: the command has no such option.
-    """
+    """A command whose parameters `asking` and `options` become options; `usual` has other defaults, None for none."""
     fields = inspect.signature(Asking, eval_str=True).parameters
     asked = [item.replace(default=usual.get(name, item.default)) for name, item in fields.items()]
     asked = [item for item in asked if item.name not in usual or item.default is not None]

@@ -142,7 +142,7 @@ def load_models(options: Options) -> Models:
     draft_name = options.draft or (trained.name if trained else None)
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
-        raise UserError("--quantise-draft, --draft-vocabulary and --draft-gguf need a draft. Name it with --draft.")
+        raise UserError("--quantise-draft, --draft-vocabulary, --draft-gguf: no draft is named. Add --draft.")
     if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
         raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
     bits = options.quantise_draft or (trained.quantisation if trained else None)

@@ -204,11 +204,10 @@ def has_numbers(value: str, text: str) -> bool:
     word = "$" if value.startswith("$") else re.findall(r"[a-z]+", value)[-1]
     unit = UNITS.get(word, word)
     text = re.sub(rf"\b({'|'.join(SPELLED)})\b", lambda found: str(SPELLED[found[1]]), text)
-    found = list(NUMBER.finditer(text))
+    found, values = list(NUMBER.finditer(text)), numbers_in(text)
     for at in range(len(found) - len(wanted) + 1):
-        run = found[at : at + len(wanted)]
-        near = text[max(0, run[0].start() - 12) : run[-1].end() + 24]
-        if [amount(one[0]) for one in run] == wanted and re.search(rf"(?<![a-z])(?:{unit})(?![a-z])", near):
+        near = text[max(0, found[at].start() - 12) : found[at + len(wanted) - 1].end() + 24]
+        if values[at : at + len(wanted)] == wanted and re.search(rf"(?<![a-z])(?:{unit})(?![a-z])", near):
             return True
     return False
 
@@ -223,11 +222,7 @@ def invented(facts: Sequence[Fact], text: str) -> set[str]:
 
 
 def numbers_in(text: str) -> list[float]:
-    return [amount(found) for found in NUMBER.findall(text)]
-
-
-def amount(digits: str) -> float:
-    return float(digits.replace(",", ""))
+    return [float(found.replace(",", "")) for found in NUMBER.findall(text)]
 
 
 Clock = tuple[int, bool]  # minutes of the day, and whether the half of the day is known

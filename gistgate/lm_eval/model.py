@@ -1,7 +1,4 @@
-"""An lm-eval model that answers through our decoder. Everything but the generation itself stays the harness's.
-
-Importing this module registers the model `gistgate`.
-"""
+"""An lm-eval model that generates through our decoder; importing this module registers it as `gistgate`."""
 
 import zlib
 from collections import Counter, defaultdict
@@ -34,7 +31,6 @@ from gistgate.models.options import AUTO
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
-
 
 Served = defaultdict[tuple[int, ...], list[Generation]]
 """Answers by the token ids of their prompt; a prompt asked several times has several."""

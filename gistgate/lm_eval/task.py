@@ -282,10 +282,9 @@ class Task:
         return float(value)
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
-        """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
+        """Whether filter and metric cannot tell `text` from `reference`; None where nothing is known.
 
-        The metric compares filtered answers, so that two different wrong ones differ. Where a scoring function or unit
-        tests hide them, equal verdicts other than zero are the same, and two failures with different texts unknown.
+        Where a scoring function or unit tests hide answers, two failures with different texts are unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):

@@ -42,10 +42,7 @@ class Choice:
 def choose(
     options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
 ) -> Choice:
-    """Rule, settings, K and drafter from what the user says and the certificate, if one is named or beside the gate.
-
-    docs/troubleshooting.md is its table; unknown names, and options that contradict each other, are a UserError.
-    """
+    """What runs by options and a certificate, named or beside the gate; docs/troubleshooting.md has the table."""
     if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")
     if options.certificate is not None and certificate is not None:

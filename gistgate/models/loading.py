@@ -48,11 +48,10 @@ def check_gguf(name: str, file: str | None) -> None:
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
     """A file of a model in its folder, in the cache of the hub or, unless `local`, on the hub; None without one."""
-    try:
+    with suppress(OSError):
         found = cached_file(name, file, revision=revision, local_files_only=local)
-    except OSError:
-        return None
-    return None if found is None else Path(found)
+        return None if found is None else Path(found)
+    return None
 
 
 def weight_files(name: str, revision: str | None = None, local: bool = True) -> list[Path]:
