@@ -49,9 +49,6 @@ MOST_STOPS = 4  # that the protocol allows; answers are cut at all of them here
 BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error")
 """Reasons for which an answer ends that is not what the model would say; servers have several words for "stop"."""
 
-CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
-"""Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
-
 Messages = list[dict[str, str]]
 
 
@@ -240,13 +237,12 @@ class Endpoint:
 
     def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
         """The greedy answer to a text to continue, or to the messages of a chat."""
-        is_begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
         shared: dict[str, Any] = {
             "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "stop": list(stops)[:MOST_STOPS] or None,
-            "extra_body": {**(CONTINUED if is_begun else {}), **self.extra} or None,
+            "extra_body": {**continued(prompt), **self.extra} or None,
         }
         with explained(self.url):
             if isinstance(prompt, str):
@@ -277,6 +273,12 @@ class Endpoint:
             )
         tokens = done.usage.completion_tokens if done.usage else None
         return Served(text, tokens, choice.finish_reason == "length")
+
+
+def continued(prompt: str | Messages) -> dict[str, bool]:
+    """Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
+    is_begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
+    return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
 def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:

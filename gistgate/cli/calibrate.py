@@ -39,24 +39,38 @@ class Options:
     settings: Annotated[list[str], DECODER["settings"]] = ()  # type: ignore[assignment]
     block: Annotated[int | None, DECODER["block"]] = None
     development: Annotated[int, option("Prompts that choose the settings to test.", min=1)] = 300
-    score: Annotated[str, option("What is compared: task (its metric), capped (cut answers), logprob, judge.")] = "task"
+    score: Annotated[
+        str, option("What is compared: task (its metric), capped (answers cut at the limit), logprob or judge.")
+    ] = "task"
     judge: Annotated[str | None, option("Judge model, for --score judge.")] = None
     batch_size: Annotated[int, option("Rows decoded together.", min=1)] = 32
     prompts: Annotated[
-        int | None, asked("Calibration prompts; default: twice what the budget needs if 5 % differ.", min=1)
+        int | None,
+        asked("Calibration prompts; default: twice what the budget needs if 5 % of the answers differ.", min=1),
     ] = None
-    stop: Annotated[str, asked("Ends a setting early: planned (never), lost (if it fails), clear (or holds).")] = "lost"
+    stop: Annotated[
+        str, asked("When a setting ends early: planned (never), lost (once it fails), clear (once it fails or holds).")
+    ] = "lost"
     task_data: Annotated[str | None, asked("Folder of .jsonl files that replaces the task's data.")] = None
     allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
-    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: as the gate.", "--chat/--no-chat")] = None
+    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.", "--chat/--no-chat")] = (
+        None
+    )
     system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
-    num_fewshot: Annotated[int | None, asked("Solved examples; default: the gate's, else the task's.", min=0)] = None
-    metric: Annotated[str | None, asked("Metric and filter, such as exact_match,strict-match; else the gate's.")] = None
+    num_fewshot: Annotated[
+        int | None, asked("Solved examples in front; default: the gate's, else the task's own.", min=0)
+    ] = None
+    metric: Annotated[
+        str | None, asked("Metric and filter that judge, such as exact_match,strict-match; default: the gate's.")
+    ] = None
     max_new_tokens: Annotated[
-        int | None, asked("Longest answer in tokens where the task has none; default: the gate's or 256.", min=1)
+        int | None,
+        asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
     ] = None
     out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
-    draw: Annotated[int, asked("Number of the set of calibration prompts; another takes other prompts.", min=1)] = 1
+    draw: Annotated[
+        int, asked("Number of the set of calibration prompts; another number takes other prompts.", min=1)
+    ] = 1
     looks: Annotated[int, asked("Planned looks at the same prompts; they divide the error.", min=1)] = 1
     seed: Seed = 0
     strict_endpoint: Annotated[str | None, served("The reference server, such as http://HOST:8000/v1.")] = None

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def generate(
     target: TargetName, prompt: Prompt, *, asking: Asking,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0, seed: Seed = 0,
-    in_shadow: Annotated[bool, typer.Option("--shadow", help="Be strict; say what the rule would accept.")] = False,
+    in_shadow: Annotated[
+        bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
+    ] = False,
     as_json: AsJson = False, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
@@ -67,7 +69,8 @@ def generate(
 def trace(
     target: TargetName, prompt: Prompt, *, asking: Asking, as_json: AsJson = False,
     html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="HTML page to write, with strict decoding beside it.")
+        Path | None,
+        typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours."),
     ] = None,
     options: DecodeOptions,
 ) -> None:  # fmt: skip

@@ -25,8 +25,12 @@ def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the project.")],
     target: Annotated[str | None, typer.Option(help="Target model: hub id, folder or GGUF file.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model: hub id, folder or GGUF file.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="In place of a draft: suffix or lookup, which copy text.")] = None,
-    task: Annotated[str | None, typer.Option(help="gsm8k, a YAML file, any lm-eval task; else one to fill in.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="In place of a draft model: suffix or lookup, which copy from the text.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="gsm8k, a YAML file, or any lm-eval task; default: a file to fill in.")
+    ] = None,
     target_revision: Annotated[str | None, typer.Option(help="Revision of the target on the hub.")] = None,
     draft_revision: Annotated[str | None, typer.Option(help="Revision of the draft on the hub.")] = None,
     target_gguf: Annotated[str | None, typer.Option(help="GGUF file in the target's folder or repository.")] = None,
@@ -34,7 +38,9 @@ def init(
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "bfloat16",
     device_map: Annotated[str | None, typer.Option(help="Passed to from_pretrained, such as auto.")] = None,
     chat: Chat = False,
-    embedded: Annotated[bool, typer.Option("--embedded", help="Let the pipeline train its own small pair.")] = False,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Let the pipeline train its own small pair instead of naming models.")
+    ] = False,
 ) -> None:
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
     import yaml

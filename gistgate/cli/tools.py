@@ -102,7 +102,9 @@ def fit_draft(
 
 def draft_vocabulary(
     target: TargetName,
-    texts: Annotated[str, typer.Argument(help="Texts, read as `doctor` reads prompts: prompts or, better, answers.")],
+    texts: Annotated[
+        str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
+    ],
     *, draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],

@@ -31,7 +31,9 @@ class DecodeOptions:
     draft_revision: Annotated[str, "Revision of the draft model on the hub."] = "main"
     draft_gguf: Annotated[str | None, "GGUF file in the draft's folder or repository."] = None
     quantise_draft: Annotated[str | None, "Weights of the draft: int8, int4 or none (on processors)."] = None
-    stop_drafting: Annotated[str | None, "File of fit-draft, or a confidence such as 0.4 that ends drafts."] = None
+    stop_drafting: Annotated[str | None, "File of fit-draft, or a confidence such as 0.4, below which drafts end."] = (
+        None
+    )
     draft_vocabulary: Annotated[str | None, "File of draft-vocabulary: tokens that the draft may propose."] = None
     drafter: Annotated[
         str | None,
@@ -42,14 +44,18 @@ class DecodeOptions:
     corpus: Annotated[str | None, "File with one training text per line, for the drafter corpus."] = None
     gate: Annotated[Any, "Folder of a trained gate."] = None
     rule: Annotated[str | None, "Acceptance rule; default: the certified one, else exact."] = None
-    settings: Annotated[dict[str, Any], "Setting of the rule, as theta=0.9; repeatable."] = field(default_factory=dict)
+    settings: Annotated[dict[str, Any], "Setting of the rule, such as theta=0.9; repeatable."] = field(
+        default_factory=dict
+    )
     block: Annotated[int | None, "K, drafted tokens per target forward."] = None
     budget: Annotated[float | None, "Certified loss, as a share; default: the headline's."] = None
     confidence: Annotated[float | None, "Least confidence of the certificate."] = None
     certificate: Annotated[str | None, "certificate.json or its folder: decode as it says."] = None
     segments: Annotated[Any, "Folder of segment probes: judge whole segments."] = None
     guards: Annotated[Sequence[str], "loop, or domain (of the gate); repeatable."] = ()
-    engine: Annotated[str, "eager, or compiled: minutes to build, then faster for single requests."] = "eager"
+    engine: Annotated[
+        str, "eager, or compiled: takes seconds to minutes to build, then faster for single requests."
+    ] = "eager"
     speculate_up_to: Annotated[int | str | None, "Rows above which decoding is plain (0: always), or auto."] = None
 
     def __post_init__(self) -> None:
