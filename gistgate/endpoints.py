@@ -104,8 +104,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         + [hashes_of([task.problem(doc)]) for doc in docs],
         spent=1 - confidence,
         error=1 - options.confidence,
-        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh calibration "
-        "prompts.",
+        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
     )
     check(look)
     compared = Compared(task, docs, strict, loose, options.concurrent)

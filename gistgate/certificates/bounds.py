@@ -18,8 +18,7 @@ from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
 Array = NDArray[np.float64]
-Answer = Literal["within", "beyond"]
-"""Whether the prompts seen so far show a loss within a budget or beyond it."""
+Answer = Literal["within", "beyond"]  # whether the prompts seen so far show a loss within a budget or beyond it
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
 PLUG_IN = "empirical Bernstein (predictable plug-in)"

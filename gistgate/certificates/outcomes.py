@@ -152,8 +152,7 @@ class Answer:
 
 Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
 """Answers of a rule at these settings to prompts, the first of which has this index in its split."""
-Strict = Callable[[Sequence[Prompt], int], list[Ids]]
-"""Strict answers to prompts, the first of which has this index in its split."""
+Strict = Callable[[Sequence[Prompt], int], list[Ids]]  # the same of strict answers
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.planning import confidence_of_test, would_certify
 
-Keeps = Callable[[float, float, int, bool], bool]
-"""`Request.keeps` at one budget: whether calibration would certify it."""
+Keeps = Callable[[float, float, int, bool], bool]  # `Request.keeps` at one budget
 
 
 @dataclass
@@ -92,8 +91,7 @@ class Setting:
     variant: dict[str, Any] = field(default_factory=dict)  # settings that override the method's fixed ones
 
 
-Evaluate = Callable[[Setting], tuple[Array, float]]
-"""Decode the development prompts: differences d = strict - loose score [N], and tau."""
+Evaluate = Callable[[Setting], tuple[Array, float]]  # differences [N] of the development prompts, and tau
 
 
 @dataclass(frozen=True)

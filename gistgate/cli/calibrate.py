@@ -53,9 +53,7 @@ class Options:
     ] = "lost"
     task_data: Annotated[str | None, asked("Folder of .jsonl files that replaces the task's data.")] = None
     allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
-    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.", "--chat/--no-chat")] = (
-        None
-    )
+    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.")] = None
     system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
     num_fewshot: Annotated[
         int | None, asked("Solved examples in front; default: the gate's, else the task's own.", min=0)

@@ -32,8 +32,7 @@ HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_gen
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
 
-Served = defaultdict[tuple[int, ...], list[Generation]]
-"""Answers by the token ids of their prompt; a prompt asked several times has several."""
+Served = defaultdict[tuple[int, ...], list[Generation]]  # answers by the ids of their prompt, one for each request
 
 
 @register_model("gistgate")

@@ -25,8 +25,7 @@ from gistgate.rules import RULES, complete, make_rule, meant
 
 CORPUS, HYBRID = "corpus", "hybrid"
 STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
-STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
-"""Drafters that read a datastore; the lexical ones ask for no states."""
+STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")  # read a datastore; the lexical ones ask for no states
 KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
@@ -163,22 +162,21 @@ def build_decoder(
         shared["guards"] = make_guards(options.guards, options.gate)
         check_guards(shared["guards"], gate, target)
     parts = (target, tokenizer, draft, gate)
-    if not isinstance(options.certificate, TunedChoice):
-        return decoder_of(*parts, options, policy, **shared)
-    untuned = replace(options, certificate=None)
-    if gate is not None and gate.strict_reason is not None:
+    if isinstance(options.certificate, TunedChoice) and gate is not None and gate.strict_reason is not None:
         tuned = read_certificate(options.certificate)  # one of other weights is of no use where they hold the gate back
         if tuned is None or tuned.mismatch(target=target, draft=draft):
-            return decoder_of(*parts, untuned, policy, **shared)
+            options = replace(options, certificate=None)
     try:
         return decoder_of(*parts, options, policy, **shared)
     except UserError as error:
+        if not isinstance(options.certificate, TunedChoice):
+            raise
         warnings.warn(
             "What `gistgate tune` chose is left aside: it does not go with these options "
             f"({str(error).partition(':')[0]}). Tune again with them to have a choice.",
             stacklevel=2,
         )
-        return decoder_of(*parts, untuned, policy, **shared)
+    return decoder_of(*parts, replace(options, certificate=None), policy, **shared)
 
 
 def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:

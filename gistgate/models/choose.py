@@ -25,8 +25,7 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
     block: int = BLOCK  # K, drafted tokens per round
     drafter: str = NONE  # drafter id
-    doubts: tuple[str, ...] = ()
-    """Why no certificate covers the loss; empty where one does and where nothing can be lost."""
+    doubts: tuple[str, ...] = ()  # why no certificate covers the loss; empty where one does or nothing can be lost
     fell_back: bool = False  # whether strict decoding replaces a loose setting because none is certified
 
     def warn(self, policy: Policy = "warn", stacklevel: int = 3) -> None:
@@ -130,8 +129,7 @@ def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     """What a named certificate says. A user who names a certificate wants it to hold, so nothing may contradict it."""
     point = certified_point(options, certificate)
     if point is None:
-        why = refusal(options, certificate)
-        raise UserError(f"The certificate cannot be kept: {why}. Decode without the certificate.")
+        raise UserError(f"The certificate cannot be kept: {refusal(options, certificate)}. Decode without it.")
     asked = {"rule": options.rule, "drafter": options.drafter, "block": options.block, "segments": options.segments}
     rule = complete(certificate.rule, point.settings)
     certified = {"rule": certificate.rule, "drafter": certificate.drafter, "block": certificate.block, **rule}

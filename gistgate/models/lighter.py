@@ -103,8 +103,7 @@ class SubsetHead(nn.Module):
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
 GROUP = 32  # inputs of an output that share scale and offset in `int4`
-MOST_ROWS = 12
-"""Rows up to which packed weights are read: beyond that a product with unpacked ones is faster on processors."""
+MOST_ROWS = 12  # rows up to which packed weights are read: unpacked ones are faster beyond, on processors
 
 
 class Packed(nn.Module):

@@ -234,10 +234,7 @@ def load_draft(
         check_draft_tokenizer(target, draft, tokenizer, lambda: own_tokenizer("draft", name, **place))
     else:
         check_draft_tokenizer(target, draft, tokenizer)
-    if subset is not None:
-        draft = subset.apply(draft, tokenizer)
-        draft.subset_file = str(vocabulary)
-    return quantise(draft, quantised)
+    return quantise(draft if subset is None else subset.apply(draft, tokenizer), quantised)
 
 
 def check_smaller(target: PreTrainedModel, draft: PreTrainedModel) -> None:
