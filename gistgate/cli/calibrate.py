@@ -62,8 +62,7 @@ class Options:
         str | None, asked("Metric and filter that judge, such as exact_match,strict-match; default: the gate's.")
     ] = None
     max_new_tokens: Annotated[
-        int | None,
-        asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
+        int | None, asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1)
     ] = None
     out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
     draw: Annotated[

@@ -15,8 +15,6 @@ from gistgate.cli.init import init
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
 WITH_GATE, VOCABULARY = "--draft models/draft --gate models/export", "models/target answers.txt --draft models/draft"
-OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""A command that leaves its arguments, --help included, to another program."""
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
     "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
     "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
@@ -58,7 +56,8 @@ def options(
 
 
 for name, (function, arguments) in COMMANDS.items():
-    own = OWN_ARGUMENTS if name == "eval" else {}
+    # lm-eval reads all arguments of `eval` itself, --help included.
+    own = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []} if name == "eval" else {}
     app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(function)
 
 
@@ -95,7 +94,3 @@ def leave(sentence: str, status: int) -> None:
     """End the process with one line."""
     print(printable(" ".join(sentence.split())), file=sys.stderr)
     raise SystemExit(status) from None
-
-
-if __name__ == "__main__":
-    main()

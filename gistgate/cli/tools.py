@@ -124,10 +124,7 @@ def draft_vocabulary(
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
 
 
-def inspect(
-    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
-    as_json: AsJson = False,
-) -> None:
+def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False) -> None:
     """Say what a gate is: its partners, features and certified settings."""
     from gistgate.core.gate import Gate
 

@@ -31,19 +31,18 @@ from gistgate.certificates.outcomes import (
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
-from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
-from gistgate.core.reader import context_of, num_ids
+from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError, nearest
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, fresh_prompts, hashes_of, used_problems
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
-from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
-from gistgate.models.choose import BLOCK, GATED, STRICT
+from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
+from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.models.loading import load_draft, load_target
 from gistgate.models.options import parse_settings
-from gistgate.rules import RULES, make_rule, meant
+from gistgate.rules import RULES, meant
 
 if TYPE_CHECKING:
     from gistgate.cli.calibrate import Options
@@ -250,15 +249,9 @@ def method_of(options: Options, models: Models) -> Method:
     usual = certificate.drafter if certificate else "model"
     if models.draft is None and asks_draft(usual):
         usual = "lookup"
-    return Method(
-        rule=rule_id,
-        drafter=options.drafter or usual,
-        block=options.block if options.block is not None else (certificate.block if certificate else BLOCK),
-        knob=rule.knob,
-        grid=tuple(rule.grid),
-        fixed=fixed,
-        variants=({},) if fixed else tuple(rule.variants),
-    )
+    block = options.block if options.block is not None else (certificate.block if certificate else BLOCK)
+    variants = ({},) if fixed else tuple(rule.variants)
+    return Method(rule_id, options.drafter or usual, block, rule.knob, tuple(rule.grid), fixed, variants)
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
@@ -285,9 +278,8 @@ def outcomes_of(
 
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:
-            drafter, made = drafter_of(options, models, method), make_rule(rule, **settings)
-            parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": num_ids(models.tokenizer)}
-            decoder = Decoder(models.target, drafter, made, method.block, **parts)
+            choice, drafter = Choice(rule, settings, method.block), drafter_of(options, models, method)
+            decoder = assemble(models.target, models.tokenizer, choice, drafter, gate)
             seeds = range(start, start + len(asked))
             return decode_prompts(decoder, asked, seeds, batch_size=options.batch_size, memory=memory)
 
