@@ -1,8 +1,4 @@
-"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, whatever its neighbours do.
-
-Rows that accept different lengths need neither holes nor padding, and rolling back is free: a later token overwrites
-its slot, and what lies behind a row's last token is never looked at. Nothing here depends on values, so programs with
-fixed addresses can be made of it.
+"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, later ones overwrite it.
 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
@@ -65,9 +61,8 @@ def attend_to_slots(
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """`gistgate.core.attention.attend`; what it does not know has no program."""
-    for name in SPECIAL:
-        if kwargs.get(name) is not None:
-            raise UnsupportedError(f"{type(module).__name__} wants '{name}' in its attention")
+    if unknown := [name for name in SPECIAL if kwargs.get(name) is not None]:
+        raise UnsupportedError(f"{type(module).__name__} wants '{unknown[0]}' in its attention")
     return attend(query, key, value, attention_mask, scaling)
 
 
@@ -89,11 +84,8 @@ def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
 
 
 def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
-    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32.
-
-    A position below 0 reads a token of no meaning. The last slot belongs to such tokens and to those beyond the
-    memory; no real token sees it.
-    """
+    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32."""
+    # The last slot belongs to tokens of no meaning, whose position is below 0, and to those beyond the memory.
     last = memory[0].shape[-2] - 1
     slots = torch.where((positions < 0) | (positions > last), last, positions)
     layers = [SlotLayer(keys, values, slots) for keys, values in zip(memory[::2], memory[1::2], strict=True)]
@@ -136,10 +128,9 @@ def program_of(
     model: PreTrainedModel, key: Key, function: Program, memory: Sequence[Tensor], example: Sequence[Tensor],
     builds: bool = True, replays: bool = True,
 ) -> Program:  # fmt: skip
-    """The program of `function` for this memory of `model` and inputs like `example`, which `key` tells apart.
+    """The program of `function`, which `key` tells apart, for this memory of `model` and inputs like `example`.
 
-    Without `builds` the function is made of programs already, and without `replays` no graph of its own replays it on
-    a GPU, since it is a part of such a function.
+    It `builds` unless it is made of programs already; a part of such a function `replays` in no graph of its own.
     """
     store, key = store_of(model), (memory[0].shape[0], memory[0].shape[-2], *key)
     if key not in store.programs:

@@ -6,6 +6,7 @@ Axis letters: B rows of the memory, K drafted tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from gistgate.compiled.memory import forget, program_of, rounded, store_of
 from gistgate.compiled.program import Program, UnsupportedError, missing_compiler
-from gistgate.compiled.rounds import FEED, DraftToken, PromptReader, VerifyRound, draft_program, rounded_up, stretch_of
+from gistgate.compiled.rounds import FEED, PromptReader, draft_program, rounded_up, stretch_of, verify_round
 from gistgate.core.block import Sampling
 from gistgate.core.reader import counts_slots, has_window
 from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
@@ -29,10 +30,7 @@ def session_or_reason(
     parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots,
     failed: dict[tuple[object, ...], str],
 ) -> CompiledSession | str:  # fmt: skip
-    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program.
-
-    The first session of a new shape builds them, which takes seconds or minutes.
-    """
+    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program."""
     shape = (len(rows), sampling, *parts.rule.known_by)
     if (why := failed.get(shape) or reason_against(parts, len(rows))) is not None:
         return why
@@ -71,22 +69,20 @@ def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
         return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
     if len({model.device for model in parts.models}) > 1:
         return "target and draft model are on different devices"
-    return next((why for model in parts.models if (why := reason_against_model(model)) is not None), None)
-
-
-def reason_against_model(model: PreTrainedModel) -> str | None:
-    """Why a model needs the eager engine."""
-    name = type(model).__name__
-    if has_window(model):
-        return f"{name} attends to a sliding window"
-    if counts_slots(model):
-        return f"{name} measures distances in slots of its cache"
-    if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not let its attention be exchanged"
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        return f"{name} is spread over several devices"
-    # A CUDA graph helps without a compiler, too.
-    return None if model.device.type == "cuda" else missing_compiler(model.device)
+    for model in parts.models:
+        name = type(model).__name__
+        if has_window(model):
+            return f"{name} attends to a sliding window"
+        if counts_slots(model):
+            return f"{name} measures distances in slots of its cache"
+        if not getattr(model, "_supports_attention_backend", False):
+            return f"{name} does not let its attention be exchanged"
+        if len({parameter.device for parameter in model.parameters()}) > 1:
+            return f"{name} is spread over several devices"
+        # A CUDA graph helps without a compiler, too.
+        if model.device.type != "cuda" and (why := missing_compiler(model.device)) is not None:
+            return why
+    return None
 
 
 class CompiledSession:
@@ -115,8 +111,8 @@ class CompiledSession:
         if draft_model is not None:
             self._draft_memory = self._cleared(draft_model)
             self._readers.append(PromptReader(draft_model, self._draft_memory))
-            token = DraftToken(draft_model, parts.vocabulary, sampling, self.gives_q)
-            self._steps = draft_program(token, self.num, self._draft_memory, self.num if self.random else 0)
+            about = (draft_model, parts.vocabulary, sampling, self.gives_q)
+            self._steps = draft_program(*about, self.num, self._draft_memory, self.num if self.random else 0)
 
     def _cleared(self, model: PreTrainedModel) -> list[Tensor]:
         memory = store_of(model).memory(model, self.batch, self.slots)
@@ -127,7 +123,7 @@ class CompiledSession:
     def _verify_round(self) -> Program:
         parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
         protocol = torch.tensor(ids, dtype=torch.long, device=self.device)
-        function = VerifyRound(parts, self.num, self.sampling, protocol)
+        function = partial(verify_round, parts, self.num, self.sampling, protocol)
         width = parts.vocabulary if self.gives_q else 0
         key = ("verify", self.num, parts.vocabulary, self.sampling, width, *parts.rule.known_by)
         key = (*key, parts.gate if parts.judged else None, ids)

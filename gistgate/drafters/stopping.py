@@ -1,14 +1,6 @@
-"""When a draft ends: where the next token is too unlikely to survive for what it costs.
+"""When a draft ends: behind the first token that is too unlikely to survive for what it costs (docs/drafts.md).
 
-A drafted token costs c target steps and saves, if it survives, what a token costs otherwise. The draft ends behind the
-first token whose estimated survival lies below a floor. Estimates come from the draft's own probability of its tokens,
-mapped to how often such tokens were accepted on development prompts, and multiplied along the draft. Special cases are
-the confidence threshold of transformers and llama.cpp (the last token's probability alone) and the threshold of
-SpecDec++ (arXiv 2405.19715: the product).
-
-Sampled requests stay lossless. Whether x_(i+1) is drawn depends on x_1 .. x_i alone, and a token that was drawn is
-always proposed, also the one that ends the draft: given that a token is proposed, it is distributed as q says, which is
-all that a lossless test asks. Dropping the improbable token itself, as llama.cpp does, would not be lossless.
+Sampled requests stay lossless because a token that was drawn is always proposed, also the one that ends the draft.
 
 Axis letters: B rows, V vocabulary.
 """
@@ -35,8 +27,7 @@ class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
     floor: float  # estimated survival below which a draft ends, in [0, 1]
-    points: tuple[tuple[float, float], ...] = IDENTITY
-    """(draft's probability, share accepted) with straight lines between, both from 0 to 1 and never falling."""
+    points: tuple[tuple[float, float], ...] = IDENTITY  # (probability, share accepted), linear between and rising
     joint: bool = True  # the survival of all tokens so far; False: of the last one, given those before it
     measured: dict[str, Any] = field(default_factory=dict)  # what it was made for: rule, settings, K, costs and counts
 
@@ -66,10 +57,6 @@ class Stopping:
     def after(self, estimate: float, confidence: float) -> float:
         """The estimate with one more token."""
         return self.acceptance(confidence) * (estimate if self.joint else 1.0)
-
-    def begin(self, batch: int) -> Drafts:
-        """A round of that many drafts."""
-        return Drafts(self, batch)
 
     @property
     def binding(self) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Reflective verification: the target reads the draft twice, and the second verdict counts too (arXiv 2505.18629).
-
-Behind the draft stand a short prompt, the last tokens of the text once more, and the draft once more. The rows of the
-second copy give a milder verdict. Nothing of it stays in the cache.
+"""Reflective verification (arXiv 2505.18629): behind the draft the target reads a prompt, the text's end, and it again.
 
 Axis letters: B rows, K drafted tokens, R tokens of prompt and repeated tail, V vocabulary.
 """
