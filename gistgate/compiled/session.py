@@ -1,7 +1,4 @@
-"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it.
-
-Axis letters: B rows of the memory, K drafted tokens.
-"""
+"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it."""
 
 from __future__ import annotations
 

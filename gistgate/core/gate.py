@@ -193,10 +193,7 @@ class Gate(nn.Module):
         return probability
 
     def operating_point(
-        self,
-        budget: float | None = None,
-        drafter: str | None = None,
-        rule: str | None = None,
+        self, budget: float | None = None, drafter: str | None = None, rule: str | None = None
     ) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the headline budget).
 

@@ -1,7 +1,4 @@
-"""What a rule is, and how its opinion becomes the accepted prefix of a block.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""What a rule is, and how its opinion becomes the accepted prefix of a block (axis letters as in `block`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

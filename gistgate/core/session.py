@@ -1,7 +1,4 @@
-"""One request on its way through the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""One request in the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """When a draft ends: behind the first token that is too unlikely to survive for what it costs (docs/drafts.md).
 
 Sampled requests stay lossless because a token that was drawn is always proposed, also the one that ends the draft.
-
-Axis letters: B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -74,17 +72,15 @@ class Drafts:
     def __init__(self, stopping: Stopping, batch: int) -> None:
         self.stopping = stopping
         self.estimates, self.lengths = [1.0] * batch, [0] * batch
-        self.running = [True] * batch
 
     def add(self, z_BV: Tensor, x_B: Tensor) -> bool:
         """Take in processed draft logits and the tokens drawn from them; True once every row has ended its draft."""
         confidences = (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
         for row, confidence in enumerate(confidences):
-            if self.running[row]:
+            if self.estimates[row] >= self.stopping.floor:  # it still drafts
                 self.lengths[row] += 1
                 self.estimates[row] = self.stopping.after(self.estimates[row], confidence)
-                self.running[row] = self.estimates[row] >= self.stopping.floor
-        return not any(self.running)
+        return max(self.estimates) < self.stopping.floor
 
     def valid(self, like: Tensor) -> Tensor:
         """Which tokens are proposed, in the shape [B, K] of `like`."""

@@ -1,7 +1,4 @@
-"""Suffix decoding (arXiv 2411.04975): propose what most often followed the latest tokens.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""Suffix decoding (arXiv 2411.04975): propose what most often followed the latest tokens."""
 
 from __future__ import annotations
 

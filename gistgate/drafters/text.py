@@ -111,7 +111,7 @@ class TokenRecycling(RowDrafter):
     learns = True
     k: int = 8  # successors remembered for every token; a chain follows the first
     reset: Literal["request", "keep"] = "request"
-    """"request": every row begins with an empty A; "keep": one A for all requests, as in the paper, which lets speed, and
+    """"request": every row begins with an empty A; "keep": one A for all requests, as in the paper, so that speed, and
     under loose rules texts, tell of others' texts."""
     from_text: bool = True
     """Tokens that A does not know take the token behind their last occurrence in the prompt."""

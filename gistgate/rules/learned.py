@@ -51,10 +51,6 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     temperatures = "greedy"
     alternative = "'ensemble'"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.mixture  # made here: a compiled round makes no rules
-
     @cached_property
     def mixture(self) -> Ensemble:
         return Ensemble(w=self.w)

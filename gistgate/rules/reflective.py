@@ -24,14 +24,14 @@ PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the 
 BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}  # rules that may judge the mixture
 
 
+@dataclass(frozen=True)
 class Reflection(Context):
-    """What is read behind a draft."""
+    """What is read behind a draft; `tail` and `mode` as in the rule."""
 
+    prompt_ids: tuple[int, ...]
+    tail: int
+    mode: str
     needs_eager = "reads drafts a second time"
-
-    def __init__(self, prompt_ids: tuple[int, ...], tail: int, mode: str) -> None:
-        """The prompt's ids; `tail` and `mode` as in the rule."""
-        self.prompt_ids, self.tail, self.mode = prompt_ids, tail, mode
 
 
 class Rereader(Verifier):
