@@ -15,7 +15,6 @@ import torch
 from gistgate.core.files import write_json
 from gistgate.measure.speed import (
     Contender,
-    at,
     by_kind,
     chosen,
     contender,
@@ -71,9 +70,9 @@ def main() -> None:
     prompts = read_prompts("test")[: params.benchmark.prompts]
     request = request_of(prompts, pair)
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    blocks, refused = chosen(pair, request, development)
+    speculating, refused = chosen(pair, request, development)
     able, failed = working([static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
-    library = [generates(pair, request), *at(pair, request, blocks), *able]
+    library = [generates(pair, request), *speculating, *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
     laps = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
     about = {"chosen_on": len(development), "failed": failed | refused, "machine": machine()}
