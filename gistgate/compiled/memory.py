@@ -105,8 +105,8 @@ MOST_PROGRAMS, MOST_MEMORIES = 64, 6  # kept at a time; the one that was not use
 class Store:
     """What one model has ready."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.form = form_of(model)
+    def __init__(self, form: tuple[Any, ...]) -> None:
+        self.form = form  # what programs of the model depend on besides its values
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
         self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()  # parts that the programs share
@@ -156,11 +156,6 @@ def layers_of(model: PreTrainedModel) -> Sequence[nn.Module]:
         return ()
 
 
-def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What programs of a model depend on besides its values."""
-    return model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None)
-
-
 _stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
 
 
@@ -172,9 +167,9 @@ def forget(models: Sequence[PreTrainedModel]) -> None:
 
 def store_of(model: PreTrainedModel) -> Store:
     """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
-    known = _stores.get(model)
-    if known is None or known.form != form_of(model):
-        known = _stores[model] = Store(model)
+    form = (model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None))
+    if (known := _stores.get(model)) is None or known.form != form:
+        known = _stores[model] = Store(form)
     return known
 
 

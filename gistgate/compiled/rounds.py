@@ -97,22 +97,20 @@ def draft_program(
     num: int, memory: Sequence[Tensor], width: int,
 ) -> Program:  # fmt: skip
     """`draft_steps` of `num` tokens, of which `width` (num, or 0 where nothing is random) are drawn."""
-    batch, device, about = memory[0].shape[0], memory[0].device, (vocabulary, sampling, gives_q, bool(width))
+    about = (vocabulary, sampling, gives_q, bool(width))
     token = partial(draft_token, model, vocabulary, sampling, gives_q)
 
-    def numbers(columns: int) -> Tensor:
-        return torch.zeros(batch, columns, dtype=torch.long, device=device)
-
-    def uniforms(columns: int) -> Tensor:
-        return torch.zeros(batch, columns, dtype=torch.float64, device=device)
+    def zeros(columns: int, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.zeros(memory[0].shape[0], columns, dtype=dtype, device=memory[0].device)
 
     def step(tokens: int) -> Program:
-        inputs = [numbers(tokens), numbers(tokens), uniforms(min(width, 1))]
+        inputs = [zeros(tokens), zeros(tokens), zeros(min(width, 1), torch.float64)]
         return program_of(model, ("draft token", tokens, *about), token, memory, inputs, replays=False)
 
     is_whole = num * model.config.get_text_config().num_hidden_layers <= MOST_LAYERS
     steps = partial(draft_steps, num, *((token, token) if is_whole else (step(2), step(1))))
-    return program_of(model, ("draft", num, *about), steps, memory, [numbers(FEED), uniforms(width)], builds=is_whole)
+    inputs = [zeros(FEED), zeros(width, torch.float64)]
+    return program_of(model, ("draft", num, *about), steps, memory, inputs, builds=is_whole)
 
 
 STRETCH = {"cpu": 64}  # prompt tokens per program, by device type; elsewhere `LONG_STRETCH`

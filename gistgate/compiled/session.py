@@ -97,7 +97,6 @@ class CompiledSession:
         self.text_drafter = parts.drafter if draft_model is None else None  # proposes on the host
         self.random = not sampling.greedy or parts.random
         self.gives_q = draft_model is not None and (parts.wants_q or not sampling.greedy)
-        self.results: dict[int, Generation] = {}
         for part in (parts.gate, parts.rule):
             if (move := getattr(part, "to", None)) is not None:  # tracing must not be what moves it
                 move(self.device)
@@ -137,7 +136,11 @@ class CompiledSession:
 
     def run(self) -> list[Generation]:
         """Round after round until every row has ended."""
-        live = [row for row in self.rows if self.stop.max_new_tokens > 0]
+        live = self.rows
+        if self.stop.max_new_tokens < 1:
+            for row in live:
+                row.finish = "length"
+            live = self._retired(live)
         try:
             if any(len(row.text) > 1 for row in live):
                 self._read_prompts(live)
@@ -149,10 +152,7 @@ class CompiledSession:
         finally:
             if self.text_drafter is not None:
                 self.text_drafter.start(0)  # it lives longer than its batch, which it need not keep
-        for row in self.rows:
-            if row.index not in self.results:
-                self._end(row)
-        return [self.results[row.index] for row in self.rows]
+        return [row.generation() for row in self.rows]
 
     def _read_prompts(self, live: list[Row]) -> None:
         """Read all of every prompt but its last token, which the first round reads."""
@@ -228,14 +228,8 @@ class CompiledSession:
     def _retired(self, live: list[Row]) -> list[Row]:
         """Say what has ended; the rows that go on."""
         stay = [place for place, row in enumerate(live) if row.finish is None]
-        for row in live:
-            if row.finish is not None:
-                self._end(row)
+        for _ in range(len(live) - len(stay)):
+            self.told.progress(1)
         if 0 < len(stay) < len(live) and self.text_drafter is not None:
             self.text_drafter.select(stay)
         return [live[place] for place in stay]
-
-    def _end(self, row: Row) -> None:
-        row.finish = row.finish or "length"
-        self.results[row.index] = row.generation()
-        self.told.progress(1)

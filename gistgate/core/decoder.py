@@ -277,12 +277,10 @@ class Decoder:
         check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
-        rows = [
-            Row(index, list(prompt), len(prompt), seeds[index] if seeds else index)
-            for index, prompt in enumerate(prompts)
-        ]
-        for row, cost in zip(rows, costs if costs is not None else (), strict=False):
-            row.cost = cost
+        rows = []
+        for index, prompt in enumerate(prompts):
+            seed, cost = seeds[index] if seeds else index, costs[index] if costs else None
+            rows.append(Row(index, list(prompt), len(prompt), seed, cost=cost))
         parts, stop = self._parts_for(slots.most(len(rows))), self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
             answers = self.engine.run(parts, rows, stop, sampling, slots)

@@ -89,17 +89,8 @@ def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
     top_BR, entropy_BR = block.top_logprob, block.entropy
-    columns = (
-        logprob_BK,
-        top_BR[:, :-1],
-        entropy_BR[:, :-1],
-        block.entropy3[:, :-1],
-        top_BR[:, :-1] - logprob_BK,
-        block.draft_rank.float().log1p(),
-        entropy_BR[:, 1:],
-        top_BR[:, 1:],
-    )
-    return torch.stack(columns, dim=-1)
+    here = (logprob_BK, top_BR[:, :-1], entropy_BR[:, :-1], block.entropy3[:, :-1], top_BR[:, :-1] - logprob_BK)
+    return torch.stack((*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1)
 
 
 def lookahead(block: Block, _layer: str) -> Tensor:
