@@ -24,8 +24,7 @@ INNER = "rule."  # prefix of what the watched rule remembers
 class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
-    A loose decoder begins its next block where its last one ended, so the rule judges again once the strict text has
-    come as far: tokens over judged blocks estimate tau. What it makes of every strict block is counted as well.
+    It judges again once the strict text has come as far as a loose one would: tokens over judged blocks estimate tau.
     """
 
     rule: Rule  # what would have been accepted

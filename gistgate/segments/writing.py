@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -131,14 +131,6 @@ class RewritingDrafter(SegmentDrafter):
         self._own += [None] * len(texts)
 
 
-@dataclass(frozen=True)
-class Written:
-    """A piece of text."""
-
-    ids: list[int]
-    finished: bool  # false where the limit came before a boundary: that is no segment
-
-
 class SegmentWriter:
     """Continues texts by one segment each; several may continue the same text."""
 
@@ -158,13 +150,16 @@ class SegmentWriter:
 
     def write(
         self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
-    ) -> list[Written]:
-        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context."""
+    ) -> list[tuple[list[int], bool]]:
+        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context.
+
+        With each goes whether it is finished; one that the limit cut is no segment.
+        """
         context = context_of(self.decoder.target.config.get_text_config())
         longest = max(map(len, texts), default=0)
         limit = self.limit if context is None else min(self.limit, context - longest)
         if limit < 1:
-            return [Written([], finished=False) for _ in behind]
+            return [([], False) for _ in behind]
         needed = sorted(set(behind))
         memories = dict(zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True))
         lengths = [len(texts[index]) for index in behind]
@@ -180,4 +175,4 @@ class SegmentWriter:
             is_decided=lambda row: "segment" if self.boundaries.ends(row.answer) else None,
             remember=False,
         )
-        return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
+        return [(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
