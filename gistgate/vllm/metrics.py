@@ -14,7 +14,7 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
+from threading import Thread, get_ident
 from time import sleep
 from typing import Any
 from urllib.request import urlopen
@@ -43,7 +43,7 @@ def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None)
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
 
     def write() -> None:
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{get_ident()}")  # a process that serves several rules in turn has several writers
         part.write_text(json.dumps({"about": about, "totals": {} if totals is None else totals()}))
         part.replace(path)  # in one step, so that nobody reads half of it
 
