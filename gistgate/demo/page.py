@@ -149,12 +149,7 @@ def visible(text: str) -> str:
 
 
 def trace_page(
-    prompt: str,
-    run: Run,
-    strict: Run | None = None,
-    *,
-    claim: str | None = None,
-    tables: Mapping[str, Mapping[str, Any]] | None = None,
+    prompt: str, run: Run, strict: Run | None = None, claim: str | None = None, tables: Mapping[str, Any] | None = None
 ) -> str:
     """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it where it is given.
 

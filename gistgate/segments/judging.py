@@ -260,11 +260,7 @@ class SegmentJudge:
 
 
 class Counting:
-    """Adds to every row's statistics, then lets another observer look.
-
-    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text for
-    any reason, and what the opinion notes. Forwards of the target that an opinion took count as all others do.
-    """
+    """Adds to every row's statistics (docs/segments.md) and target forwards of opinions; then another looks."""
 
     def __init__(self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None) -> None:
         self.rule, self.judge, self.then = rule, judge, then

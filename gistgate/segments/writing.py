@@ -97,10 +97,7 @@ class SegmentDrafter(ModelDrafter):
 
 
 class RewritingDrafter(SegmentDrafter):
-    """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
-
-    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused.
-    """
+    """Drafts, but offers nothing to be judged until the target has ended the segment it refused (or the limit cut)."""
 
     def start(self, batch: int) -> None:
         super().start(batch)
@@ -134,19 +131,10 @@ class RewritingDrafter(SegmentDrafter):
 class SegmentWriter:
     """Continues texts by one segment each; several may continue the same text."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        boundaries: Boundaries,
-        limit: int,
-        *,
-        eos_ids: Collection[int] = (),
-        stops: Sequence[str] = (),
-    ) -> None:
-        """Write at most `limit` tokens with `model`; `eos_ids` and `stops` end a segment as they end an answer."""
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, boundaries: Boundaries, limit: int, **ends: Any) -> None:
+        """Write at most `limit` tokens with `model`; `ends` (eos_ids, stops) end a segment as they end an answer."""
         self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer))
-        self.boundaries, self.limit, self.eos_ids, self.stops = boundaries, limit, eos_ids, stops
+        self.boundaries, self.limit, self.ends = boundaries, limit, ends
 
     def write(
         self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
@@ -168,11 +156,10 @@ class SegmentWriter:
             [(length, []) for length in lengths],
             lengths,
             max_new_tokens=limit,
-            eos_ids=self.eos_ids,
-            stops=self.stops,
             sampling=sampling,
             seeds=seeds,
             is_decided=lambda row: "segment" if self.boundaries.ends(row.answer) else None,
             remember=False,
+            **self.ends,
         )
         return [(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]

@@ -95,11 +95,6 @@ def check(url: str, strict: bool = False) -> dict[str, str]:
         raise UserError(
             f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
         ) from error
-    return read(text, url, strict)
-
-
-def read(text: str, url: str, strict: bool = False) -> dict[str, str]:
-    """The labels of `gistgate_active` in a page of metrics."""
     found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
     if found is None:
         raise UserError(
