@@ -1,13 +1,6 @@
 """What speculation costs and gains behind a server under load: vLLM plain, strict, and with rules of this library.
 
-    python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
-
-In the folder of a finished run whose pair has a draft model. One server for each method runs all the time; rounds
-alternate between them, and every round sends the same prompts to each, other ones than the rounds before as long as
-there are any. A ratio above 1 means that the server writes more tokens per second than vLLM without speculation at the
-same level. It has the lowest and the highest round beside it, or from 8 rounds on a 90 % bootstrap over them (`kind`
-says which). The result is written after every level. `--aside 16` adds a server with the gate that drafts nothing while
-more than so many requests run.
+python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
 """
 
 import asyncio
@@ -304,7 +297,7 @@ def configurations(
 def measure(
     workload: Workload, addresses: dict[str, str], level: Level, rounds: int, requests: int
 ) -> dict[str, dict[str, Any]]:
-    """All servers at one level, in turn, with `requests` prompts in every round."""
+    """All servers at one level, in turn; every round sends `requests` other prompts, as long as there are any."""
     length, ids, done = workload.request["max_new_tokens"], workload.ids, {name: list[Round]() for name in addresses}
     for number in range(rounds + 1):  # the first round warms everything up
         asked = [ids[(number * requests + place) % len(ids)] for place in range(requests)]

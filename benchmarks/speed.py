@@ -1,12 +1,6 @@
-"""Tokens per second of every decoding, side by side in one process.
+"""Tokens per second of every decoding, side by side in one process, in the folder of a finished run.
 
-    python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines eager,compiled]
-
-In the folder of a finished run: transformers' `generate`, its compiled step on a static cache, assisted generation and
-prompt lookup (each at the K that is fastest on development prompts; batch 1 alone, since transformers assists one row
-at a time), beside our plain and strict decoding and every method of params.yaml that is certified for the headline
-budget. In larger batches each of them also decodes row by row, on the same prompts and in turn: `vs_batch_1`. No prompt
-comes twice at one size. What does not run here is listed under `failed` with the reason.
+python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines eager,compiled]
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import Any
 import torch
 
 from gistgate import __version__
-from gistgate.core.decoder import ENGINES, Decoder
+from gistgate.core.decoder import ENGINES
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, nearest
 from gistgate.measure.speed import (
@@ -38,16 +32,7 @@ from gistgate.measure.speed import (
     working,
 )
 from gistgate.measure.statistics import ratio_of_sums
-from pipeline.decode import (
-    Operating,
-    calibration_file,
-    load_gate,
-    make_decoder,
-    operating_point,
-    read_prompts,
-    request_of,
-)
-from pipeline.methods import MethodParams
+from pipeline.decode import Operating, calibration_file, operating_point, read_prompts, request_of
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import prompts_of
@@ -92,21 +77,6 @@ class Workload:
         names = [name for name in self.params.methods if calibration_file(name).exists()]
         found = {name: operating_point(self.params, name) for name in names}
         return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
-
-    @property
-    def learned(self) -> list[str]:
-        """The first of them that asks a gate; empty where there is none."""
-        return [name for name, point in self.points.items() if point.head is not None][:1]
-
-    def decoder(self, name: str, engine: str) -> Decoder:
-        """A certified method, or what "plain" and "strict" name."""
-        if name in self.points:
-            point = self.points[name]
-            gate = load_gate(point.as_method(), self.pair)
-            return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
-        method = MethodParams("exact", drafter="none" if name == "plain" else "model")
-        block = self.params.decoding.strict_block if name == "strict" else 0
-        return make_decoder(self.pair, method, {}, block, engine=engine)
 
     def proof(self, name: str) -> dict[str, Any]:
         """A certified method at its setting, with the prompts, losses, gains and bound behind it."""
