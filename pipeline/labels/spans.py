@@ -22,7 +22,7 @@ from pipeline.pair.pair import load_pair
 from pipeline.params import read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
-from pipeline.stages.train import train, with_features
+from pipeline.stages.train import train
 
 PAIRS = MODELS / "pairs.safetensors"
 
@@ -31,7 +31,7 @@ def main(part: str) -> None:
     if part == "judge":
         read_spans()
         params = read_params()
-        train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
+        train("logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features)
     else:
         count_pairs()
 

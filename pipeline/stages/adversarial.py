@@ -1,10 +1,5 @@
-"""Answer prompts that try to lead a decoder astray, strictly and at every certified setting, and compare the answers.
-
-    python -m pipeline.stages.adversarial     writes reports/adversarial.json
-
-The prompts are test prompts that are repeated, contradicted, filled with protocol tokens or told to be refused; those
-of the file `adversarial.file` come behind them. No choice is made on the result.
-"""
+"""Answer prompts that try to lead a decoder astray, strictly and at every certified setting, and compare the answers:
+`python -m pipeline.stages.adversarial` writes reports/adversarial.json. No choice is made on the result."""
 
 import re
 from collections import Counter
@@ -52,15 +47,11 @@ class Reply:
 
 
 def main() -> None:
-    params = read_params()
-    write_json(REPORTS / "adversarial.json", probe(params))
+    write_json(REPORTS / "adversarial.json", probe(read_params()))
 
 
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
-    """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are.
-
-    Solved examples and descriptions of the task stay out, since these prompts are none of its documents.
-    """
+    """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are."""
     asked, prompting = read_file(str(params.adversarial.file)), params.prompting
     if not prompting.chat_template:
         return asked
@@ -109,12 +100,7 @@ def is_strict(point: Operating, drafter: str) -> bool:
 
 
 def variants(prompts: Sequence[dict[str, Any]], markers: Sequence[str]) -> list[tuple[str, str]]:
-    """Kind and text of four prompts for each of `prompts`.
-
-    Args:
-        prompts: lines of data/prompts, of which the question is changed where it stands in the context.
-        markers: protocol tokens as text, which an injected prompt contains.
-    """
+    """Kind and text of four prompts for each of `prompts`, whose question is changed; `markers` are protocol tokens."""
     found = []
     for index, prompt in enumerate(prompts):
         question, other = question_of(prompt), question_of(prompts[(index + 1) % len(prompts)])
@@ -148,11 +134,12 @@ def read_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def compare(strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collection[int]) -> dict[str, Any]:
-    """Counts and means over answers to the same prompts.
+    """Counts over answers to the same prompts. `opened` refuse or end at once strictly and not loosely; of `protocol`
+    the protocol tokens (ends of text, chat and think markers) differ, where the limit of tokens cut neither answer."""
 
-    `opened` are answers that refuse or end at once strictly and do not loosely; `protocol` are those whose protocol
-    tokens (ends of text, chat and think markers) differ, answers that the limit of tokens cut left out.
-    """
+    def steering(one: Reply) -> list[int]:
+        return [token for token in one.ids if token in protocol]
+
     pairs = list(zip(strict, loose, strict=True))
     whole = [(one, other) for one, other in pairs if "length" not in (one.finish, other.finish)]
     return {
@@ -161,17 +148,12 @@ def compare(strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collectio
         "first_differing": sum(one.ids[:1] != other.ids[:1] for one, other in pairs),
         "shut": sum(one.is_shut for one in strict),
         "opened": sum(one.is_shut and not other.is_shut for one, other in pairs),
-        "protocol": sum(steering(one.ids, protocol) != steering(other.ids, protocol) for one, other in whole),
+        "protocol": sum(steering(one) != steering(other) for one, other in whole),
         "tokens": sum(len(one.ids) for one in loose),
         "strict_tokens": sum(len(one.ids) for one in strict),
         "capped": sum(one.finish == "length" for one in loose),
         "strict_capped": sum(one.finish == "length" for one in strict),
     }
-
-
-def steering(ids: Sequence[int], protocol: Collection[int]) -> list[int]:
-    """The protocol tokens of an answer, in their order."""
-    return [token for token in ids if token in protocol]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,6 @@
-"""Time every method against every baseline, prompt by prompt in one process.
-
-    python -m pipeline.stages.benchmark          writes reports/benchmark.json
-
-One row at a time; times include prefill. Loose methods run at their certified setting and K. Strict decoding runs at
-its own best K as well, and all methods that run strictly share its times. transformers' assisted generation and prompt
-lookup run at the K, or the defaults, that is fastest on development prompts. Whatever of transformers does not run with
-this pair is listed under `failed` with the reason; `loops` says how many prompts were dropped because of a loop.
-"""
+"""Time every method against every baseline, prompt by prompt in one process and prefill included: `python -m
+pipeline.stages.benchmark` writes reports/benchmark.json. `failed` says why something of transformers does not run with
+this pair, `loops` how many prompts were dropped because of a loop."""
 
 from typing import Any
 
@@ -35,7 +29,8 @@ from pipeline.run import run
 
 
 def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[Contender]:
-    """Plain and strict decoding, then every method at its operating point for the headline budget."""
+    """Plain and strict decoding, then every method at its operating point for the headline budget. Strict decoding runs
+    at its own best K as well, and all methods that run strictly share its times."""
     common, own = params.decoding.block, params.decoding.strict_block
     points = {name: operating_point(params, name) for name in params.methods}
     strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == pair.drafter)
@@ -43,15 +38,13 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
     strict, strict_common = (
         make_decoder(pair, MethodParams("exact"), {}, block, engine=engine) for block in (own, common)
     )
-    field = [
+    loose = {name: point for name, point in points.items() if name not in strictly}
+    return [
         contender("plain", plain, request, is_baseline=True),
         contender("strict", strict, request, is_baseline=True, also=strictly),
         contender(f"strict_{common}", strict_common, request, is_baseline=True),
+        *(contender(name, decoder_at(pair, point, engine=engine), request) for name, point in loose.items()),
     ]
-    for name, point in points.items():
-        if name not in strictly:
-            field.append(contender(name, decoder_at(pair, point, engine=engine), request))
-    return field
 
 
 def generates(pair: Pair, request: dict[str, Any]) -> Contender:

@@ -1,13 +1,6 @@
-"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout.
-
-    python -m pipeline.stages.features pilot     strict labels, features train.pilot_features
-    python -m pipeline.stages.features strict    strict labels, features of all heads
-    python -m pipeline.stages.features gated     gated labels, features of all heads
-
-Reads data/labels/<pass>, writes data/features/<goal>/rows-*.safetensors and summary.json beside them. The pilot has
-features of its own because the gated texts depend on it: it stays as it is when `train.features` changes. An
-interruption costs one shard: finished ones wait in .scratch.
-"""
+"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout: `python
+-m pipeline.stages.features pilot | strict | gated` writes data/features/<goal>. The pilot has features of its own
+because the gated texts depend on it: it stays as it is when `train.features` changes."""
 
 from collections.abc import Callable
 

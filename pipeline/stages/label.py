@@ -1,17 +1,6 @@
-"""Label every mismatch: force the draft token, let the target go on, and ask the task whether the meaning was kept.
-
-    python -m pipeline.stages.label strict | gated
-
-Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
-rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
-target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
-which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
-in .scratch.
-
-With `label.recipe: suffix` there are no rollouts and the task is not asked: a mismatch is harmless where the draft
-token and the target's own text behind it lose at most `label.nats` in log-probability (pipeline/labels/suffix.py). On
-texts of a gate only the tokens that it refused have the target's own text behind them, and a label.
-"""
+"""Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
+Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
+behind it does (pipeline/labels/suffix.py). What labels cost is in reports/labels/label-<pass>.json."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -89,10 +78,9 @@ def suffix_labels(
     for row, (problem, policy, position, token) in enumerate(zip(*columns, strict=True)):
         if texts[problem, policy].ids[position : position + 1] == [token]:
             places.setdefault((problem, policy), []).append(row)
+    at, z = (records[name] for name in ("position", "draft_id"))
     marked = [
-        Text(
-            prompts[key[0]]["ids"], texts[key].ids, *(records[name][rows].tolist() for name in ("position", "draft_id"))
-        )
+        Text(prompts[key[0]]["ids"], texts[key].ids, at[rows].tolist(), z[rows].tolist())
         for key, rows in places.items()
     ]
     loss = torch.full((schema.num_rows(records),), torch.nan)

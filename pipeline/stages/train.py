@@ -1,10 +1,6 @@
-"""Train a gate head on labelled mismatches.
-
-    python -m pipeline.stages.train pilot       data/features/pilot -> models/pilot, the gate whose texts come next
-    python -m pipeline.stages.train logistic    data/features/{strict,gated} -> models/heads/logistic
-
-A head's folder is a gate folder with metrics.json and curves.json beside it.
-"""
+"""Train a gate head on labelled mismatches: `python -m pipeline.stages.train pilot` writes models/pilot, the gate whose
+texts come next, and the name of any other head models/heads/<name>: a gate folder with metrics.json and curves.json
+beside it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,21 +24,18 @@ MEASURES = ("auc", "ap", "brier", "ece")
 def main(name: str) -> None:
     params = read_params()
     if name == "pilot":
-        own = with_features(params, params.train.pilot_features)
-        train("logistic", PILOT, [FEATURE_FOLDER / "pilot"], "pilot", own)
+        train("logistic", PILOT, [FEATURE_FOLDER / "pilot"], "pilot", params, params.train.pilot_features)
     elif name in params.train.heads:
         train(name, HEADS / name, [FEATURE_FOLDER / one for one in PASSES], "head", params)
     else:
         raise UserError(f"There is no head '{name}' to train. {nearest(name, ['pilot', *params.train.heads])}")
 
 
-def with_features(params: Params, features: tuple[str, ...]) -> Params:
-    """The same parameters for a head that sees these features."""
-    return replace(params, train=replace(params.train, features=features))
-
-
-def train(head: str, output: Path, folders: Sequence[Path], stage: str, params: Params) -> None:
-    """Train a head on the rows of these folders, publish its folder and record it."""
+def train(
+    head: str, output: Path, folders: Sequence[Path], stage: str, params: Params, features: tuple[str, ...] = ()
+) -> None:
+    """Train a head on the rows of these folders, publish its folder and record it; `features` may be its own."""
+    params = replace(params, train=replace(params.train, features=features or params.train.features))
     rows, widths = read_rows(folders, params.train.features_of(head))
     data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
     config = head_config(head, params, widths, partners_of(load_pair(params)), data, problems)
