@@ -179,9 +179,7 @@ def measure(field: Sequence[Contender], batches: Sequence[Prompts]) -> dict[str,
 
 def compared(times: Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
-
-    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers.
-    """
+    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers."""
     seconds = {name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():

@@ -1,7 +1,5 @@
-"""Run every stage on tiny sizes in a temporary copy, then again, when nothing may run. Proves that stages fit together.
-
-python -m pipeline.smoke      its own parameters, DVC cache and tracking store; nothing in the working tree changes
-"""
+"""Run every stage on tiny sizes in a temporary copy, then again, when nothing may run: `python -m pipeline.smoke`. It
+has its own parameters, DVC cache and tracking store; nothing in the working tree changes."""
 
 import os
 import shutil

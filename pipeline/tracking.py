@@ -1,12 +1,6 @@
 """The record of runs in MLflow, and the exported gate as a registered model.
 
-    with tracking.run(params, "fly", kind="method") as record:
-        record.log_params({"rule": "fly"})
-        record.log_metrics({"accuracy": 0.93})
-        record.log_artifacts("reports/evaluation/fly")
-
-MLflow takes seconds to import, so nothing here imports it before a run starts.
-"""
+MLflow takes seconds to import, so nothing here imports it before a run starts."""
 
 import logging
 import os
@@ -71,10 +65,8 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run called `name`, nested in the run that it begins in; marked as failed where an error leaves it.
-
-    `kind` ("head", "method", "export") becomes a tag, as do the Git revision and the DVC experiment.
-    """
+    """A run called `name`, nested in the run that it begins in; marked as failed where an error leaves it. `kind`
+    ("head", "method", "export") becomes a tag, as do the Git revision and the DVC experiment."""
     mlflow = connect(params)
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
@@ -91,9 +83,7 @@ def root() -> Path:
 
 def connect(params: Params) -> Any:
     """The mlflow module, pointed at MLFLOW_TRACKING_URI, else at a SQLite file in the repository, and the experiment.
-
-    There is one experiment for each pair and task unless params.yaml names it.
-    """
+    There is one experiment for each pair and task unless params.yaml names it."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import mlflow
 
@@ -130,10 +120,8 @@ def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
     """Register the gate in `folder` as a new version, move the alias to it and return the version.
-
     `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."])` generates text. A pair that the
-    registered model could not load is not registered: a sentence says so, and None is returned.
-    """
+    registered model could not load is not registered: a sentence says so, and None is returned."""
     if why := unnamed(read_pair(params.pair)):
         print(f"The gate is not registered in MLflow, because the registered model could not load {why}.")
         return None

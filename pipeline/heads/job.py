@@ -1,9 +1,6 @@
-"""One head from its settings to its gate: fit, calibrate, measure.
-
-It is measured on problems that it has not seen, beside references that need no training. The headline numbers come from
-the gate's own texts: while a gate decodes, nearly every position that it judges lies behind loose accepts, which strict
-texts never show. Labels may be soft: `kept` is the probability that the meaning is kept.
-"""
+"""One head from its settings to its gate: fit, calibrate, measure on problems that it has not seen, beside references
+that need no training. The headline numbers come from the gate's own texts: what it judges while it decodes lies behind
+loose accepts, which strict texts never show. Labels may be soft: `kept` is the probability that the meaning is kept."""
 
 import platform
 from collections.abc import Mapping
@@ -120,9 +117,7 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
 
 def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
     """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
-
-    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has.
-    """
+    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has."""
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
     cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // BINS], side="left") for b in range(1, BINS)]
@@ -138,11 +133,9 @@ def measure_head(
     rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
-
     References are scores that need no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's
     probability against the best one, and the agreement of both models (KL judge, arXiv 2601.04766), which is absent
-    without a draft distribution. They get the same kind of map as the head, fitted on the same calibration part.
-    """
+    without a draft distribution. They get the same kind of map as the head, fitted on the same calibration part."""
     references = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
     if rows.kl.isfinite().all():
         references["kl"] = -rows.kl

@@ -1,11 +1,6 @@
-"""Sequential mining: walk along the target's answer, force every draft token, keep those that do no harm.
-
-The walk of arXiv 2504.20039 takes one mismatch after the other, because each outcome decides which text comes next.
-Here many problems walk at once, and a walk is speculated on: a lookahead assumes that its next tokens do no harm, and
-the rollouts behind all of them are made side by side. Up to the first one that does harm the lookahead went the right
-way; what lies behind is given up, and the walk goes on from there. The labels are those of the plain walk. Nothing is
-read twice, as rollouts and lookaheads go on from the lookahead's own keys and values; and no walk waits for another.
-"""
+"""Sequential mining (arXiv 2504.20039): walk along the target's answer, force every draft token, keep the harmless
+ones. Many problems walk at once, and each looks ahead: the rollouts behind its next tokens, assumed harmless, are made
+side by side, and what lies behind the first harmful one is given up. The labels are those of the plain walk."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -37,11 +32,9 @@ WAITING = 2  # rollouts that walks keep under way or waiting for every slot, so 
 
 
 class MismatchRecorder:
-    """An observer that keeps one record for each mismatch that a text really came to.
-
-    Those are the refused token of a block and the loosely accepted tokens before it. Tokens behind a refusal were
-    drafted for a text that nobody wrote.
-    """
+    """An observer that keeps one record for each mismatch that a text really came to. Those are the refused token of a
+    block and the loosely accepted tokens before it. Tokens behind a refusal were drafted for a text that nobody
+    wrote."""
 
     def __init__(
         self,
@@ -322,11 +315,9 @@ def written(
     slots: Slots,
     **request: Any,
 ) -> tuple[list[Table], list[AnswerText]]:
-    """Decode these problems while `recorder` observes the blocks: the records of every text, and the texts.
-
-    The texts are the answers of this very decoding. In bfloat16 another one may differ in near ties, and the places of
-    a record would then mean nothing in it.
-    """
+    """Decode these problems while `recorder` observes the blocks: the records of every text, and the texts. The texts
+    are the answers of this very decoding. In bfloat16 another one may differ in near ties, and the places of a record
+    would then mean nothing in it."""
     answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
     records = zip(problems, recorder.take(answers), strict=True)
     tables = [stamped(table, problem, policy) for problem, table in records if table]

@@ -1,14 +1,7 @@
-"""The tables on the way from a mismatch to a gate head: their columns, and the check at every door.
-
-    data/mismatches/<pass>   MISMATCHES   where target and draft differ; the stage `collect` writes it
-    data/labels/<pass>       LABELS       the same rows with P(the meaning is kept); the stage `label` writes it
-    data/features/<goal>     FEATURES     the labels with all that a head sees; the stage `features` writes it
-
-The first two hold the texts of their rows as well: many mismatches share a text, and the prefix of each is the text up
-to it. A head is trained on `Rows`, the features side by side, which are divided by problem.
-
-Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature or of all features.
-"""
+"""The tables on the way from a mismatch to a gate head (MISMATCHES, LABELS, FEATURES in data/<the same>), their
+columns, and the check at every door. The first two hold the texts of their rows, since many share one. A head is
+trained on `Rows`. Axis letters: N rows (mismatches), K drafted tokens of a block, F width of a feature or of all
+features."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -223,10 +216,8 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
 
 
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """Soft labels for estimators that know only classes; rows without weight are left out.
-
-    Row index, class (1: kept) and weight, each [M] with N <= M <= 2 N.
-    """
+    """Soft labels for estimators that know only classes; rows without weight are left out. Row index, class (1: kept)
+    and weight, each [M] with N <= M <= 2 N."""
     rows = np.arange(len(kept_N))
     index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])

@@ -1,12 +1,6 @@
-"""What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
-
-    python -m pipeline.labels.spans judge     data/labels -> data/spans, and from that the head `judge`
-    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/pairs.safetensors
-
-A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
-all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs
-tell how often which draft token was refused for which target token (arXiv 2604.13634).
-"""
+"""What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains models/judge on labels
+of whole spans, the mismatch and the draft tokens behind it in its block (arXiv 2501.19309); `pairs` counts in
+models/pairs.safetensors how often which draft token was refused for which target token (CSD, arXiv 2604.13634)."""
 
 import torch
 

@@ -1,7 +1,5 @@
-"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve.
-
-vLLM is imported when it is started; without it, or with a stand-in for it, everything else here works as well.
-"""
+"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve. vLLM
+is imported when it is started; without it, or with a stand-in for it, everything else here works as well."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

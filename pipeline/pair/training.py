@@ -45,11 +45,9 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
-
-    Twice as fast as torch.optim.Muon, which treats one matrix at a time and always in bfloat16: here matrices of equal
-    shape share one batched product in a chosen precision.
-    """
+    """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations. Twice
+    as fast as torch.optim.Muon, which treats one matrix at a time and always in bfloat16: here matrices of equal shape
+    share one batched product in a chosen precision."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.02, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.95})
@@ -85,11 +83,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str
 
 
 def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
-    """Which documents form the batch of each step.
-
-    A pass shuffles the documents, sorts neighbourhoods of 16 batches by length and shuffles the batches again, so a
-    batch pads little and still is random. Incomplete batches are left out unless there is nothing else.
-    """
+    """Which documents form the batch of each step. A pass shuffles the documents, sorts neighbourhoods of 16 batches by
+    length and shuffles the batches again, so a batch pads little and still is random. Incomplete batches are left out
+    unless there is nothing else."""
     rng, batches = random.Random(seed), list[list[int]]()
     order = list(range(len(lengths)))
     size = min(batch_size, len(order))

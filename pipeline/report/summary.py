@@ -169,10 +169,8 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
-    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself.
-
-    A lossless rule with another drafter has a bound of its own, because rounding changes some of its answers.
-    """
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself. A lossless
+    rule with another drafter has a bound of its own, because rounding changes some of its answers."""
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
     found = at_budget(results.calibration[name]["budgets"], params.headline_budget)
@@ -181,10 +179,8 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
 
 def frontier(results: Results) -> list[dict[str, Any]]:
     """Every setting that was tried, on development and calibration prompts: its net loss against strict, and the
-    budgets that it is certified for.
-
-    The settings are tested from strict to loose, and all in front of the one that a budget keeps have passed it too.
-    """
+    budgets that it is certified for. The settings are tested from strict to loose, and all in front of the one that a
+    budget keeps have passed it too."""
     rows = []
     for name, calibration in results.calibration.items():
         knobs = [one["knob"] for one in calibration["settings"]]
