@@ -18,19 +18,7 @@ from gistgate import __version__
 from gistgate.core.decoder import ENGINES
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, nearest
-from gistgate.measure.speed import (
-    Answers,
-    Contender,
-    Prompts,
-    Times,
-    at,
-    chosen,
-    machine,
-    race,
-    static,
-    times_of,
-    working,
-)
+from gistgate.measure import speed
 from gistgate.measure.statistics import ratio_of_sums
 from pipeline.decode import Operating, calibration_file, operating_point, read_prompts, request_of
 from pipeline.pair.pair import Pair, load_pair
@@ -105,7 +93,7 @@ def save(name: str, payload: Mapping[str, Any], results: Path) -> Path:
     """Write `<name>-<cpu|gpu>.json` with the machine and the version of this library."""
     path = results / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**payload, "machine": machine(), "version": __version__})
+    write_json(path, {**payload, "machine": speed.machine(), "version": __version__})
     print(f"Written: {path}")
     return path
 
@@ -130,14 +118,14 @@ def main(
         for engine in names(engines, ENGINES, "is no engine")
         for one in ours(params, pair, request, engine)
     ]
-    field += [generates(pair, request), static(pair, request, slots_of(workload.prompts))]
+    field += [generates(pair, request), speed.static(pair, request, slots_of(workload.prompts))]
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    blocks, refused = chosen(pair, request, development) if 1 in sizes else ({}, {})
+    blocks, refused = speed.chosen(pair, request, development) if 1 in sizes else ({}, {})
     found: dict[int, dict[str, Any]] = {}
     for size, some_batches in rounds.items():
         print(f"batch {size}")
         if size == 1:
-            found[size] = measure([*field, *at(pair, request, blocks)], some_batches)
+            found[size] = measure([*field, *speed.at(pair, request, blocks)], some_batches)
             found[size]["failed"].update(refused)
         else:
             found[size] = measure([*field, *map(row_by_row, field)], some_batches)
@@ -156,28 +144,28 @@ def batches_of(ids: Sequence[list[int]], size: int, prompts: int) -> list[list[l
     return full[: max(prompts // size, LEAST)]
 
 
-def row_by_row(contender: Contender) -> Contender:
+def row_by_row(contender: speed.Contender) -> speed.Contender:
     """The same, one row of a batch after the other."""
 
-    def decode(batch: Prompts) -> Answers:
+    def decode(batch: speed.Prompts) -> speed.Answers:
         return [contender.decode([ids])[0][0] for ids in batch], None
 
     return replace(contender, name=SINGLY + contender.name, decode=decode)
 
 
-def measure(field: Sequence[Contender], batches: Sequence[Prompts]) -> dict[str, Any]:
+def measure(field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]) -> dict[str, Any]:
     """Every contender that runs, on equal batches of prompts."""
-    able, failed = working(field, batches[0])
+    able, failed = speed.working(field, batches[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = times_of(able, race(able, batches))
+        times = speed.times_of(able, speed.race(able, batches))
     contenders = compared(times, [one.name for one in able if one.is_baseline])
     for name, entry in contenders.items():
         print(f"{name:28} {entry['tokens_per_second']:8.1f} tokens per second", flush=True)
     return {"contenders": contenders, "failed": failed}
 
 
-def compared(times: Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
+def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
     Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers."""
     seconds = {name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()}

@@ -93,16 +93,8 @@ class Setup:
 
 def method_of(params: Params, name: str) -> Method:
     """A method of params.yaml as the certification engine wants it."""
-    given = params.method(name)
-    return Method(
-        rule=given.rule,
-        drafter=given.drafter,
-        block=params.block_of(name),
-        knob=given.knob,
-        grid=tuple(given.grid),
-        fixed=given.fixed,
-        variants=tuple(given.variants),
-    )
+    own = params.method(name)
+    return Method(own.rule, own.drafter, params.block_of(name), own.knob, own.grid, own.fixed, own.variants)
 
 
 def maker_of(pair: Pair) -> str:

@@ -3,9 +3,10 @@ that need no training. The headline numbers come from the gate's own texts: what
 loose accepts, which strict texts never show. Labels may be soft: `kept` is the probability that the meaning is kept."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 from torch import Tensor, nn
 
+from gistgate.core.files import fingerprint, read_json
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
 from gistgate.core.identity import identify_model, identify_tokenizer
 from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
+from pipeline.paths import LEARNED
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that every head depends on."""
@@ -66,15 +69,9 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
 
 
 def head_config(
-    head: str,
-    params: Params,
-    widths: Mapping[str, int],
-    partners: Mapping[str, Any],
-    data: Mapping[str, str],
-    problems: str,
+    head: str, params: Params, widths: Mapping[str, int], partners: Mapping[str, Any], folders: Sequence[Path]
 ) -> GateConfig:
-    """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
-    those of all problems."""
+    """What the gate of a head says about its training on these folders of features."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
         "task": params.task,
@@ -91,13 +88,13 @@ def head_config(
         labels={**judged_by, **asdict(params.label)},
         prompting=asdict(params.prompting),
         provenance={
-            "data": dict(data),
+            "data": {str(folder): fingerprint(folder) for folder in folders},
             "parameters": settings_of(head, params.train),
             "seed": params.seed,
             "trainer": head,
             "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         },
-        problems=problems,
+        problems=read_json(LEARNED)["train"],
     )
 
 

@@ -291,7 +291,7 @@ def collect_strict(
         walked, walked_texts = labelling.walk(sound, ids, own)
         tools.cost.labels += sum(num_rows(table) for table in walked)
         tables, texts = tables + walked, texts + walked_texts
-    return (concatenated(tables) if tables else {}), texts
+    return concatenated(tables), texts
 
 
 def collect_gated(
@@ -303,7 +303,7 @@ def collect_gated(
     decoder = make_decoder(pair, MethodParams("autojudge"), settings, block, gate, observer=recorder)
     slots, request = Slots(params.decoding.batch_size), request_of(prompts, pair)
     tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
-    return (concatenated(tables) if tables else {}), texts
+    return concatenated(tables), texts
 
 
 def written(

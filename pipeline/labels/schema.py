@@ -30,8 +30,8 @@ Table = dict[str, Tensor]  # columns by name, all with leading axis N (rows)
 
 
 def concatenated(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, one table below the other; the columns are those of the first table."""
-    return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+    """The rows of all tables, one table below the other; the columns are those of the first table, if there is one."""
+    return {name: torch.cat([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 
 
 def picked(table: Table, index: Tensor) -> Table:

@@ -7,19 +7,7 @@ from typing import Any
 import torch
 
 from gistgate.core.files import write_json
-from gistgate.measure.speed import (
-    Contender,
-    at,
-    by_kind,
-    chosen,
-    contender,
-    machine,
-    race,
-    static,
-    theirs,
-    times_of,
-    working,
-)
+from gistgate.measure import speed
 from pipeline.decode import decoder_at, make_decoder, operating_point, read_prompts, request_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
@@ -28,7 +16,7 @@ from pipeline.paths import REPORTS
 from pipeline.run import run
 
 
-def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[Contender]:
+def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:
     """Plain and strict decoding, then every method at its operating point for the headline budget. Strict decoding runs
     at its own best K as well, and all methods that run strictly share its times."""
     common, own = params.decoding.block, params.decoding.strict_block
@@ -40,16 +28,16 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
     )
     loose = {name: point for name, point in points.items() if name not in strictly}
     return [
-        contender("plain", plain, request, is_baseline=True),
-        contender("strict", strict, request, is_baseline=True, also=strictly),
-        contender(f"strict_{common}", strict_common, request, is_baseline=True),
-        *(contender(name, decoder_at(pair, point, engine=engine), request) for name, point in loose.items()),
+        speed.contender("plain", plain, request, is_baseline=True),
+        speed.contender("strict", strict, request, is_baseline=True, also=strictly),
+        speed.contender(f"strict_{common}", strict_common, request, is_baseline=True),
+        *(speed.contender(name, decoder_at(pair, point, engine=engine), request) for name, point in loose.items()),
     ]
 
 
-def generates(pair: Pair, request: dict[str, Any]) -> Contender:
+def generates(pair: Pair, request: dict[str, Any]) -> speed.Contender:
     """transformers' `generate` without a draft."""
-    return Contender("transformers_generate", theirs(pair, request), 0, True)
+    return speed.Contender("transformers_generate", speed.theirs(pair, request), 0, True)
 
 
 def slots_of(prompts: list[dict[str, Any]]) -> int:
@@ -64,13 +52,13 @@ def main() -> None:
     prompts = read_prompts("test")[: params.benchmark.prompts]
     request = request_of(prompts, pair)
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    blocks, refused = chosen(pair, request, development)
-    able, failed = working([static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
-    library = [generates(pair, request), *at(pair, request, blocks), *able]
+    blocks, refused = speed.chosen(pair, request, development)
+    able, failed = speed.working([speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
+    library = [generates(pair, request), *speed.at(pair, request, blocks), *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
-    laps = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
-    about = {"chosen_on": len(development), "failed": failed | refused, "machine": machine()}
-    write_json(REPORTS / "benchmark.json", {**by_kind(field, times_of(field, laps)), **about})
+    laps = speed.race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
+    about = {"chosen_on": len(development), "failed": failed | refused, "machine": speed.machine()}
+    write_json(REPORTS / "benchmark.json", {**speed.by_kind(field, speed.times_of(field, laps)), **about})
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from gistgate.core.files import fingerprint, read_json, write_atomic, write_json
+from gistgate.core.files import read_json, write_atomic, write_json
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
 from pipeline.heads.job import fit_head, head_config, partners_of, settings_of
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES, read_rows
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import HEADS, LEARNED, PILOT
+from pipeline.paths import HEADS, PILOT
 from pipeline.run import run
 
 MEASURES = ("auc", "ap", "brier", "ece")
@@ -37,8 +37,7 @@ def train(
     """Train a head on the rows of these folders, publish its folder and record it; `features` may be its own."""
     params = replace(params, train=replace(params.train, features=features or params.train.features))
     rows, widths = read_rows(folders, params.train.features_of(head))
-    data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
-    config = head_config(head, params, widths, partners_of(load_pair(params)), data, problems)
+    config = head_config(head, params, widths, partners_of(load_pair(params)), folders)
     with threadpool_limits(1 if params.decoding.workers > 1 else None):  # two threads are slower on products this small
         gate, metrics, curves = fit_head(head, config, rows, params.train, params.seed)
 
