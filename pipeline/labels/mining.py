@@ -36,16 +36,12 @@ class MismatchRecorder:
     block and the loosely accepted tokens before it. Tokens behind a refusal were drafted for a text that nobody
     wrote."""
 
-    def __init__(
-        self,
-        block: int,
-        more: Callable[[Block], Table] = lambda _block: {},
-        layers: Collection[str] = (),
-        wants_q: bool = False,
-    ) -> None:
-        """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...], for
-        which it reads hidden states of these `layers` and, if it `wants_q`, draft probabilities."""
-        self.block, self.more, self.layers, self.wants_q = block, more, layers, wants_q
+    layers: Collection[str] = ()  # hidden states that `more` reads
+    wants_q = False  # whether it reads draft probabilities
+
+    def __init__(self, block: int, more: Callable[[Block], Table] = lambda _block: {}) -> None:
+        """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...]."""
+        self.block, self.more = block, more
         self._tables: list[Table] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:

@@ -13,7 +13,7 @@ from pipeline.labels import schema
 from pipeline.labels.features import Replay, divergence
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
-from pipeline.params import read_params
+from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.stages.train import train
@@ -23,16 +23,15 @@ PAIRS = MODELS / "pairs.safetensors"
 
 def main(part: str) -> None:
     if part == "judge":
-        read_spans()
         params = read_params()
+        read_spans(params)
         train("logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features)
     else:
         count_pairs()
 
 
-def read_spans() -> None:
+def read_spans(params: Params) -> None:
     """Label the tokens of every span as its mismatch is labelled."""
-    params = read_params()
     own = params.train
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))

@@ -10,12 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.batches import PromptCache
 from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from pipeline.decode import Operating, decoder_at, load_task, operating_point, read_prompts, request_of, seeds_of
+from pipeline.decode import Operating, decode_split, decoder_at, load_task, operating_point, read_prompts
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
@@ -63,21 +63,19 @@ def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tu
 def probe(params: Params) -> dict[str, Any]:
     """The comparison of every method with strict decoding, in all and by kind of prompt."""
     pair, ordinary = load_pair(params), read_prompts("test")[: params.adversarial.prompts]
-    tokenizer, request = pair.tokenizer, request_of(ordinary, pair)
-    memory = PromptCache(params.decoding.prompt_memory_mb)
+    tokenizer, memory = pair.tokenizer, PromptCache(params.decoding.prompt_memory_mb)
     protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
     texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(protocol)])
     texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
-    room, task = context_length(read_pair(params.pair)) - request["max_new_tokens"], load_task(params)
+    room, task = context_length(read_pair(params.pair)) - ordinary[0]["max_new_tokens"], load_task(params)
     encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
     prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
     if not prompts:
         raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
 
     def answers(point: Operating) -> list[Reply]:
-        ids, decoder = [ids for _, ids in prompts], decoder_at(pair, point)
-        more: Any = {"batch_size": params.decoding.batch_size, "seeds": seeds_of(params, prompts), "memory": memory}
-        found = decode_all(decoder, ids, **more, **request)
+        asked = [{**ordinary[0], "ids": ids} for _, ids in prompts]
+        found = decode_split(decoder_at(pair, point), pair, asked, params, point.method, memory)
         return [Reply(one.ids, tokenizer.decode(one.ids, skip_special_tokens=True), one.finish) for one in found]
 
     strict = answers(Operating("exact", "exact", MODEL, params.decoding.block))
