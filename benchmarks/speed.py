@@ -120,12 +120,13 @@ def main(
     ]
     field += [generates(pair, request), speed.static(pair, request, slots_of(workload.prompts))]
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    blocks, refused = speed.chosen(pair, request, development) if 1 in sizes else ({}, {})
+    speculating, refused = speed.chosen(pair, request, development) if 1 in sizes else ([], {})
+    blocks = {one.name: one.block for one in speculating}
     found: dict[int, dict[str, Any]] = {}
     for size, some_batches in rounds.items():
         print(f"batch {size}")
         if size == 1:
-            found[size] = measure([*field, *speed.at(pair, request, blocks)], some_batches)
+            found[size] = measure([*field, *speculating], some_batches)
             found[size]["failed"].update(refused)
         else:
             found[size] = measure([*field, *map(row_by_row, field)], some_batches)

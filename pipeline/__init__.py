@@ -15,7 +15,7 @@ ENVIRONMENT = {
     "GIT_PYTHON_REFRESH": "quiet",
     # Threads of a team wait for a fraction of a millisecond before they sleep. Without the wait each of the hundreds of
     # small products of a step pays tens of microseconds to wake them up; with a long one, processes that share cores
-    # take them from each other (docs/drafts.md).
+    # take them from each other (docs/speed.md).
     "GOMP_SPINCOUNT": "10000",
     "PYTHONHASHSEED": "0",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gistgate.core.request import Generation, Statistics
     from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
-    from gistgate.measure.outlook import Effort, Outlook
+    from gistgate.measure.outlook import Outlook
     from gistgate.measure.speed import Timing
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
@@ -138,7 +138,7 @@ def timed(clocks: Sequence[Timing]) -> Group:
     return Group(table, note) if loops else Group(table)
 
 
-def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group:
+def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Mapping[str, float]) -> Group:
     """What a pair costs, and the speeds that each K promises, as multiples of plain decoding."""
     table = table_of("K", "verify K + 1", "strict tau", "strict speed", "highest speed")
     for one in outlooks:
@@ -147,8 +147,8 @@ def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group
     note = (
         f"One target step takes {1000 * costs.step:.1f} ms, one draft step {costs.draft:.2f} of that. Verifying is in "
         "target steps; the highest speed is that of accepting every draft.\n"
-        f"Labels for a gate: {effort.per_prompt:.1f} mismatches for each training prompt, about {effort.seconds:.1f} s "
-        "each when labelled alone; batches divide that.\n"
+        f"Labels for a gate: {effort['per_prompt']:.1f} mismatches for each training prompt, about "
+        f"{effort['seconds']:.1f} s each when labelled alone; batches divide that.\n"
     )
     return Group(table, "", note)
 

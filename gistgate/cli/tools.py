@@ -65,10 +65,11 @@ def doctor(
     counted = total([answer.statistics for answer in answers])
     lengths = prospects.lengths_of(answers, asking.max_new_tokens)
     outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = prospects.Effort(mismatches.number / len(ids), counted.seconds["total"] / len(ids) / 2)
+    # Labels that one training prompt gives, and seconds of one: half an answer, decoded alone.
+    effort = {"per_prompt": mismatches.number / len(ids), "seconds": counted.seconds["total"] / len(ids) / 2}
     limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
     if as_json:
-        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
+        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": effort}
         told = {"lengths": {**asdict(lengths), "advice": limit}, "advice": advice, "prompts": len(ids)}
         typer.echo(json.dumps({**found, **told}))
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Statistics:
-    """Sums over rounds, counted after the block was cut at its stop. Definitions: docs/statistics.md."""
+    """Sums over rounds, counted after the block was cut at its stop. Definitions: docs/speed.md."""
 
     forwards: int = 0  # target forwards that this text took part in
     draft_forwards: int = 0

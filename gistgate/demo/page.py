@@ -39,11 +39,6 @@ def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | Non
     return Run(rule_name(decoder.rule) if name is None else name, tokens, answer.statistics)
 
 
-def strict_run(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Run:
-    """Decode one prompt as `record` does, with the same drafter and K but without loose accepts."""
-    return record(decoder.strict(), ids, tokenizer, STRICT, **request)
-
-
 def rule_name(rule: Any) -> str:
     """The rule's id and the value of its knob."""
     return str(rule.id) if rule.knob is None else f"{rule.id}, {rule.knob} {getattr(rule, rule.knob):g}"
@@ -68,11 +63,6 @@ def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int | None,
     return [(None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d))) for kind, a, b, c, d in codes]
 
 
-def differences(left: Sequence[str], right: Sequence[str]) -> list[tuple[slice, slice]]:
-    """The differing spans of two answers in reading order; one of both may be empty."""
-    return [spans for number, spans in aligned(left, right) if number is not None]
-
-
 def proof_of(decoder: Decoder) -> Certificate | None:
     """The certificate that the decoder keeps, else the one beside its gate, which a gate of other weights lacks."""
     found: Certificate | None = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
@@ -80,10 +70,7 @@ def proof_of(decoder: Decoder) -> Certificate | None:
 
 
 def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
-    """What the certificate says about `rule`, its knob at `value`, in the decoder that the options became.
-
-    `uncovered` says why the certificate does not cover the requests themselves; None where it does.
-    """
+    """What the certificate says about `rule`, its knob at `value`; `uncovered`: why it does not cover the requests."""
     if options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
     certificate = proof_of(decoder)
@@ -106,29 +93,17 @@ def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, unc
     )
 
 
-def own_claim(options: DecodeOptions, decoder: Decoder, uncovered: str | None = None) -> str | None:
-    """The claim about the setting that the decoder runs with; None for a rule without a knob."""
-    rule: Any = decoder.rule
-    return None if rule.knob is None else claim(options, decoder, rule, getattr(rule, rule.knob), uncovered)
-
-
-def certificate_table(decoder: Decoder) -> dict[str, Any]:
-    """The certificate for a page; empty without one."""
-    certificate = proof_of(decoder)
-    if certificate is None:
-        return {}
-    points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
-    facts = {name: getattr(certificate, name) for name in ("rule", "drafter", "block", "score", "source", "made")}
-    return {**facts, **points}
-
-
-def provenance_table(decoder: Decoder) -> dict[str, Any]:
-    """Where the gate and its partners come from; empty without a gate."""
-    config = getattr(decoder.parts.gate, "config", None)
-    if config is None:
-        return {}
-    told = {name: asdict(getattr(config, name)) for name in ("target", "draft", "tokenizer") if getattr(config, name)}
-    return {**told, **config.provenance}
+def tables_of(decoder: Decoder) -> dict[str, dict[str, Any]]:
+    """The certificate, and where the gate and its partners come from, as far as there are any."""
+    tables: dict[str, dict[str, Any]] = {}
+    if (certificate := proof_of(decoder)) is not None:
+        names = ("rule", "drafter", "block", "score", "source", "made")
+        points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
+        tables["Certificate"] = {**{name: getattr(certificate, name) for name in names}, **points}
+    if (config := getattr(decoder.parts.gate, "config", None)) is not None:
+        parts = {name: getattr(config, name) for name in ("target", "draft", "tokenizer")}
+        tables["Provenance"] = {**{name: asdict(part) for name, part in parts.items() if part}, **config.provenance}
+    return tables
 
 
 def render(
@@ -137,8 +112,7 @@ def render(
 ) -> str:  # fmt: skip
     """Fill a template of this folder, or one that is given by its whole path; all `values` are escaped.
 
-    The page's content security policy allows the files in `scripts` and `styles`, which stand inside the page, and
-    requests to `connects`. `beside` are further folders of templates that this one extends or imports.
+    The content security policy allows `scripts` and `styles`, which stand inside the page, and requests to `connects`.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -181,33 +155,32 @@ def visible(text: str) -> str:
 
 
 def trace_page(
-    prompt: str, run: Run, strict: Run | None = None, *, claim: str | None = None,
-    certificate: Mapping[str, Any] | None = None, provenance: Mapping[str, Any] | None = None,
-    title: str = "GistGate trace",
-) -> str:  # fmt: skip
+    prompt: str,
+    run: Run,
+    strict: Run | None = None,
+    *,
+    claim: str | None = None,
+    tables: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
     """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it where it is given.
 
-    `claim` is one sentence about what is certified for the setting of `run`; the certificate and the provenance of
-    models and gate are tables by name.
+    `claim` is one sentence about what is certified for the setting of `run`; `tables` follow under their names.
     """
-    runs, tables = [run] if strict is None else [run, strict], {"Certificate": certificate, "Provenance": provenance}
     return render(
         "trace.html.j2",
         scripts=(TEMPLATES / "tokens.js",),
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css"),
-        title=title,
+        title="GistGate trace",
         prompt=visible(prompt),
         claim=claim,
-        numbers=[numbers(one.statistics) for one in runs],
         meanings=MEANINGS,
-        tables={name: flat(values) for name, values in tables.items() if values},
-        **side_by_side(run, strict),
+        tables={name: flat(values) for name, values in (tables or {}).items()},
+        **side_by_side([run] if strict is None else [run, strict]),
     )
 
 
-def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
-    """What the templates show of two answers: `answers` in segments, and the `differences` that number them."""
-    runs = [run] if strict is None else [run, strict]
+def side_by_side(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the templates show of answers: `numbers`, `answers` in segments, and `differences` that number these."""
     texts = [[token.text for token in one.tokens] for one in runs]
     found = aligned(texts[0], texts[-1])
     answers = [
@@ -225,24 +198,17 @@ def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
         for number, spans in found
         if number is not None
     ]
-    return {"answers": answers, "differences": rows}
+    return {"numbers": [numbers(one.statistics) for one in runs], "answers": answers, "differences": rows}
 
 
 def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]) -> None:
-    """Decode one prompt (`ids` are its token ids) as the user wishes and strictly, and write the page of both.
-
-    `loaded` holds `target`, `decoder`, `options` and `uncovered`, as the command line loads them.
-    """
-    decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
-    html = trace_page(
-        prompt,
-        record(decoder, ids, tokenizer, **request),
-        strict_run(decoder, ids, tokenizer, **request),
-        claim=own_claim(loaded.options, decoder, loaded.uncovered),
-        certificate=certificate_table(decoder),
-        provenance=provenance_table(decoder),
-    )
-    write_text(path, html)
+    """Decode one prompt as the user of the command line wishes and strictly, and write the page of both."""
+    decoder, tokenizer, told = loaded.decoder, loaded.target.tokenizer, None
+    if (knob := decoder.rule.knob) is not None:
+        told = claim(loaded.options, decoder, decoder.rule, getattr(decoder.rule, knob), loaded.uncovered)
+    run = record(decoder, ids, tokenizer, **request)
+    strict = record(decoder.strict(), ids, tokenizer, STRICT, **request)
+    write_text(path, trace_page(prompt, run, strict, claim=told, tables=tables_of(decoder)))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

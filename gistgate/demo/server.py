@@ -19,7 +19,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError, first_line
-from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
+from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, aligned, numbers, render, rule_name, shown
 from gistgate.measure.trace import TracedToken, Watch
 from gistgate.models.choose import GATED
 from gistgate.models.loading import Target
@@ -27,7 +27,6 @@ from gistgate.rules import make_rule
 
 HOST = "127.0.0.1"
 MOST_TOKENS = 4096  # longest answer that a question may ask for
-
 
 Step = tuple[list[TracedToken], dict[str, str]]
 """What one round adds to the answer: tokens, and the counters of the answer up to here, formatted."""
@@ -83,15 +82,6 @@ def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One position of the slider."""
-
-    label: str
-    decoder: Decoder
-    claim: str  # what is certified about it
-
-
-@dataclass(frozen=True)
 class DemoSession:
     """A decoder with the settings of its rule between which the page's slider chooses."""
 
@@ -106,15 +96,14 @@ class DemoSession:
     system: str | None = None  # system text of the chat template
 
     @cached_property
-    def settings(self) -> list[Setting]:
-        """Strict decoding, then the values of the knob from strict to loose."""
-        strict = Setting(STRICT, self.decoder.strict(), "Strict decoding loses nothing.")
-        loose: list[Setting] = []
+    def settings(self) -> list[tuple[str, Decoder, str]]:
+        """Label, decoder and claim of strict decoding, then of the values of the knob from strict to loose."""
+        found = [(STRICT, self.decoder.strict(), "Strict decoding loses nothing.")]
         for value in knob_values(self.rule):
             rule: Any = self.rule.changed(**{str(self.rule.knob): value})
             claim = self.claims.get(value, "Nothing is certified here.")
-            loose.append(Setting(rule_name(rule), self.decoder.having(rule=rule), claim))
-        return [strict, *loose]
+            found.append((rule_name(rule), self.decoder.having(rule=rule), claim))
+        return found
 
     @property
     def start(self) -> int:
@@ -128,11 +117,11 @@ class DemoSession:
         request = {**self.request, "max_new_tokens": max_new_tokens}
         texts: dict[str, list[str]] = {"loose": [], STRICT: []}
         for side, place in (("loose", setting), (STRICT, 0)):
-            with closing(stream(self.settings[place].decoder, ids, self.target.tokenizer, **request)) as steps:
+            with closing(stream(self.settings[place][1], ids, self.target.tokenizer, **request)) as steps:
                 for tokens, counts in steps:
                     texts[side] += [token.text for token in tokens]
                     yield {"side": side, "tokens": [shown(token) for token in tokens], "numbers": counts}
-        found = differences(texts["loose"], texts[STRICT])
+        found = [spans for number, spans in aligned(texts["loose"], texts[STRICT]) if number is not None]
         yield {"differences": [{"loose": [a.start, a.stop], STRICT: [b.start, b.stop]} for a, b in found]}
 
 
@@ -152,10 +141,7 @@ def slider_rule(decoder: Decoder) -> Any:
 def launch(
     load: Callable[[], DemoSession], port: int = 8765, *, browser: bool = True, say: Callable[[str], object] = print
 ) -> None:
-    """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `say` shows its address to the user.
-
-    `load` loads the models once the port is taken, so that a port in use is said at once.
-    """
+    """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `load` is called once it is taken."""
     try:
         import starlette  # noqa: F401
         import uvicorn
@@ -189,10 +175,7 @@ def claim(port: int) -> socket.socket:
 
 
 def make_app(session: DemoSession) -> Any:
-    """The ASGI application. It answers one question at a time, because all questions share the models.
-
-    Host names other than this machine's are refused, so that no foreign page can pose as ours.
-    """
+    """The ASGI application. It answers one question at a time, because all questions share the models."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -206,7 +189,7 @@ def make_app(session: DemoSession) -> Any:
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css", TEMPLATES / "demo.css"),
         connects="'self'",
         name=session.name,
-        settings=[{"label": one.label, "claim": one.claim} for one in session.settings],
+        settings=[{"label": label, "claim": claim} for label, _, claim in session.settings],
         start=session.start,
         max_new_tokens=session.max_new_tokens,
         meanings=MEANINGS,
@@ -228,7 +211,7 @@ def make_app(session: DemoSession) -> Any:
         return StreamingResponse(lines(session.answer(prompt, setting, num), turn), media_type="application/x-ndjson")
 
     routes = [Route("/", show), Route("/answer", answer, methods=["POST"])]
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no foreign page can pose as ours
     return Starlette(routes=routes, middleware=[hosts])
 
 

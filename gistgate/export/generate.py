@@ -1,15 +1,12 @@
-"""`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate.
-
-What transformers has prepared for a decoding function becomes arguments of our decoder; the rest is refused. Its lists
-of processors and criteria are complete: whatever a caller, a model's defaults or a task asked of `generate` is in one
-of them. So nothing is ignored in silence.
-"""
+"""`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate. What it has
+prepared becomes arguments of our decoder, and the rest is refused; its lists of processors and criteria hold whatever a
+caller, a model's defaults or a task asked for, so that nothing is ignored in silence."""
 
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -31,7 +28,7 @@ from transformers.generation import (
 from transformers.utils import cached_file
 
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, refuse
+from gistgate.core.certificate import CERTIFICATE_FILE, refuse
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.core.request import Generation
@@ -81,10 +78,7 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
 
 
 def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str, ...], Any]:
-    """Where answers end: the longest row (prompt and padding included), ids, texts, and the tokenizer of a criterion.
-
-    Blocks of tokens are cut by the decoder itself: criteria look at the last token alone.
-    """
+    """Where answers end: the longest row (with prompt and padding), ids, texts, and the tokenizer of a criterion."""
     lengths, eos, strings, tokenizers = [], [], [], []
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
@@ -106,57 +100,51 @@ def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str,
     return min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None)
 
 
-@dataclass(frozen=True)
-class GatedDecoding:
-    """For `model.generate(custom_generate=...)`: all parts are on the object, so none gets lost on the way."""
+def decode_gated(
+    decoder: Decoder, strings: Sequence[str], report: list[Generation] | None, is_gated: bool,
+    model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
+    generation_config: GenerationConfig, **prepared: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
+    """Continue the rows of `input_ids [B, T]`, as `model.generate(custom_generate=...)` asks; returns [B, T + new].
 
-    decoder: Decoder  # decodes; its tokenizer finds stop strings, where one was given
-    strings: tuple[str, ...]  # texts that end an answer
-    report: list[Generation] | None  # receives what was counted; None when nobody asks
-    is_gated: bool  # whether a gate was given, whose certificate holds for greedy decoding only
-    certificate: Certificate | None = None  # named, or preferred by `gistgate tune`: what it does not cover is refused
-
-    def __call__(
-        self, model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
-        generation_config: GenerationConfig, **prepared: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
-        """Continue the rows of `input_ids [B, T]`; returns [B, T + new], right-padded."""
-        check_supported(model, generation_config, prepared)
-        sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
-        max_length, eos_ids, strings, tokenizer = read_ends(stopping_criteria)
-        decoder = self.decoder
-        if decoder.tokenizer is None:
-            decoder = decoder.having(tokenizer=tokenizer)
-        if self.certificate is not None:
-            refuse(self.certificate.mismatch(temperature=sampling.temperature))
-        if self.is_gated and decoder.rule.knob is not None and not sampling.greedy:
-            warnings.warn(
-                f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
-                "decoding was certified.",
-                stacklevel=2,
-            )
-        num_rows, width = input_ids.shape
-        mask = prepared.get("attention_mask")
-        mask_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-        # Seeds come from torch's own generator, so that `torch.manual_seed` repeats a run.
-        seeds = None if sampling.greedy else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
-        answers = decoder.generate(
-            [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
-            max_new_tokens=max_length - width,
-            eos_ids=eos_ids,
-            stops=(*self.strings, *strings),
-            sampling=sampling,
-            seeds=seeds,
+    `strings` end an answer. What a certificate that was named or preferred does not cover is refused; that of a gate
+    alone (`is_gated`) holds for greedy decoding, and others are warned.
+    """
+    check_supported(model, generation_config, prepared)
+    sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
+    max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
+    if decoder.tokenizer is None:
+        decoder = decoder.having(tokenizer=tokenizer)
+    if decoder.certificate is not None:
+        refuse(decoder.certificate.mismatch(temperature=sampling.temperature))
+    if is_gated and decoder.rule.knob is not None and not sampling.greedy:
+        warnings.warn(
+            f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
+            "decoding was certified.",
+            stacklevel=2,
         )
-        if self.report is not None:
-            self.report.extend(answers)
-        pad = generation_config.pad_token_id
-        if pad is None:  # an eos then fills ended rows, as in `generate`
-            pad = eos_ids[0] if eos_ids else 0
-        longest = max(len(answer.ids) for answer in answers)
-        new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long)
-        ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
-        return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
+    num_rows, width = input_ids.shape
+    mask = prepared.get("attention_mask")
+    mask_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    # Seeds come from torch's own generator, so that `torch.manual_seed` repeats a run.
+    seeds = None if sampling.greedy else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
+    answers = decoder.generate(
+        [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
+        max_new_tokens=max_length - width,
+        eos_ids=eos_ids,
+        stops=(*strings, *more),
+        sampling=sampling,
+        seeds=seeds,
+    )
+    if report is not None:
+        report.extend(answers)
+    pad = generation_config.pad_token_id
+    if pad is None:  # an eos then fills ended rows, as in `generate`
+        pad = eos_ids[0] if eos_ids else 0
+    longest = max(len(answer.ids) for answer in answers)
+    new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long)
+    ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
+    return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
 
 
 T = TypeVar("T")
@@ -296,7 +284,7 @@ def generate(
         )
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     is_gated = options.gate is not None or options.segments is not None
-    decoding = GatedDecoding(decoder, strings, report, is_gated, decoder.certificate)
+    decoding = partial(decode_gated, decoder, strings, report, is_gated)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.

@@ -1,9 +1,6 @@
 """The part of the package that a gate needs, copied into one flat folder that transformers' dynamic modules can load.
-
-The copy starts from `gistgate.export.generate` and follows the imports at the top of modules. gistgate/core/block.py
-becomes core_block.py, and `from gistgate.core.block import Block` becomes `from .core_block import Block`. An import
-inside a function of something that is not copied becomes an error that says to install the package.
-"""
+The copy follows imports at the top of modules: gistgate/core/block.py becomes core_block.py. An import in a function of
+something that is not copied becomes an error that says to install the package."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
 
 
 def certified_modules(folder: str | Path) -> list[str]:
-    """The modules of strict verification and of the rules and drafters that the folder's certificates name.
-
-    The choice of `gistgate tune` has a certificate of its own; without one it is the usual rule and drafter.
-    """
+    """Modules of strict verification, and of rules and drafters of the folder's certificates (else the usual ones)."""
     places = [place for place in (Path(folder), Path(folder) / TUNED) if place.is_dir()]
     found = [certificate for place in places if (certificate := read_certificate(place)) is not None]
     rules = {STRICT, *([one.rule for one in found] or [GATED])}

@@ -264,7 +264,7 @@ def drafter_of(options: Options, models: Models, method: Method) -> Drafter | No
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
         raise UserError(
-            f"'{method.drafter}' reads data; the pipeline certifies it (docs/retrieval.md). Choose another drafter."
+            f"'{method.drafter}' reads data; the pipeline certifies it (docs/rules.md). Choose another drafter."
         )
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)

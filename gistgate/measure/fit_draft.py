@@ -1,7 +1,6 @@
 """A policy for the end of drafts, from development prompts: what drafts were like, and how far each was accepted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sklearn.isotonic import IsotonicRegression
@@ -38,20 +37,8 @@ class DraftRecorder(Observer):
         self.rounds += [Round(q[:num], length) for q, num, length in drafts if num]
 
 
-@dataclass(frozen=True)
-class Promise:
-    """What a policy would have made of the recorded rounds, at the measured costs."""
-
-    tau: float  # tokens per round
-    drafted: float  # draft tokens per round
-    speed: float  # tau / (v + n c): speed against plain decoding
-
-
 def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> Stopping:
-    """Record rounds of a decoder whose drafts have K tokens each, measure costs, and fit the policy of its rule.
-
-    Costs are measured once, with a clock, and are then numbers of the policy like any other.
-    """
+    """Record rounds of a decoder whose drafts have K tokens each, measure costs, and fit the policy of its rule."""
     drafter = decoder.drafter
     if drafter is None or drafter.model is None or drafter.stops_early or drafter.nodes or not decoder.block:
         raise UserError("A policy is fitted to whole chains of a draft model. Name a draft and no end of drafts.")
@@ -76,9 +63,9 @@ def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stoppin
             survival = free.after(survival, confidence)
             floors.add(round(survival, 4))
     tried = [Stopping(floor, points) for floor in sorted(floors)[:: max(1, len(floors) // 100)]]
-    best = max(tried, key=lambda one: (promise(one, rounds, costs).speed, -one.floor))
+    best = max(tried, key=lambda one: (promise(one, rounds, costs)["speed"], -one.floor))
     expected = {
-        name: {key: round(value, 3) for key, value in vars(promise(one, rounds, costs)).items()}
+        name: {key: round(value, 3) for key, value in promise(one, rounds, costs).items()}
         for name, one in (("whole drafts", free), ("policy", best))
     }
     verify = {str(num): round(price, 4) for num, price in sorted(costs.verify.items())}
@@ -97,9 +84,9 @@ def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float]
     return tuple(sorted({round(float(x), 4): round(float(y), 4) for x, y in ends}.items()))
 
 
-def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> Promise:
-    """What the policy would have made of these rounds."""
+def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> dict[str, float]:
+    """What the policy would have made of these rounds: tau, drafted tokens per round, and speed tau / (v + n c)."""
     lengths = [stopping.length(r.confidences) for r in rounds]
     kept = [min(r.accepted, length) + 1 for r, length in zip(rounds, lengths, strict=True)]
     price = sum(costs.verification(length) + length * costs.draft for length in lengths)
-    return Promise(sum(kept) / len(rounds), sum(lengths) / len(rounds), sum(kept) / price)
+    return {"tau": sum(kept) / len(rounds), "drafted": sum(lengths) / len(rounds), "speed": sum(kept) / price}

@@ -1,9 +1,6 @@
 """Whether speculation can pay for a pair, before hours are spent on a gate, and which limit of tokens answers need.
-
-With c the cost of one draft step, v(K) that of verifying K + 1 tokens, both in target steps, and tau(K) the tokens that
-one verification leaves, speculation is tau(K) / (v(K) + K c) times as fast as plain decoding (arXiv 2211.17192). A gate
-can raise tau to K + 1 at most, so the same formula with K + 1 is what no gate can exceed.
-"""
+With c the cost of a draft step, v(K) that of verifying K + 1 tokens, both in target steps, speculation is tau(K) /
+(v(K) + K c) times as fast as plain decoding (arXiv 2211.17192); a gate can raise tau to K + 1 at most."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,14 +35,9 @@ class Outlook:
 
 def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
     """What K = `block` promises, from the accepted lengths of a strict run with at least as large a K."""
-    tau, price = tau_at(histogram, block), costs.verification(block) + block * costs.draft
+    kept = sum(count * (min(length, block) + 1) for length, count in histogram.items())  # had drafts been cut there
+    tau, price = kept / sum(histogram.values()), costs.verification(block) + block * costs.draft
     return Outlook(block, tau, tau / price, (block + 1) / price)
-
-
-def tau_at(histogram: Mapping[int, int], block: int) -> float:
-    """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there."""
-    kept = sum(count * (min(length, block) + 1) for length, count in histogram.items())
-    return kept / sum(histogram.values())
 
 
 def advice(outlooks: Sequence[Outlook]) -> str:
@@ -75,14 +67,6 @@ def advice(outlooks: Sequence[Outlook]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Effort:
-    """What labels for a gate would cost, from a strict run."""
-
-    per_prompt: float  # mismatches of an answer: labels that one training prompt gives
-    seconds: float  # seconds of one label: half an answer, decoded alone; batches divide it
-
-
 class Mismatches(Observer):
     """Counts the rounds which kept fewer tokens than were drafted."""
 
@@ -93,10 +77,7 @@ class Mismatches(Observer):
 
 
 def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:
-    """Costs of the pair of a strict decoder, from decoding prompts plainly and with every K of `blocks`.
-
-    The first TIMED of `prompts` are decoded, each REPEATS times to its end and to its first K + 1 tokens for every K.
-    """
+    """Costs of the pair of a strict decoder, from decoding the first prompts plainly and with every K of `blocks`."""
     if not prompts or decoder.drafter is None:
         raise UserError("Costs are measured on prompts and with a drafter. Pass at least one prompt and a draft.")
     timed = prompts[:TIMED]

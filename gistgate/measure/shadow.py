@@ -1,8 +1,5 @@
-"""Shadow mode: verify strictly and count what a rule would have accepted, so that no id changes.
-
-Inside one block of a chain the count is exact, because the target's rows behind a mismatch were computed on the draft.
-Across blocks it is an estimate: a loose text would have gone on differently. Of a tree only the path that strict
-verification takes would be counted, so trees are refused.
+"""Shadow mode: verify strictly and count what a rule would have accepted, so that no id changes. Inside one block of a
+chain the count is exact, across blocks an estimate: a loose text would have gone on differently.
 
 Axis letters: B rows, K drafted tokens.
 """
@@ -27,9 +24,8 @@ INNER = "rule."  # prefix of what the watched rule remembers
 class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
-    A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
-    text has come as far and only then lets the rule judge again: tokens over judged blocks estimate tau. Judging every
-    strict block counts those that begin behind a mismatch too often; both figures are kept.
+    A loose decoder begins its next block where its last one ended, so the rule judges again once the strict text has
+    come as far: tokens over judged blocks estimate tau. What it makes of every strict block is counted as well.
     """
 
     rule: Rule  # what would have been accepted

@@ -1,13 +1,10 @@
-"""Decoding with a clock on both sides: ours and transformers' own, batch by batch and in turn.
-
-A race decodes every batch with all contenders before the next batch begins, in an order that rotates, so that a machine
-that slows down slows all of them. Loops are easy to draft: a batch that any contender answers with a loop is dropped
-for all of them, unless every batch loops. Needs torch and transformers alone, so that it runs without the pipeline.
-"""
+"""Decoding with a clock on both sides: ours and transformers' own, batch by batch and in an order that rotates, so that
+a machine that slows down slows all of them. Loops are easy to draft: a batch that any contender answers with a loop is
+dropped for all of them, unless every batch loops."""
 
 import platform
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -104,11 +101,7 @@ def check_engine(decoder: Decoder) -> None:
 
 
 def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any) -> Decode:
-    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given.
-
-    `generation` goes to `generate`. What a model's own `generation_config` asks for, such as a repetition penalty, is
-    left out: our decoder does not read it, and other texts have another speed.
-    """
+    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given."""
     ends = list(request.get("eos_ids", ()))
     pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
     if request.get("stops"):  # as a criterion: `stop_strings` would reach the draft without its tokenizer
@@ -120,6 +113,7 @@ def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **gener
         width, device = max(map(len, prompts)), pair.target.device
         rows = [[pad] * (width - len(ids)) + list(ids) for ids in prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        # Our decoder reads no configuration of a model (a repetition penalty), and other texts have another speed.
         with torch.inference_mode(), replaced(pair.target, "generation_config", GenerationConfig()):
             out = pair.target.generate(
                 input_ids=torch.tensor(rows, device=device),
@@ -270,8 +264,7 @@ def side_by_side(decoder: Decoder, prompts: Prompts, **request: Any) -> list[Tim
 def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHES, **request: Any) -> int:
     """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
 
-    For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
-    depend on how busy the machine is. Prompts repeat where there are too few for a batch.
+    For `Decoder(speculate_up_to=...)`; measured before serving, because texts must not depend on a busy machine.
     """
     plain, most = decoder.plain(), 0
     for size in sorted(sizes):
@@ -318,15 +311,15 @@ def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]
 
 def chosen(
     pair: Any, request: dict[str, Any], development: Sequence[Sequence[int]]
-) -> tuple[dict[str, int], dict[str, str]]:
-    """By name the K of transformers' speculation that is fastest on development prompts, and what does not run."""
-    blocks, failed = {}, {}
+) -> tuple[list[Contender], dict[str, str]]:
+    """transformers' speculation, each at the K that is fastest on development prompts, and by name what cannot run."""
+    able, failed = [], {}
     for name, variants in speculation(pair, request).items():
         try:
-            blocks[name] = fastest(variants, development).block
+            able.append(fastest(variants, development))
         except UserError as error:  # a draft whose vocabulary is padded otherwise, for instance; others can be timed
             failed[name] = str(error)
-    return blocks, failed
+    return able, failed
 
 
 def fastest(variants: Sequence[Contender], development: Sequence[Sequence[int]]) -> Contender:
@@ -343,9 +336,3 @@ def fastest(variants: Sequence[Contender], development: Sequence[Sequence[int]])
         least = min(spent[one.name] for one in left)
         left = [one for one in left if spent[one.name] <= LOST * least]
     return variants[int(min(left, key=lambda one: spent[one.name]).name)]
-
-
-def at(pair: Any, request: dict[str, Any], blocks: Mapping[str, int]) -> list[Contender]:
-    """Both at these K, by name."""
-    every = [one for variants in speculation(pair, request).values() for one in variants]
-    return [one for one in every if blocks.get(one.name) == one.block]

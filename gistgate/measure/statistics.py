@@ -1,7 +1,4 @@
-"""Bootstrap intervals for two methods that ran on the same prompts: claims about them, not certificates.
-
-Percentile intervals need numpy alone, since a machine that only decodes need not have scipy.
-"""
+"""Bootstrap intervals for two methods that ran on the same prompts: claims about them, not certificates."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -39,10 +36,9 @@ def accuracy_difference(
 
 
 def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0) -> Interval:
-    """sum(numerator) / sum(denominator) over the same prompts, with a percentile bootstrap interval over prompts.
+    """sum(numerator) / sum(denominator) over the same prompts [N], with a percentile bootstrap interval over prompts.
 
-    For speed the numerator holds the reference's seconds [N], the denominator the method's: above 1 is faster.
-    Repeats of a prompt are added up first, since they are not independent.
+    For speed the numerator holds the reference's seconds, repeats of a prompt added up; above 1 is faster.
     """
     columns = paired(numerator, denominator)
     assert all((column > 0).all() for column in columns), "every prompt takes time"
@@ -52,11 +48,7 @@ def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0
 def ratio_of_rates(
     times: ArrayLike, tokens: ArrayLike, own_times: ArrayLike, own_tokens: ArrayLike, **more: Any
 ) -> Interval:
-    """Tokens per second of one way of decoding, divided by those of a reference, with its interval over prompts.
-
-    Rounding, and looseness, make answers longer or shorter, so that seconds alone do not say how fast tokens come.
-    `times` and `tokens` [N] are those of the reference; `more` is the level and seed of the interval.
-    """
+    """Tokens per second of one way of decoding, divided by those of a reference (`times` and `tokens` [N])."""
     columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
     if len({len(column) for column in columns}) > 1 or not all((column > 0).all() for column in columns):
         raise UserError("A speed per token needs positive seconds and tokens for every prompt. Repeat the benchmark.")
@@ -64,10 +56,7 @@ def ratio_of_rates(
 
 
 def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, Any]:
-    """A figure of columns [N] over whole rounds as plain JSON; `kind` says what its ends are.
-
-    Below FEWEST rounds they are the lowest and the highest round.
-    """
+    """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are those of the rounds."""
     rounds = [np.asarray(column, float) for column in columns]
     if len(rounds[0]) >= FEWEST:
         return {**interval(figure, *rounds).as_dict(), "kind": "bootstrap"}
@@ -98,7 +87,7 @@ def interval(
     resampled, tail = np.concatenate(drawn), (1 - level) / 2
     ends = [tail, 1 - tail]
     if method == "BCa":
-        from scipy.special import ndtr, ndtri
+        from scipy.special import ndtr, ndtri  # a machine that only decodes need not have scipy
 
         bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
         without = np.array([figure(*(np.delete(column, row) for column in columns), axis=-1) for row in range(num)])

@@ -1,8 +1,5 @@
-"""Which certified setting is fastest on this machine: a race of plain, strict and certified decoding.
-
-The fastest of many noisy times looks faster than it is. So the first half of the prompts picks one strict and one
-certified candidate, and the second half alone says whether the certified one beats strict decoding.
-"""
+"""Which certified setting is fastest on this machine. The fastest of many noisy times looks faster than it is, so
+half of the prompts picks a strict and a certified candidate, and the other half alone says whether the latter wins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,8 +117,13 @@ class Candidates:
     def certified(self, place: str) -> Iterator[Candidate]:
         """The settings of one certificate that keep the budget and hold for these parts and requests, each once."""
         certificate = load_certificate(place)
+        gate = self.gate if certificate.scope.get("gate") is not None else None
+        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards}
         try:
-            self.check(certificate)
+            used |= {"drafting": binding_of(self.drafter(certificate.drafter)), "settings": certificate.fixed}
+            used["data"] = self.sources.behind(certificate.drafter)
+            check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, **used)
+            self.asking.check(certificate, self.target)
         except UserError as error:
             self.refused.append(f"{place}: {error}")
             return
@@ -137,12 +139,3 @@ class Candidates:
             name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
             choice = Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
             yield Candidate(name, self.decoder(choice), certificate, point)
-
-    def check(self, certificate: Certificate) -> None:
-        """Refuse a certificate of other parts or other requests."""
-        gate = self.gate if certificate.scope.get("gate") is not None else None
-        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards}
-        used |= {"drafting": binding_of(self.drafter(certificate.drafter)), "settings": certificate.fixed}
-        used["data"] = self.sources.behind(certificate.drafter)
-        check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, **used)
-        self.asking.check(certificate, self.target)

@@ -148,7 +148,7 @@ def chosen_among(gate: str | Path) -> str | None:
 def build_decoder(
     target: PreTrainedModel, tokenizer: Any, options: DecodeOptions | None = None, policy: Policy = "warn"
 ) -> Decoder:
-    """A decoder around a loaded target. docs/choosing.md says which rule and setting it runs with.
+    """A decoder around a loaded target. docs/troubleshooting.md says which rule and setting it runs with.
 
     `tokenizer` is the target's, None where nobody looks for stop strings; `policy` says what happens to doubts about
     the certificate. Names that do not exist and parts or options that contradict each other are a UserError.

@@ -1,4 +1,4 @@
-"""Which rule, setting, K and drafter run: one pure function, whose answers are the table in docs/choosing.md."""
+"""Which rule, setting, K and drafter run: one pure function, whose answers are the table in docs/troubleshooting.md."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Choice:
 def choose(
     options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
 ) -> Choice:
-    """Rule, settings, K and drafter from what is certified and what the user says; docs/choosing.md is its table.
+    """Rule, settings, K and drafter from what is certified and what the user says; docs/troubleshooting.md is its table.
 
     `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
     that contradict each other or a named certificate, are a UserError.

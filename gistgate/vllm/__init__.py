@@ -9,10 +9,7 @@ MARK = "_gistgate"  # attribute of a function that is wrapped already
 
 
 def register() -> None:
-    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config` nothing happens.
-
-    Workers are hooked once their device is ready; a second call changes nothing.
-    """
+    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config` nothing happens."""
     wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
     native = wrapper.init_device
     if hasattr(native, MARK):

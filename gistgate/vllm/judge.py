@@ -90,10 +90,7 @@ class Requests:
 
 
 def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:
-    """The server's rule, a stricter one, or None (strict), as a request wishes, in JSON or by the word "strict".
-
-    A wish that cannot be understood is granted strictly: an answer that is too good does no harm.
-    """
+    """The server's rule, a stricter one, or None (strict, also for nonsense), as a request wishes in JSON or a word."""
     wish = (extra or {}).get(KEY)
     if wish is None or wish == "strict":
         return rule if wish is None else None
@@ -218,8 +215,15 @@ class VllmJudge:
         if self.guard is not None:
             self.guard.forget(slot)
 
-    def verdict(self, rows: Rows, valid_BK: Tensor, hidden_BRD: Tensor | None, params: Callable[[str], Any]) -> Verdict:
-        """What to force in a call; `params` gives the sampling parameters of a request id."""
+    @contextmanager
+    def verdict(
+        self, rows: Rows, valid_BK: Tensor, hidden_BRD: Tensor | None, params: Callable[[str], Any]
+    ) -> Iterator[Callable[[Tensor, Tensor], None]]:
+        """Force what a call has to accept; `params` gives the sampling parameters of a request id.
+
+        What is yielded counts the outcome: accepted tokens of each request [B], and those that were written [B, R], -1
+        behind the last one.
+        """
         entries = [self.requests.find(name, params(name)) for name in rows.request_ids]
         device = valid_BK.device
         slots_B = torch.tensor([entry.slot for entry in entries], device=device)
@@ -240,7 +244,29 @@ class VllmJudge:
             mask_BK |= self.opinion(rule, block, rows) & own_B[:, None]
         closed_B = torch.zeros_like(slots_B, dtype=torch.bool) if self.guard is None else self.guard.closed(slots_B)
         mask_BK = self.share(mask_BK & allowed(block) & ~closed_B[:, None])
-        return Verdict(self, rows, block, slots_B, closed_B, mask_BK)
+        # Known before the logits are changed: the match, and with which probability the strict test would accept.
+        match_BK, greedy_B1 = block.match, rows.greedy[:, None]
+        share_BK = torch.ones_like(mask_BK, dtype=torch.float32)
+        if not rows.all_greedy:
+            share_BK = (block.draft_logprob.exp() / block.draft_q).nan_to_num(1.0)
+
+        def settle(length_B: Tensor, written_BR: Tensor) -> None:
+            stays_BK = (torch.arange(valid_BK.shape[1], device=device) < length_B[:, None]) & valid_BK
+            loose_BK = stays_BK & ~match_BK & greedy_B1
+            carried_BK = stays_BK & match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
+            # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
+            expected_BK = torch.where(stays_BK & mask_BK & ~greedy_B1, 1 - share_BK.clamp_max(1), 0.0)
+            drafted_B, num_loose_B, expected_B = valid_BK.sum(1), loose_BK.sum(1), expected_BK.sum(1)
+            columns = (
+                drafted_B > 0, drafted_B, stays_BK.sum(1), num_loose_B, carried_BK.sum(1), expected_B,
+                closed_B & (drafted_B > 0),
+            )  # fmt: skip
+            self.counters.add(slots_B, torch.stack([column.double() for column in columns], dim=-1))
+            if self.guard is not None:
+                self.guard.saw(slots_B, rows.read, written_BR, (num_loose_B > 0) | (expected_B > 0))
+
+        with rows.forced(mask_BK):
+            yield settle
 
     def opinion(self, rule: Rule, block: RowBlock, rows: Rows) -> Tensor:
         """What a rule accepts [B, K]; sampled requests only where the policy judges them."""
@@ -251,41 +277,6 @@ class VllmJudge:
                 accepted_BK = ensemble(rule, own) if isinstance(rule, Ensemble) else rule.accept(own, {})
                 mask_BK |= accepted_BK & (rows.greedy == greedy)[:, None]
         return mask_BK
-
-
-class Verdict:
-    """What one call has to accept, and the bookkeeping behind it."""
-
-    def __init__(
-        self, judge: VllmJudge, rows: Rows, block: RowBlock, slots_B: Tensor, closed_B: Tensor, mask_BK: Tensor
-    ) -> None:
-        self.judge, self.rows, self.valid_BK = judge, rows, block.valid
-        self.slots_B, self.closed_B, self.mask_BK = slots_B, closed_B, mask_BK
-        # Known before the logits are changed: the match, and with which probability the strict test would accept.
-        self.match_BK = block.match
-        self.share_BK = (
-            torch.ones_like(mask_BK, dtype=torch.float32)
-            if rows.all_greedy
-            else (block.draft_logprob.exp() / block.draft_q).nan_to_num(1.0)
-        )
-
-    def settle(self, length_B: Tensor, written_BR: Tensor) -> None:
-        """Count what was accepted, `length_B` tokens of each request; `written_BR` is -1 behind its last token."""
-        places_K = torch.arange(self.valid_BK.shape[1], device=length_B.device)
-        stays_BK = (places_K < length_B[:, None]) & self.valid_BK
-        greedy_B1 = self.rows.greedy[:, None]
-        loose_BK = stays_BK & ~self.match_BK & greedy_B1
-        carried_BK = stays_BK & self.match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
-        # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
-        expected_BK = torch.where(stays_BK & self.mask_BK & ~greedy_B1, 1 - self.share_BK.clamp_max(1), 0.0)
-        drafted_B, num_loose_B, expected_B = self.valid_BK.sum(1), loose_BK.sum(1), expected_BK.sum(1)
-        columns = (
-            drafted_B > 0, drafted_B, stays_BK.sum(1), num_loose_B, carried_BK.sum(1), expected_B,
-            self.closed_B & (drafted_B > 0),
-        )  # fmt: skip
-        self.judge.counters.add(self.slots_B, torch.stack([column.double() for column in columns], dim=-1))
-        if self.judge.guard is not None:
-            self.judge.guard.saw(self.slots_B, self.rows.read, written_BR, (num_loose_B > 0) | (expected_B > 0))
 
 
 def ensemble(rule: Ensemble, block: RowBlock) -> Tensor:

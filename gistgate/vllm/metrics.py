@@ -1,8 +1,6 @@
 """Counters of the workers as Prometheus metrics of the server; `python -m gistgate.vllm.metrics URL` asks for them.
-
-The workers are other processes than the one that answers `/metrics`. Each writes its totals into a folder that the
-first process names in the environment, once a second where something has changed; the server reads them when asked.
-"""
+Each worker, a process of its own, writes its totals into a folder that the first process names in the environment; the
+server reads them when asked."""
 
 import atexit
 import json
@@ -43,24 +41,21 @@ def collect() -> None:
 def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None) -> None:
     """Let a worker write what it is, and go on writing its totals from a thread; None counts nothing."""
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
-    write(path, about, {} if totals is None else totals())
+
+    def write() -> None:
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"about": about, "totals": {} if totals is None else totals()}))
+        part.replace(path)  # in one step, so that nobody reads half of it
+
+    def keep_writing() -> None:
+        while path.parent.exists():
+            with suppress(OSError):  # a full disk may have room again at the next look
+                write()
+            sleep(INTERVAL)
+
+    write()
     if totals is not None:
-        Thread(target=keep_writing, args=(path, about, totals), daemon=True).start()
-
-
-def keep_writing(path: Path, about: dict[str, str], totals: Callable[[], dict[str, float]]) -> None:
-    """Write the totals once a second, as long as the process lives."""
-    while path.parent.exists():
-        with suppress(OSError):  # a full disk may have room again at the next look
-            write(path, about, totals())
-        sleep(INTERVAL)
-
-
-def write(path: Path, about: dict[str, str], totals: dict[str, float]) -> None:
-    """Replace the file in one step, so that nobody reads half of it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"about": about, "totals": totals}))
-    part.replace(path)
+        Thread(target=keep_writing, daemon=True).start()
 
 
 class Collector:
@@ -91,18 +86,19 @@ class Collector:
         return []  # the names are known once workers have written
 
 
-def check(url: str, strict: bool | None = None) -> dict[str, str]:
-    """What the workers of a server say about themselves; `strict` demands that nothing (or something) lossy runs."""
+def check(url: str, strict: bool = False) -> dict[str, str]:
+    """What the workers of a server say about themselves; `strict` demands that nothing lossy runs."""
     try:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
     except (OSError, ValueError, HTTPException) as error:
-        said = f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
-        raise UserError(said) from error
+        raise UserError(
+            f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
+        ) from error
     return read(text, url, strict)
 
 
-def read(text: str, url: str, strict: bool | None = None) -> dict[str, str]:
+def read(text: str, url: str, strict: bool = False) -> dict[str, str]:
     """The labels of `gistgate_active` in a page of metrics."""
     found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
     if found is None:
@@ -111,9 +107,8 @@ def read(text: str, url: str, strict: bool | None = None) -> dict[str, str]:
             'check that --additional-config names "gistgate" and that VLLM_PLUGINS, where set, does too.'
         )
     about = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
-    if strict is not None and strict != (about["rule"] == "strict"):
-        wanted = "strict" if strict else "a gate"
-        raise UserError(f"The server at {url} runs the rule '{about['rule']}', but {wanted} was expected.")
+    if strict and about["rule"] != "strict":
+        raise UserError(f"The server at {url} runs the rule '{about['rule']}', but strict was expected.")
     return about
 
 
@@ -124,7 +119,7 @@ def main(arguments: list[str]) -> int:
         print("Usage: python -m gistgate.vllm.metrics URL [--strict]", file=sys.stderr)
         return 2
     try:
-        about = check(places[0], True if "--strict" in arguments else None)
+        about = check(places[0], "--strict" in arguments)
     except UserError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,7 @@ class Served:
     method: str  # vLLM's speculative method
     num_draft: int  # K, drafted tokens per round
     probabilistic: bool  # whether the drafter names probabilities
-    runner: str  # "V1" or "V2"
-    model: str  # folder or hub id of the target
-    architecture: str
-    hidden_size: int
-    num_layers: int
-    vocabulary_size: int
-    dtype: str
+    target: ModelIdentity  # its name is a folder or hub id; without the fingerprint
     tokenizer: Any = None  # None where the engine has none
     eos_ids: tuple[int, ...] = ()  # ids that end an answer
     config_eos_ids: tuple[int, ...] = ()  # ids that the model's config.json calls ends, which vLLM does not ask
@@ -128,11 +122,7 @@ class Served:
     @cached_property
     def identity(self) -> ModelIdentity:
         """The identity of the target; its weights are read from its folder on the first use."""
-        return ModelIdentity(
-            name=self.model, revision=None, architecture=self.architecture, hidden_size=self.hidden_size,
-            num_layers=self.num_layers, vocabulary_size=self.vocabulary_size, dtype=self.dtype,
-            fingerprint=folder_fingerprint(self.model),
-        )  # fmt: skip
+        return replace(self.target, fingerprint=folder_fingerprint(self.target.name))
 
     @property
     def protected(self) -> tuple[int, ...]:
@@ -154,9 +144,11 @@ def read_served(config: Any) -> Served:
     return Served(
         method=speculation.method, num_draft=speculation.num_speculative_tokens,
         probabilistic=speculation.draft_sample_method == "probabilistic",
-        runner="V2" if config.use_v2_model_runner else "V1", model=str(model.model), architecture=text.model_type,
-        hidden_size=text.hidden_size, num_layers=text.num_hidden_layers, vocabulary_size=text.vocab_size,
-        dtype=str(model.dtype).removeprefix("torch."), tokenizer=tokenizer, eos_ids=eos_ids(model, tokenizer),
+        target=ModelIdentity(
+            name=str(model.model), revision=None, architecture=text.model_type, hidden_size=text.hidden_size,
+            num_layers=text.num_hidden_layers, vocabulary_size=text.vocab_size,
+            dtype=str(model.dtype).removeprefix("torch."), fingerprint=None,
+        ), tokenizer=tokenizer, eos_ids=eos_ids(model, tokenizer),
         config_eos_ids=listed(text.eos_token_id), max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
         lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0), rounded=is_rounded(config),
@@ -245,13 +237,14 @@ def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str
 def check_gate(gate: Any, served: Served) -> None:
     """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn of another dtype."""
     expected = gate.config.target
-    check_identity("target", expected, served.identity)
-    if served.identity.fingerprint is None:
-        log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", served.model)
+    target = served.identity
+    check_identity("target", expected, target)
+    if target.fingerprint is None:
+        log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", target.name)
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
-    if (trained := expected.dtype) != served.dtype:
-        log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", trained, served.dtype)
+    if (own := target.dtype) != expected.dtype:
+        log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, own)
     if gate.layers - {"post"}:
         raise UserError(
             f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post' and 'h_pred:post'."

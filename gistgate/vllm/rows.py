@@ -1,7 +1,5 @@
-"""One verification call of vLLM as a Block whose statistics are computed on flat rows.
-
-vLLM's rows are ragged: request i has K_i drafted tokens. A padded [B, K, V] would cost gigabytes, so every statistic is
-computed row by row, a few rows at a time, and only the results are padded.
+"""One verification call of vLLM as a Block whose statistics are computed on flat, ragged rows: a padded [B, K, V] would
+cost gigabytes, so only results are padded.
 
 Axis letters: N flat rows, B requests, K drafted tokens, R = K + 1, V vocabulary, D width.
 """
@@ -51,11 +49,9 @@ class Rows:
 
     @contextmanager
     def forced(self, mask_BK: Tensor) -> Iterator[None]:
-        """Lift the logits of chosen draft tokens while the block runs, so that vLLM's own test accepts them.
-
-        A copy of the logits would cost as much memory as they do, so one column is changed in place and restored. vLLM
-        reads the same tensor afterwards for log-probabilities. Padding repeats rows, but its mask is False.
-        """
+        """Lift the logits of chosen draft tokens while the block runs, so that vLLM's own test accepts them."""
+        # In place, since a copy would double the memory, and restored, since vLLM reads log-probabilities afterwards.
+        # Padding repeats rows, but its mask is False.
         count_N = torch.zeros(len(self.ids), dtype=torch.int32, device=mask_BK.device)
         count_N.index_add_(0, self.draft_places.reshape(-1), mask_BK.reshape(-1).int())
         ids_N1 = self.ids[:, None]

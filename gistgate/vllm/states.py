@@ -1,9 +1,5 @@
-"""vLLM's own dump of hidden states, on a processor as well; vLLM imports this module by its path.
-
-vLLM's method `extract_hidden_states` leaves the target's states in a cache, and its connector
-`ExampleHiddenStatesConnector` copies them into files with streams and events of CUDA. Without CUDA the copy is a plain
-one, and finished when it returns.
-"""
+"""vLLM's own dump of hidden states without CUDA, whose streams and events its connector needs: a plain copy, finished
+when it returns. vLLM imports this module by its path."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,5 @@
-"""The hook of vLLM's first model runner (V1).
-
-Its sampler hands over only the rows that judge draft tokens [T, V]; the hidden rows [T + B, D] and the logits with the
-bonus rows are noted on the way there.
-"""
+"""The hook of vLLM's first model runner (V1). Its sampler sees only the rows that judge draft tokens [T, V], so
+that the states [T + B, D] and the logits of all rows are noted on the way there."""
 
 import logging
 from collections.abc import Callable
@@ -92,16 +89,10 @@ def verify(
     last_B1 = call.metadata.bonus_logits_indices[:, None]
     at_R = torch.arange(max_spec_len + 1, device=last_B1.device)
     row_BR = torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)
-    params = call.runner.requests
-    verdict = call.judge.verdict(
-        rows,
-        valid_BK,
-        None if call.hidden is None else call.hidden[row_BR],
-        lambda name: params[name].sampling_params,
-    )
-    with rows.forced(verdict.mask_BK):
+    hidden_BRD, requests = None if call.hidden is None else call.hidden[row_BR], call.runner.requests
+    with call.judge.verdict(rows, valid_BK, hidden_BRD, lambda name: requests[name].sampling_params) as settle:
         result_BR = unchanged()
-    verdict.settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
+        settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
     return result_BR
 
 

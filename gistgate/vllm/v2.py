@@ -1,8 +1,5 @@
-"""The hook of vLLM's second model runner (V2).
-
-Its sampler works through a batch in chunks of whole requests. The rows of a chunk hold the bonus rows too; the draft
-token that row r judges is the one that row r + 1 has read.
-"""
+"""The hook of vLLM's second model runner (V2). Its sampler works through a batch in chunks of whole requests, bonus
+rows included; the draft token that row r judges is the one that row r + 1 has read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,14 +65,13 @@ def verify(
         call, chunk, target_logits, draft_logits, draft_sampled, cu_num_logits.long(), idx_mapping.long(),
         expanded_idx_mapping.long(), temperature, num_speculative_steps,
     )  # fmt: skip
-    verdict = call.judge.verdict(rows, valid_BK, hidden_ND[rows.places], call.params.__getitem__)
-    with rows.forced(verdict.mask_BK):
+    with call.judge.verdict(rows, valid_BK, hidden_ND[rows.places], call.params.__getitem__) as settle:
         sampled_BR, num_sampled_B = native(
             target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
             expanded_local_pos, temperature, seed, num_speculative_steps, *more, **options,
         )  # fmt: skip
-    at_R = torch.arange(sampled_BR.shape[1], device=sampled_BR.device)
-    verdict.settle((num_sampled_B - 1).clamp_min(0), torch.where(at_R < num_sampled_B[:, None], sampled_BR, -1))
+        at_R = torch.arange(sampled_BR.shape[1], device=sampled_BR.device)
+        settle((num_sampled_B - 1).clamp_min(0), torch.where(at_R < num_sampled_B[:, None], sampled_BR, -1))
     return sampled_BR, num_sampled_B
 
 

@@ -52,9 +52,9 @@ def main() -> None:
     prompts = read_prompts("test")[: params.benchmark.prompts]
     request = request_of(prompts, pair)
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    blocks, refused = speed.chosen(pair, request, development)
+    speculating, refused = speed.chosen(pair, request, development)
     able, failed = speed.working([speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
-    library = [generates(pair, request), *speed.at(pair, request, blocks), *able]
+    library = [generates(pair, request), *speculating, *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
     laps = speed.race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
     about = {"chosen_on": len(development), "failed": failed | refused, "machine": speed.machine()}

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gistgate.demo.page import differences, trace_page, visible
+from gistgate.demo.page import aligned, trace_page, visible
 from tests.demo.answers import LOOSE, STRICT, answer
 
 HOSTILE = (
@@ -36,7 +36,7 @@ class Reader(HTMLParser):
     (["x", "b", "y"], ["b"], [(0, 1, 0, 0), (2, 3, 1, 1)]),
 ])  # fmt: skip
 def test_a_difference_names_the_spans_of_both_answers(left, right, expected):
-    found = [(one.start, one.stop, other.start, other.stop) for one, other in differences(left, right)]
+    found = [(one.start, one.stop, other.start, other.stop) for number, (one, other) in aligned(left, right) if number]
     assert found == expected
 
 
@@ -60,8 +60,8 @@ def test_hostile_text_stays_text():
     """Whatever a model or a gate's files say, the page has the elements of a harmless one."""
     tame = answer("a", *[("x", "strict", None, 0.5) for _ in HOSTILE])
     wild = answer(HOSTILE[0], *[(text, "strict", None, 0.5) for text in HOSTILE])
-    harmless = Reader(trace_page("x", tame, tame, certificate={"x": "x"}, title="x"))
-    hostile = Reader(trace_page(HOSTILE[0], wild, wild, certificate={HOSTILE[2]: HOSTILE[1]}, title=HOSTILE[0]))
+    harmless = Reader(trace_page("x", tame, tame, tables={"Certificate": {"x": "x"}}))
+    hostile = Reader(trace_page(HOSTILE[0], wild, wild, tables={"Certificate": {HOSTILE[2]: HOSTILE[1]}}))
     names = [[(tag, sorted(values)) for tag, values in page.elements] for page in (hostile, harmless)]
     assert names[0] == names[1] and all(text in hostile.text for text in HOSTILE)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gistgate import Decoder, ModelDrafter, make_rule
-from gistgate.demo.page import record, strict_run
+from gistgate.demo.page import record
 from gistgate.demo.server import knob_values, stream
 from gistgate.measure.trace import trace
 from tests.demo.playing import demo_session
@@ -53,7 +53,7 @@ def test_the_strict_run_is_a_strict_decoders_and_recording_leaves_the_decoder_as
     decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=0.001), 4, tokenizer=byte_tokenizer())
     strict = Decoder(target, decoder.drafter, make_rule("exact"), 4, tokenizer=decoder.tokenizer)
     answer = strict.generate([IDS], max_new_tokens=24)[0]
-    run = strict_run(decoder, IDS, decoder.tokenizer, max_new_tokens=24)
+    run = record(decoder.strict(), IDS, decoder.tokenizer, "strict", max_new_tokens=24)
     assert "".join(token.text for token in run.tokens) == decoder.tokenizer.decode(answer.ids).rstrip("\ufffd")
     assert run.statistics.loose == 0 and run.name == "strict"
     run = record(decoder, IDS, decoder.tokenizer, max_new_tokens=24)

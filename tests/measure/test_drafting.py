@@ -24,7 +24,7 @@ def test_the_map_counts_tested_tokens_alone():
 def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
     dear = fit(ROUNDS, DEAR, rule="exact", block=4)
     assert [dear.length(one.confidences) for one in (ROUNDS[0], ROUNDS[80], ROUNDS[140])] == [4, 2, 1]
-    assert promise(dear, ROUNDS, DEAR).speed > promise(Stopping(0.0), ROUNDS, DEAR).speed
+    assert promise(dear, ROUNDS, DEAR)["speed"] > promise(Stopping(0.0), ROUNDS, DEAR)["speed"]
     assert (dear.measured["cost"], dear.measured["rounds"]) == (0.4, 160)
     assert dear.measured["verify"] == {"1": 1.0, "4": 1.0}
     wrong = [Round([0.9, 0.3], 2), Round([0.9, 0.3], 1)] * 100
@@ -33,7 +33,7 @@ def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
 
 def test_promises_are_tau_over_costs():
     found = promise(Stopping(0.5), [Round([0.9, 0.9, 0.3], 2), Round([0.2], 0)], DEAR)
-    assert (found.tau, found.drafted) == (2.0, 2.0) and found.speed == pytest.approx(4 / (2 + 4 * 0.4))
+    assert (found["tau"], found["drafted"]) == (2.0, 2.0) and found["speed"] == pytest.approx(4 / (2 + 4 * 0.4))
 
 
 def test_too_few_tokens_are_refused():

@@ -10,7 +10,7 @@ from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.measure import outlook as measured
-from gistgate.measure.outlook import TIMED, Lengths, Mismatches, advice, limit_advice, measure, outlook, tau_at
+from gistgate.measure.outlook import TIMED, Lengths, Mismatches, advice, limit_advice, measure, outlook
 from tests.tiny import tiny_pair
 
 HISTOGRAM = {0: 2, 4: 6, 8: 2}  # ten rounds at K = 8
@@ -18,8 +18,9 @@ TARGET, DRAFT = tiny_pair()
 
 
 def test_a_shorter_block_cuts_the_accepted_lengths():
-    assert tau_at(HISTOGRAM, 8) == pytest.approx((2 * 1 + 6 * 5 + 2 * 9) / 10)
-    assert tau_at(HISTOGRAM, 4) == pytest.approx((2 * 1 + 8 * 5) / 10)
+    costs = Costs(0.1, 0.25, {4: 1.0, 8: 1.5})
+    assert outlook(costs, HISTOGRAM, 8).tau == pytest.approx((2 * 1 + 6 * 5 + 2 * 9) / 10)
+    assert outlook(costs, HISTOGRAM, 4).tau == pytest.approx((2 * 1 + 8 * 5) / 10)
 
 
 def test_the_speed_is_tau_over_the_price_of_a_round_which_is_linear_between_measured_blocks():

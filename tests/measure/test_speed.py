@@ -158,5 +158,5 @@ def test_every_variant_writes_the_greedy_text_with_its_own_settings():
 def test_a_draft_with_a_padded_vocabulary_leaves_prompt_lookup():
     """transformers assists with equal vocabularies only; what does not run ends nothing, and its reason is kept."""
     both: Any = SimpleNamespace(target=tiny_model("llama"), draft=tiny_model("llama", 300), tokenizer=None)
-    blocks, failed = speed.chosen(both, REQUEST, prompts(9))
-    assert set(blocks) == {LOOKUP} and "different tokenizers" in failed[ASSISTED]
+    found, failed = speed.chosen(both, REQUEST, prompts(9))
+    assert [one.name for one in found] == [LOOKUP] and "different tokenizers" in failed[ASSISTED]

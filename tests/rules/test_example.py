@@ -1,4 +1,4 @@
-"""The rule of docs/add-a-rule.md is complete: it keeps every promise once it is registered."""
+"""The rule of docs/rules.md is complete: it keeps every promise once it is registered."""
 
 import math
 import re
@@ -11,12 +11,12 @@ import pytest
 from gistgate.rules import RULES
 from tests.rules import extremes, test_contract, test_lossless
 
-PAGE = Path(__file__).parents[2] / "docs/add-a-rule.md"
+PAGE = Path(__file__).parents[2] / "docs/rules.md"
 
 
 @pytest.fixture
 def surprise(monkeypatch):
-    source = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL).group(1)
+    source = re.search(r"```python\n(\"\"\"Surprise.*?)```", PAGE.read_text(), re.DOTALL).group(1)
     assert len(source.splitlines()) <= 60
     module = types.ModuleType("surprise")
     monkeypatch.setitem(sys.modules, "surprise", module)

@@ -31,10 +31,10 @@ def peer(page: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "page, strict, words",
-    [("up 1\n", None, "does not run"), ("", None, "does not run"), (ACTIVE, True, "but strict was expected")],
+    [("up 1\n", False, "does not run"), ("", False, "does not run"), (ACTIVE, True, "but strict was expected")],
 )
-def test_a_client_notices_what_is_missing(page: str, strict: bool | None, words: str):
-    assert metrics.read(f"up 1\n{ACTIVE}", "there", strict=False)["setting"] == "r=0.3"
+def test_a_client_notices_what_is_missing(page: str, strict: bool, words: str):
+    assert metrics.read(f"up 1\n{ACTIVE}", "there")["setting"] == "r=0.3"
     with pytest.raises(UserError, match=words):
         metrics.read(page, "http://127.0.0.1:8000", strict)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gistgate.core import request as stopping
+from gistgate.core.identity import ModelIdentity
 from gistgate.core.utils import UserError
 from gistgate.vllm.policy import Policy, Served, Settings, check_certificate, eos_ids, make_policy, read_settings
 from tests.certificates.proofs import certificate as made
@@ -21,21 +22,21 @@ from tests.vllm.rules import scope_of
 @pytest.fixture
 def served(place: Path) -> Served:
     """What vLLM would serve."""
-    return Served(
-        "draft_model", 5, False, "V1", str(place / "target"), "llama", 128, 2, 259, "float32", byte_tokenizer(), (2,),
-        draft=str(place / "draft"),
-    )  # fmt: skip
+    target = ModelIdentity(str(place / "target"), None, "llama", 128, 2, 259, "float32", None)
+    return Served("draft_model", 5, False, target, byte_tokenizer(), (2,), draft=str(place / "draft"))
 
 
 def changed(served: Served, **changes: Any) -> Served:
-    """Models are named by their folder, target or draft."""
-    place = Path(served.model).parent
-    return replace(served, **{name: str(place / v) if name in ("model", "draft") else v for name, v in changes.items()})
+    """Models (`name` is the target's) are named by their folder, target or draft."""
+    place = Path(served.target.name).parent
+    changes |= {key: str(place / changes[key]) for key in ("name", "draft") if key in changes}
+    own = {key: changes.pop(key) for key in vars(served.target) if key in changes}
+    return replace(served, target=replace(served.target, **own), **changes)
 
 
 def with_gate(served: Served, name: str = "gate", budget: float | None = None, **settings: Any) -> Policy:
     """The policy of one of the gates."""
-    gate = str(Path(served.model).parent / name)
+    gate = str(Path(served.target.name).parent / name)
     return make_policy(Settings(gate=gate, budget=budget, settings=settings), served)
 
 
@@ -67,7 +68,7 @@ def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
     [
         ({"hidden_size": 64}, "hidden size should be 128, but is 64"),
         ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
-        ({"model": "draft"}, "weights should be"),
+        ({"name": "draft"}, "weights should be"),
         ({"draft": "target"}, "another draft .fingerprint"),
         ({"method": "ngram"}, "for the drafter 'lookup'"),
     ],
@@ -79,7 +80,7 @@ def test_a_gate_of_another_pair_is_refused(served: Served, changes: dict[str, An
 
 def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(served: Served, caplog: Any):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
-        assert with_gate(replace(served, dtype="bfloat16"), risk=0.1).rule.risk == 0.1
+        assert with_gate(changed(served, dtype="bfloat16"), risk=0.1).rule.risk == 0.1
     assert "trained on states in float32, and vLLM computes in bfloat16" in caplog.text
 
 

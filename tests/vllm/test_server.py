@@ -104,7 +104,7 @@ def test_a_server_counts_loose_tokens_and_a_strict_request_adds_none(address: st
         with urlopen(f"{address}/metrics") as page:
             return float(re.search(r"^gistgate_loose_total (\S+)", page.read().decode(), re.M)[1])  # type: ignore[index]
 
-    assert metrics.check(address, strict=False)["rule"] == "prob"
+    assert metrics.check(address)["rule"] == "prob"
     before = loose()
     strict = complete(**json.loads(STRICTLY))
     assert loose() == before

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from gistgate.measure.speed import ASSISTED, LOOKUP, static
+from gistgate.measure.speed import ASSISTED, LOOKUP, Contender, static
 from pipeline.decode import Operating
 from pipeline.params import parse_params
 from pipeline.stages import benchmark as stage
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
 REQUEST = {"max_new_tokens": 6, "stops": [], "eos_ids": []}
+TAKEN = Contender(ASSISTED, lambda _batch: ([], None), 4, is_baseline=True)
 PARAMS = parse_params({"methods": {"exact": {"rule": "exact"}}})
 
 
@@ -45,7 +46,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
         "load_pair": lambda _params: pair,
         "read_prompts": {"test": test, "development": [{"ids": [7]}] * 20}.__getitem__,
         "request_of": lambda _prompts, _pair: REQUEST,
-        "chosen": lambda _pair, _request, ids: (seen.update(development=ids), ({ASSISTED: 4}, {LOOKUP: "unable"}))[1],
+        "chosen": lambda _pair, _request, ids: (seen.update(development=ids), ([TAKEN], {LOOKUP: "unable"}))[1],
         "race": lambda field, batches, *_more: seen.update(batches=batches),
         "times_of": lambda field, _laps: {one.name: {"block": one.block} for one in field},
         "working": lambda field, _batch: ([], {field[0].name: "no"}),
