@@ -167,8 +167,7 @@ def measure(field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]) 
 
 
 def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
-    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers."""
+    """Tokens per second of every contender, and its ratios of summed seconds to each reference, with 90 % intervals."""
     seconds = {name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():

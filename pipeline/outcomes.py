@@ -39,8 +39,7 @@ PROMPTS = prompts_of("calibration")
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
     """Prompts between two looks at whether a setting is lost; None where all are decoded in any case. Outside float32
-    the stage `reference` decodes in the same pieces: there a row's rounding depends on its batch, and a setting that
-    accepts nothing loosely would otherwise differ from its own reference."""
+    the stage `reference` decodes in the same pieces, because there a row's rounding depends on its batch."""
     whole = params.calibrate.stop == "planned" and dtype == torch.float32
     return None if whole else TOGETHER * params.decoding.batch_size
 

@@ -65,8 +65,7 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run called `name`, nested in the run that it begins in; marked as failed where an error leaves it. `kind`
-    ("head", "method", "export") becomes a tag, as do the Git revision and the DVC experiment."""
+    """A run of a `kind`, nested in the one that it begins in and marked as failed where an error leaves it."""
     mlflow = connect(params)
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
@@ -119,9 +118,8 @@ def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
 
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
-    """Register the gate in `folder` as a new version, move the alias to it and return the version.
-    `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."])` generates text. A pair that the
-    registered model could not load is not registered: a sentence says so, and None is returned."""
+    """Register the gate in `folder` as a new version that generates text, move the alias to it and return the version.
+    A pair that the registered model could not load is not registered: a sentence says so, and None is returned."""
     if why := unnamed(read_pair(params.pair)):
         print(f"The gate is not registered in MLflow, because the registered model could not load {why}.")
         return None

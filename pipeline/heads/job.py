@@ -41,8 +41,7 @@ def partners_of(pair: Pair) -> dict[str, Any]:
 def fit_head(
     head: str, config: GateConfig, rows: Rows, params: TrainParams, seed: int
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
-    """Fit, calibrate and measure a head, each on problems of their own: its gate, and what metrics.json and curves.json
-    hold. `config` is the gate's without what training finds out."""
+    """Fit, calibrate and measure a head, each on problems of their own: its gate, and metrics.json and curves.json."""
     kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
     net: nn.Module
     if kind == "logistic":
@@ -129,10 +128,9 @@ def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
 def measure_head(
     rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
-    References are scores that need no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's
-    probability against the best one, and the agreement of both models (KL judge, arXiv 2601.04766), which is absent
-    without a draft distribution. They get the same kind of map as the head, fitted on the same calibration part."""
+    """The contents of metrics.json and curves.json: the headline policy, every policy apart, and references that need
+    no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's probability against the best one, and
+    the agreement of both models (KL judge, arXiv 2601.04766), each with a map fitted as the head's."""
     references = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
     if rows.kl.isfinite().all():
         references["kl"] = -rows.kl

@@ -22,9 +22,8 @@ from pipeline.pair.pair import Pair
 
 
 class Replay:
-    """Shows recorded mismatches again: one round of a decoder behind the text in front of each, which it reads once. It
-    is the decoder's observer, and hands out the block of a round with the draft probabilities and the hidden states
-    that `names`, ids of features, are made from."""
+    """Shows recorded mismatches again: one round of a decoder, whose observer it is, behind the text in front of each.
+    The block holds what `names`, ids of features, are made from."""
 
     def __init__(
         self, decoder: Decoder, prompts: Sequence[dict[str, Any]], names: Sequence[str], batch_size: int

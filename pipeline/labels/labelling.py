@@ -72,9 +72,8 @@ class Meaning:
 
 
 class AnswerJudge:
-    """Gives the verdict on greedy rollouts, in whatever order they come and end. Rollouts may stop early where their
-    outcome seems known. The first ones run to their end, and a way of stopping that was wrong for one of these is given
-    up, so that the verdicts are those of whole rollouts."""
+    """Gives the verdict on greedy rollouts, in whatever order they come and end. The first ones run to their end, and a
+    way of stopping early that was wrong for one of these is given up, so that verdicts are those of whole rollouts."""
 
     def __init__(
         self,
@@ -220,9 +219,8 @@ class Labeller:
     title: str | None = None  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
-        """The records as rows of the schema LABELS, without those on a text that has lost its meaning before. `chosen
-        [N]` names those to label, where it is not all of them. The rollout that tells whether the text in front of one
-        is intact is made as well."""
+        """The records as rows of the schema LABELS, without those on a text that has lost its meaning before; `chosen
+        [N]` names those to label, where it is not all of them."""
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
         comparable = [one for one in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(one)]
         table = picked(table, torch.isin(table["problem"], torch.tensor(comparable, dtype=torch.int64)))
@@ -282,8 +280,7 @@ class Labeller:
 
 
 def is_asked_of(table: Table) -> Tensor:
-    """Where the rollout of a record tells whether the text in front of a chosen one is intact [N]. That is the last
-    accepted record in front of it on the same text (see `is_intact`)."""
+    """Where a record is the last accepted one in front of a chosen one on the same text [N]: `is_intact` asks it."""
     asked = torch.zeros(num_rows(table), dtype=torch.bool)
     columns = (table["problem"], table["policy"], table["accepted"], table["chosen"])
     last, text = None, None
@@ -297,10 +294,8 @@ def is_asked_of(table: Table) -> Tensor:
 
 
 def is_intact(table: Table, greedy_kept: Tensor) -> Tensor:
-    """Where the text in front of the record, gone on with strictly, still keeps the meaning [N]. On a gated text the
-    answer may be lost before the record. Between two records every token is the target's own, so the strict
-    continuation of one is the rollout of the record before it: of its draft token if that was accepted, else of
-    whatever came before. No rollout is needed to know it."""
+    """Where the text in front of the record, gone on with strictly, still keeps the meaning [N]. That continuation is
+    the rollout of the last accepted record in front of it, since every token between them is the target's own."""
     intact, fine, text = [], True, None
     columns = (table["problem"], table["policy"], table["accepted"], greedy_kept)
     for problem, policy, accepted, kept in zip(*(column.tolist() for column in columns), strict=True):

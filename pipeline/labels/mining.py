@@ -32,9 +32,8 @@ WAITING = 2  # rollouts that walks keep under way or waiting for every slot, so 
 
 
 class MismatchRecorder:
-    """An observer that keeps one record for each mismatch that a text really came to. Those are the refused token of a
-    block and the loosely accepted tokens before it. Tokens behind a refusal were drafted for a text that nobody
-    wrote."""
+    """An observer that keeps one record for each mismatch that a text really came to: the refused token of a block and
+    the loosely accepted ones before it. What was drafted behind a refusal belongs to no text."""
 
     layers: Collection[str] = ()  # hidden states that `more` reads
     wants_q = False  # whether it reads draft probabilities
@@ -239,8 +238,7 @@ class SequentialLabelling:
 
     @property
     def _depth(self) -> int:
-        """Candidates that a walk may have: enough to fill the batch, as long as each is more likely than not to lie on
-        the walk, by the harm so far."""
+        """Candidates that a walk may have: enough to fill the batch, each more likely than not to lie on the walk."""
         walks = sum(not walk.over for walk in self._walks)
         harm = min(self._lost / self._judged, 0.99)
         return min(-(-WAITING * self.batch_size // walks), 1 + int(log(0.5) / log(1 - harm)))
@@ -311,9 +309,8 @@ def written(
     slots: Slots,
     **request: Any,
 ) -> tuple[list[Table], list[AnswerText]]:
-    """Decode these problems while `recorder` observes the blocks: the records of every text, and the texts. The texts
-    are the answers of this very decoding. In bfloat16 another one may differ in near ties, and the places of a record
-    would then mean nothing in it."""
+    """Decode these problems while `recorder` observes the blocks: the records of every text, and these very texts. In
+    bfloat16 another decoding may differ in near ties."""
     answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
     records = zip(problems, recorder.take(answers), strict=True)
     tables = [stamped(table, problem, policy) for problem, table in records if table]

@@ -92,8 +92,7 @@ class RolloutList(Generic[Outcome]):
         self._bar.update(1)
 
     def made_by(self, runner: Any, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts; `runner` is a `RolloutRunner` or an
-        `EngineRunner` of pipeline/labels/vllm.py, and `title` names the progress bar."""
+        """What is wanted of every rollout, in the order of the rollouts; `title` names the progress bar."""
         with bar(title=title or "rollouts", unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
@@ -159,8 +158,7 @@ def report_costs(folder: Path, name: str, count: int) -> None:
 
 
 class PrefixCache:
-    """What both models remember of the texts that rollouts start from: each is read once, whoever asks for it. Those
-    used last are kept, up to a limit of memory, which those of one call may exceed."""
+    """What both models remember of the texts that rollouts start from, those used last, up to a limit of memory."""
 
     def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
         """`decoder` reads what is missing, at most `batch_size` texts at once."""

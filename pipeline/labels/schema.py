@@ -216,8 +216,7 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
 
 
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """Soft labels for estimators that know only classes; rows without weight are left out. Row index, class (1: kept)
-    and weight, each [M] with N <= M <= 2 N."""
+    """Soft labels for estimators that know only classes: row index, class (1: kept) and weight [M], N <= M <= 2 N."""
     rows = np.arange(len(kept_N))
     index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])

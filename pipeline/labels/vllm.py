@@ -93,8 +93,7 @@ def check_alone(params: Params) -> None:
 
 
 def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
-    """The `vllm.LLM` of a target that reads and writes token ids; `key` is the parameter that asks for it, `arguments`
-    is what the user adds, and `more` what the stage adds."""
+    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it, `arguments` are the user's."""
     instead = f"or set {key} to own in params.yaml."
     try:
         import vllm

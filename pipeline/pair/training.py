@@ -45,9 +45,8 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations. Twice
-    as fast as torch.optim.Muon, which treats one matrix at a time and always in bfloat16: here matrices of equal shape
-    share one batched product in a chosen precision."""
+    """Muon (Jordan et al., 2024). Twice as fast as torch.optim.Muon, which treats one matrix at a time and always in
+    bfloat16: here matrices of equal shape share one batched product in a chosen precision."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.02, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.95})
@@ -84,8 +83,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str
 
 def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
     """Which documents form the batch of each step. A pass shuffles the documents, sorts neighbourhoods of 16 batches by
-    length and shuffles the batches again, so a batch pads little and still is random. Incomplete batches are left out
-    unless there is nothing else."""
+    length and shuffles the batches again, so a batch pads little and still is random."""
     rng, batches = random.Random(seed), list[list[int]]()
     order = list(range(len(lengths)))
     size = min(batch_size, len(order))
@@ -157,8 +155,7 @@ class LanguageModule(pl.LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        """One step of both optimisers on the mean cross entropy of the positions with a label; logits are made for
-        these alone."""
+        """One step of both optimisers; logits are made for the positions with a label alone."""
         ids_BT, labels_BT = batch
         factor = learning_rate(len(self.losses), self.size.steps, self.warmup)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):

@@ -66,8 +66,7 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
 
 
 def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
-    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets. A method without
-    a certificate runs strictly, so that the answers of its refused setting say nothing about it."""
+    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
     line = at_budget(method["certificates"], budget)
     if line is None or "capped" not in line:
         return UNKNOWN, UNKNOWN

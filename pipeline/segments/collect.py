@@ -38,8 +38,7 @@ LEARNING = ("pooling", "loss", "hidden", "epochs", "patience", "lr", "batch_size
 
 
 def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
-    """One row for each prefix: its samples, who wrote them, and their groups by every judge that can be asked. Finished
-    shards wait in the scratch folder under a fingerprint of all that they depend on."""
+    """One row for each prefix: its samples, who wrote them, and their groups by every judge that can be asked."""
     own, prompts = params.segments, read_prompts("train")[: params.segments.problems]
     judges, folder, rows = judges_of(own, task), shards_of(params, pair, task).folder, []
     sampler = Sampler(pair, task, params, request_of(prompts, pair))
@@ -300,8 +299,7 @@ def load(kind: Any, name: str) -> tuple[Any, Any]:
 
 
 def shares(row: dict[str, Any], judge: str, role: str) -> list[float]:
-    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group. The
-    model finished at least one of them."""
+    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group."""
     groups = row["groups"][judge]
     mine = Counter(group for group, who in zip(groups, row["roles"], strict=True) if who == role)
     return [mine[group] / mine.total() for group in groups]
