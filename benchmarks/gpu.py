@@ -202,9 +202,16 @@ class Bench:
 
     def forward_ms(self, session: CompiledSession) -> float:
         """The target's forward of K + 1 tokens alone, down to the most probable tokens."""
-        feed, ids = session._feed(session.rows), session._ints(session.num)
-        bare = program_of(self.target, ("bare", session.num), Bare(self.target), session._memory, [feed, ids])
-        return milliseconds(lambda: bare(*session._memory, feed, ids))
+
+        def bare(*tensors: Tensor) -> tuple[Tensor, ...]:
+            *memory, feed, x_BK = tensors
+            ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
+            steps = torch.arange(ids.shape[1], device=ids.device)
+            return (forward(self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]).argmax(-1),)
+
+        inputs = [session._feed(session.rows), session._ints(session.num)]
+        program = program_of(self.target, ("bare", session.num), bare, session._memory, inputs)
+        return milliseconds(lambda: program(*session._memory, *inputs))
 
     def seconds(self, decoder: Decoder, kept: int = 0) -> float:
         """Seconds per token of each row, while `kept` draft tokens stay in every round."""
@@ -212,20 +219,6 @@ class Bench:
         _, each = seconds_of(lambda tokens: decoder.generate(self.prompts, max_new_tokens=tokens))
         assert not decoder.engine.fell_back, decoder.engine.fell_back
         return each
-
-
-@dataclass(frozen=True)
-class Bare:
-    """The target's forward without a rule, as a program."""
-
-    target: PreTrainedModel
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory, feed, drafted ids [B, K] -> most probable ids [B, K + 1]."""
-        *memory, feed, x_BK = tensors
-        ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
-        steps = torch.arange(ids.shape[1], device=ids.device)
-        return (forward(self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]).argmax(-1),)
 
 
 def measured(bench: Bench, bandwidth: float, save: Callable[[dict[str, Any]], None]) -> None:

@@ -89,13 +89,12 @@ def names(text: str, known: Collection[str], refusal: str) -> list[str]:
     return entries
 
 
-def save(name: str, payload: Mapping[str, Any], results: Path) -> Path:
+def save(name: str, payload: Mapping[str, Any], results: Path) -> None:
     """Write `<name>-<cpu|gpu>.json` with the machine and the version of this library."""
     path = results / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**payload, "machine": speed.machine(), "version": __version__})
     print(f"Written: {path}")
-    return path
 
 
 def main(

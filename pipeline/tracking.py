@@ -33,10 +33,10 @@ class Record:
         """Settings."""
         self.mlflow.log_params(flatten(params))
 
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Numbers; what is no number is left out."""
         found = {key: float(value) for key, value in flatten(metrics).items() if isinstance(value, (int, float))}
-        self.mlflow.log_metrics(found, step=step)
+        self.mlflow.log_metrics(found)
 
     def log_artifacts(self, path: str | Path) -> None:
         """A file, or everything in a folder."""

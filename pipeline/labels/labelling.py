@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.lm_eval.prompts import Prompt
 from gistgate.lm_eval.task import INVALID, Document, Task
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.rollouts import (
@@ -25,7 +26,7 @@ from pipeline.labels.rollouts import (
     decided,
     rejoined_at,
 )
-from pipeline.labels.schema import Table, Texts, num_rows, picked
+from pipeline.labels.schema import Table, Texts, num_rows, picked, read_references
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
@@ -186,17 +187,11 @@ class Tools:
 
 
 def tools_of(
-    params: Params,
-    pair: Pair,
-    task: Task,
-    prompts: Sequence[dict[str, Any]],
-    references: dict[int, list[int]],
-    cost: Cost,
-    engine: Engine | None = None,
+    params: Params, pair: Pair, task: Task, prompts: Sequence[Prompt], cost: Cost, engine: Engine | None = None
 ) -> Tools:
-    """The tools of a pair and a task; `references` by problem, as token ids, the rest as in `Tools`."""
+    """The tools of a pair and a task, with the references of its training prompts; the rest as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
+    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], read_references())
     return Tools(decoder, meaning, params, cost, engine, **request_of(prompts, pair))
 
 
@@ -213,7 +208,7 @@ class Labeller:
     """Turns records of mismatches into labels."""
 
     tools: Tools  # makes rollouts and gives verdicts
-    prompts: Sequence[dict[str, Any]]  # those that the records' column `problem` points into
+    prompts: Sequence[Prompt]  # those that the records' column `problem` points into
     params: LabelParams
     seed: int  # of the sampled rollouts
     title: str | None = None  # begins the titles of the progress bars

@@ -105,21 +105,16 @@ class Lookahead(MismatchRecorder):
     """Records the mismatches that walks force ahead of their outcomes, and ends each text once it has met enough."""
 
     def __init__(self, block: int, enough: Sequence[int]) -> None:
-        """`block`: K of the decoder; `enough`: for each text the number of mismatches."""
+        """`block`: K of the decoder; `enough`: for each text the number of mismatches that it has to meet."""
         super().__init__(block)
-        self.enough = enough
-        self._met = [0] * len(enough)
+        self.missing = [*enough]
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         known = len(self._tables)
         super().__call__(block, acceptance, rows)
         for table in self._tables[known:]:
             for row in table["row"].tolist():  # a round meets one mismatch of a row at most: there it ends
-                self._met[row] += 1
-
-    def is_far_enough(self, row: Row) -> str | None:
-        """For `Decoder.resume`: whether this text has met its number of mismatches."""
-        return FAR_ENOUGH if self._met[row.index] >= self.enough[row.index] else None
+                self.missing[row] -= 1
 
 
 @dataclass(eq=False)
@@ -253,7 +248,7 @@ class SequentialLabelling:
             [walk.memory for walk in short],
             [(walk.keep, walk.added) for walk in short],
             [len(walk.prompt) for walk in short],
-            is_decided=lookahead.is_far_enough,
+            is_decided=lambda row: None if lookahead.missing[row.index] > 0 else FAR_ENOUGH,
             slots=slots,
             **self.tools.request,
         )

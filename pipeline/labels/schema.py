@@ -81,11 +81,7 @@ ROWS = {  # what a head's training needs beside the features
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
-
-
-def feature_columns(names: Iterable[str]) -> Columns:
-    """The columns [N, F] of features, by id; their units are those of gistgate.core.features."""
-    return dict.fromkeys(names, torch.float32)
+FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 
 
 def checked(table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it.") -> Table:
@@ -175,7 +171,7 @@ class Rows:
 def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, dict[str, int]]:
     """All rows of some folders of data/features, and the width of every feature."""
     wanted = tuple(dict.fromkeys((*features, "scalars")))
-    columns = {**ROWS, **feature_columns(wanted)}
+    columns = {**ROWS, **dict.fromkeys(wanted, FEATURE)}
     tables: list[Table] = []
     for folder in folders:
         for file in shard_files(folder):

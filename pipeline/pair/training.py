@@ -19,8 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic iteration: singular values into about [0.7, 1.2] in five steps
 IGNORED = -100  # label of positions without loss: the question and the padding
 
 

@@ -27,9 +27,7 @@ REFERENCES = {
     "vs_lookup": "transformers_lookup",
 }
 """Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot run everywhere."""
-PER_TOKEN = "per_token"
-"""Tokens per second, as a multiple of those of plain decoding: answers that rounding or looseness changes differ in
-length."""
+PER_TOKEN = "per_token"  # tokens per second to those of plain decoding: answers may differ in length
 SPECULATION = ("transformers_assisted", "transformers_lookup")  # the baselines whose K development prompts chose
 CERTIFIED = (
     "certified", "knob", "fixed", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind",

@@ -15,7 +15,7 @@ from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict
 from pipeline.labels.rollouts import Cost, report_costs
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
@@ -50,7 +50,7 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     def produce(index: int) -> Table:
         cost, started, some = Cost(), perf_counter(), problems[index * size : (index + 1) * size]
         if pilot is None:
-            tools = tools_of(params, pair, load_task(params), prompts, read_references(), cost, engine)
+            tools = tools_of(params, pair, load_task(params), prompts, cost, engine)
             records, texts = collect_strict(params, tools, prompts, some)
         else:
             records, texts = collect_gated(params, pair, pilot, prompts, some)

@@ -42,8 +42,7 @@ from pipeline.run import run
 from pipeline.tracking import register_gate
 
 ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it
-FEWEST = 2 * math.ceil(2 / ALARMS - 1)
-"""Guard prompts from which on half of them have a finite quantile for each of the two thresholds."""
+FEWEST = 2 * math.ceil(2 / ALARMS - 1)  # guard prompts whose half has a finite quantile for each threshold
 LAYER = "post"
 STRICTLY = "nothing certified, decodes strictly"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows

@@ -60,7 +60,7 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)
-        columns = {**schema.FEATURES, **schema.feature_columns(names)}
+        columns = {**schema.FEATURES, **dict.fromkeys(names, schema.FEATURE)}
         return schema.checked({**shared, **found}, columns, f"Shard {index}", OVERFLOW)
 
     return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})

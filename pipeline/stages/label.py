@@ -42,7 +42,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     by_suffix = params.label.recipe == "suffix"
     engine = None if by_suffix else engine_of(params)
     pair = load_pair(params, weights=engine is None)
-    task, prompts, references = load_task(params), read_prompts("train"), schema.read_references()
+    task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
     chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
@@ -54,7 +54,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
             labels = suffix_labels(params, pair, prompts, schema.picked(records, chosen[index]), texts)
             cost.labels = schema.num_rows(labels)
         else:
-            tools = tools_of(params, pair, task, prompts, references, cost, engine)
+            tools = tools_of(params, pair, task, prompts, cost, engine)
             # Several shards may be under way, so that their bars say which they are.
             title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
             labeller = Labeller(tools, prompts, params.label, params.seed, title)

@@ -31,8 +31,7 @@ NOTE = (
     "All prompts but those of test come from the task's training split. A pretrained model may have seen those "
     "problems; only the test prompts speak about unseen ones."
 )
-PASSED_OVER = 1000
-"""Most training documents that stand in for the calibration prompts of the embedded world, and serve nothing."""
+PASSED_OVER = 1000  # most training documents that stand in for the calibration prompts of the world, unused
 
 
 def main() -> None:
