@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic, perf_counter, sleep
@@ -139,10 +140,8 @@ def arrivals(number: int, level: Level, seed: int) -> list[float]:
     """Seconds after the start at which each request is sent: Poisson arrivals in an open loop."""
     if level.rate is None:
         return [0.0] * number
-    draw, times = random.Random(seed), [0.0]
-    while len(times) < number:
-        times.append(times[-1] + draw.expovariate(level.rate))
-    return times
+    draw = random.Random(seed)
+    return [*accumulate((draw.expovariate(level.rate) for _ in range(number - 1)), initial=0.0)]
 
 
 def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> dict[Level, int]:

@@ -84,9 +84,8 @@ class AnswerJudge:
         audit: int,
         rejoin: int | None,
     ) -> None:
-        """Begin with the audit of as many rollouts as `audit` says. Afterwards a rollout stops where its answer is
-        `given`, or where `rejoin` tokens in a row equal its reference's; either may be None. `same` tells of (problem,
-        answer) whether the meaning is kept."""
+        """After an audit of `audit` rollouts, one stops where its answer is `given`, or where `rejoin` tokens in a row
+        equal its reference's; either may be None. `same`: does (problem, answer) keep the meaning?"""
         self.runner, self.same, self.given, self.rejoin = runner, same, given, rejoin
         self._left, self._concluded = audit, False
         self._running: set[Rollout] = set()
@@ -164,10 +163,8 @@ class Tools:
         engine: Engine | None = None,
         **request: Any,
     ) -> None:
-        """Put the parts together; nothing is read yet. Greedy rollouts go token by token: they fill large batches, in
-        which drafts cost more than they save, and in float32 the ids are the same. Sampled ones speculate, because
-        their draws depend on it. The `decoder` is strict and speculates; an `engine` makes the rollouts instead of it;
-        `request` is what all prompts share."""
+        """The `decoder` is strict and speculates; an `engine` makes rollouts instead of it. Greedy ones go token by
+        token: they fill large batches, in which drafts cost more than they save. Draws of sampled ones depend on it."""
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)

@@ -45,9 +45,8 @@ class Step:
 
     def apply(self, total: int) -> int:
         """The total after this step."""
-        return {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}[
-            self.operation
-        ]
+        after = {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}
+        return after[self.operation]
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,14 @@ def main(part: str = "gate") -> None:
 
 
 def export_gate(params: Params) -> None:
-    """The headline gate with the certificate of its method."""
-    name = exported_method(params)
+    """The headline gate with the certificate of its method, the first of several that ask it."""
+    head = params.train.headline_head
+    asking = [name for name, one in params.methods.items() if one.head == head and one.knob is not None]
+    if not asking:
+        raise UserError(f"No method of params.yaml asks the head '{head}'. Add one, or change 'train.headline_head'.")
+    name = asking[0]
     report = read_json(calibration_file(name))
-    gate = Gate.load(HEADS / params.train.headline_head)
+    gate = Gate.load(HEADS / head)
     certificate = certificate_from(report["proof"])
     if certificate.scope["gate"] != gate_hash(gate):
         raise UserError(f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again.")
@@ -78,15 +82,6 @@ def export_gate(params: Params) -> None:
     version = register_gate(params, EXPORT, shown)
     said = "; ".join(f"{point.budget:.0%} at {knob:g}" for point, knob in knobs) or STRICTLY
     print(f"{EXPORT}: {said}" + (f"; registered as version {version}" if version else ""))
-
-
-def exported_method(params: Params) -> str:
-    """The calibrated method that asks the headline head; the first of several."""
-    head = params.train.headline_head
-    asking = [name for name, one in params.methods.items() if one.head == head and one.knob is not None]
-    if not asking:
-        raise UserError(f"No method of params.yaml asks the head '{head}'. Add one, or change 'train.headline_head'.")
-    return asking[0]
 
 
 def export_segments(params: Params) -> None:

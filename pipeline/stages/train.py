@@ -8,7 +8,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from gistgate.core.files import read_json, write_atomic, write_json
+from gistgate.core.files import write_atomic, write_json
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
 from pipeline.heads.job import fit_head, head_config, partners_of, settings_of
@@ -34,7 +34,11 @@ def main(name: str) -> None:
 def train(
     head: str, output: Path, folders: Sequence[Path], stage: str, params: Params, features: tuple[str, ...] = ()
 ) -> None:
-    """Train a head on the rows of these folders, publish its folder and record it; `features` may be its own."""
+    """Train a head on the rows of these folders, publish its folder and track a run; `features` may be its own."""
+    from matplotlib import pyplot
+
+    from pipeline.report.figures import reliability_figure
+
     params = replace(params, train=replace(params.train, features=features or params.train.features))
     rows, widths = read_rows(folders, params.train.features_of(head))
     config = head_config(head, params, widths, partners_of(load_pair(params)), folders)
@@ -47,28 +51,18 @@ def train(
         write_json(folder / "curves.json", curves)
 
     write_atomic(output, write)
-    record(output, stage, head, params, folders)
-
-
-def record(folder: Path, stage: str, head: str, params: Params, data: Sequence[Path]) -> None:
-    """Track parameters, metrics and files of a head as a run, and print one line."""
-    from matplotlib import pyplot
-
-    from pipeline.report.figures import reliability_figure
-
-    metrics = read_json(folder / "metrics.json")
     shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
     print(f"{head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
-    with tracking.run(params, head if stage == "head" else stage, kind=stage) as run_:
-        run_.log_params(settings_of(head, params.train))
-        run_.log_metrics(metrics)
+    with tracking.run(params, head if stage == "head" else stage, kind=stage) as record:
+        record.log_params(settings_of(head, params.train))
+        record.log_metrics(metrics)
         for name, values in metrics["training"].get("curves", {}).items():
-            run_.log_curve(name, values)
-        for features in data:
-            run_.log_data(features, "training")
-        run_.log_artifacts(folder)
-        figure = reliability_figure({head: read_json(folder / "curves.json")})
-        run_.mlflow.log_figure(figure, "reliability.png")
+            record.log_curve(name, values)
+        for folder in folders:
+            record.log_data(folder, "training")
+        record.log_artifacts(output)
+        figure = reliability_figure({head: curves})
+        record.mlflow.log_figure(figure, "reliability.png")
         pyplot.close(figure)
 
 
