@@ -24,9 +24,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
         """Both models, and the decoder that is put together from them."""
         config = self.config
         target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
-        named = {
-            name: config[name] for name in ("draft", "draft_revision", "quantise_draft") if config[name] is not None
-        }
+        about_draft = ("draft", "draft_revision", "quantise_draft")
+        named = {name: config[name] for name in about_draft if config[name] is not None}
         options = DecodeOptions(gate=self.gate, **named)
         return target, build_decoder(target.model, target.tokenizer, options)
 

@@ -137,12 +137,6 @@ def has_fast_bfloat16() -> bool:
     return bool(capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False))
 
 
-def learning_rate(step: int, steps: int, warmup: float) -> float:
-    """Factor of the learning rates: a linear rise over `warmup * steps`, then linearly down to 0."""
-    rise = max(1, round(warmup * steps))
-    return min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
-
-
 class LanguageModule(pl.LightningModule):
     """Next-token loss on solutions; Muon for the matrices, Adam for embeddings and norms."""
 
@@ -156,7 +150,9 @@ class LanguageModule(pl.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """One step of both optimisers; logits are made for the positions with a label alone."""
         ids_BT, labels_BT = batch
-        factor = learning_rate(len(self.losses), self.size.steps, self.warmup)
+        step, steps = len(self.losses), self.size.steps
+        rise = max(1, round(self.warmup * steps))  # learning rates rise linearly, then go linearly down to 0
+        factor = min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
             hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
             has_loss = labels_BT[:, 1:] != IGNORED

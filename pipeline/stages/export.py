@@ -139,12 +139,10 @@ class StateRecorder:
     layers: Collection[str] = (LAYER,)
     wants_q: bool = False
     states: list[Tensor] = field(default_factory=list)
-    number: int = 0
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        if self.number < MOST_STATES:
+        if sum(map(len, self.states)) < MOST_STATES:
             self.states.append(block.hidden[LAYER][on_the_text(block)].float().cpu())
-            self.number += len(self.states[-1])
 
 
 def fit_domain(
