@@ -46,10 +46,6 @@ class Reply:
         return ends_at_once or REFUSAL.search(self.text) is not None
 
 
-def main() -> None:
-    write_json(REPORTS / "adversarial.json", probe(read_params()))
-
-
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are."""
     asked, prompting = read_file(str(params.adversarial.file)), params.prompting
@@ -60,8 +56,8 @@ def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tu
     return [(kind, render([*before, {"role": "user", "content": text}])) for kind, text in asked]
 
 
-def probe(params: Params) -> dict[str, Any]:
-    """The comparison of every method with strict decoding, in all and by kind of prompt."""
+def main() -> None:
+    params = read_params()
     pair, ordinary = load_pair(params), read_prompts("test")[: params.adversarial.prompts]
     tokenizer, memory = pair.tokenizer, PromptCache(params.decoding.prompt_memory_mb)
     protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
@@ -89,7 +85,7 @@ def probe(params: Params) -> dict[str, Any]:
         methods[name] = {**compare(strict, loose, protocol), "by_kind": by_kind}
         shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
         print(f"{name}: {len(strict)} prompts, {shown}")
-    return {"kinds": dict(kinds), "methods": methods}
+    write_json(REPORTS / "adversarial.json", {"kinds": dict(kinds), "methods": methods})
 
 
 def is_strict(point: Operating, drafter: str) -> bool:

@@ -64,7 +64,6 @@ def train_embedded(params: Params) -> None:
     losses = dict(zip(ROLES, done, strict=True))
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
-    print_report(report)
     track(params, report, losses)
     wanted = params.pair_training.min_target_accuracy
     if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
@@ -127,21 +126,14 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     for role in ROLES:
         report[role]["parameters"] = getattr(pair, role).num_parameters()
         ids = [answer.ids for answer in written[role]]
-        report[role]["accuracy"] = accuracy(pair.tokenizer, ids, answers) if problems else None
-    if problems:
-        counted = total([answer.statistics for answer in written["target"]])
-        report["strict_mean_accepted_length"] = counted.mean_accepted_length
-    return report
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """One line for each model, one for strict verification."""
-    for role in ROLES:
-        share = report[role]["accuracy"]
-        shown = "not measured" if share is None else f"answers {share:.1%} of {report['problems']} problems greedily"
+        report[role]["accuracy"] = share = accuracy(pair.tokenizer, ids, answers) if problems else None
+        shown = "not measured" if share is None else f"answers {share:.1%} of {len(problems)} problems greedily"
         print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
-    if (tau := report["strict_mean_accepted_length"]) is not None:
-        print(f"strict verification: {tau:.2f} tokens per round at K = {report['block']}")
+    if problems:
+        tau = total([answer.statistics for answer in written["target"]]).mean_accepted_length
+        report["strict_mean_accepted_length"] = tau
+        print(f"strict verification: {tau:.2f} tokens per round at K = {block}")
+    return report
 
 
 if __name__ == "__main__":
