@@ -44,9 +44,10 @@ def make_decoder(
 
 def segment_decoder(pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, **parts: Any) -> Decoder:
     """The decoder of the probes of the stage `segments`, with the token gate that lies beside them."""
-    from gistgate.segments.build import DEFAULTS, decoder_of, load_segments
+    from gistgate.segments.build import DEFAULTS, decoder_of
+    from gistgate.segments.probes import load_probes
 
-    own = load_segments(SEGMENTS, pair.target, pair.draft_model, pair.tokenizer)
+    own = load_probes(SEGMENTS, pair.target, pair.draft_model, pair.tokenizer)
     if block != own.limit:
         raise UserError(f"The probes in {SEGMENTS} judge segments of {own.limit} tokens. Set 'block' to that.")
     choice = Choice(method.rule, {**DEFAULTS, **settings}, block, SEGMENT)

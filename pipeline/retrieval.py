@@ -24,7 +24,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.models.build import CORPUS, STORED, Sources, make_drafter
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
-from gistgate.retrieval.index import POINTS_PER_LIST, fill, fits_exactly, import_faiss, new_index, num_lists
+from gistgate.retrieval.index import fill, fits_exactly, import_faiss, new_index
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import read_params
@@ -66,13 +66,7 @@ def main() -> None:
 
 def index_writer(store: Datastore, index: Any | None) -> Callable[[Path], None] | None:
     """Fills the index with the keys and writes it; None without one."""
-    if index is None:
-        return None
-    keys_NP = store.keys
-    order = torch.randperm(len(keys_NP), generator=torch.Generator().manual_seed(0))
-    sample = keys_NP[order[: POINTS_PER_LIST * num_lists(len(keys_NP))]]
-    filled = fill(index, sample, keys_NP.split(CHUNK))
-    return lambda path: import_faiss().write_index(filled, str(path))
+    return None if index is None else lambda path: import_faiss().write_index(fill(index, store.keys), str(path))
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:

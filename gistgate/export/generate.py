@@ -167,10 +167,10 @@ def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any
         key = ("gate", *key_of(gate), *map(id, partners))
         gate = once(target, key, partial(checked_gate, gate, target, *partners), gate, *partners)
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
-        from gistgate.segments.build import load_segments
+        from gistgate.segments.probes import load_probes
 
         key = ("segments", *key_of(segments), *map(id, partners))
-        segments = once(target, key, partial(load_segments, folder_of(segments), target, *partners), *partners)
+        segments = once(target, key, partial(load_probes, folder_of(segments), target, *partners), *partners)
     return replace(options, draft=draft, gate=gate, segments=segments)
 
 

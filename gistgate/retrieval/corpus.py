@@ -1,9 +1,7 @@
-"""Corpus retrieval: propose what most often follows the latest tokens in a given corpus, after REST (arXiv 2311.08252).
+"""Corpus retrieval: propose what most often follows the latest tokens in a given corpus, after REST (arXiv 2311.08252),
+as the chain of the most frequent tokens and not as REST's tree.
 
-Where REST verifies a tree of the 64 most frequent continuations, this proposes the chain of the most frequent ones.
-
-Axis letters: N tokens of the corpus with one end mark behind every document, M those that are no end marks, H hits,
-K tokens behind each.
+Axis letters: N tokens of the corpus with its end marks, M those that are no end marks, H hits, K tokens behind each.
 """
 
 from __future__ import annotations
@@ -44,24 +42,17 @@ class SuffixArray:
         size = np.int32 if len(tokens_N) < 2**31 else np.int64
         return cls(tokens_N.astype(np.int32), order_M.astype(size), depth)
 
-    def run(self, index: int, length: int) -> list[int]:
-        """The first `length` tokens at a place of the order."""
-        place = int(self.order[index])
-        found: list[int] = self.tokens[place : place + length].tolist()
-        return found
-
     def find(self, run: Sequence[int]) -> tuple[int, int]:
         """The part of the order, from and up to, where `run` of at most `depth` tokens begins; empty where nowhere."""
-        wanted, length = list(run), len(run)
-        places = range(len(self.order))
-        first = bisect_left(places, wanted, key=lambda index: self.run(index, length))
-        return first, bisect_right(places, wanted, lo=first, key=lambda index: self.run(index, length))
+
+        def begins(place: int) -> Any:
+            return self.tokens[place : int(place) + len(run)].tolist()
+
+        first = bisect_left(self.order, list(run), key=begins)
+        return first, bisect_right(self.order, list(run), lo=first, key=begins)
 
     def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
-        """Length of the longest end of `text`, of n_min .. n_max tokens, that occurs, and its part of the order.
-
-        The length is 0 where none occurs; n_max is at most the depth.
-        """
+        """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs; part of the order."""
         best = (0, 0, 0)
         # Where an end occurs all shorter ones do, so that the longest is found by bisection.
         low, high = n_min, min(n_max, len(text))

@@ -1,14 +1,11 @@
-"""Nearest keys by inner product: exactly, or by FAISS where an exact search would read for too long.
-
-FAISS (arXiv 2401.08281) keeps compressed keys: it proposes more neighbours than asked for, and the stored float16 keys
-rank them again. It needs the optional extra `retrieval` (faiss-cpu).
+"""Nearest keys by inner product: exactly, or by FAISS (arXiv 2401.08281) where an exact search would read for too long:
+its compressed keys propose more neighbours than asked for, and the stored float16 keys rank them again.
 
 Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
 """
 
 import importlib
 import warnings
-from collections.abc import Iterable
 from importlib.util import find_spec
 from math import sqrt
 from typing import Any
@@ -20,6 +17,7 @@ from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
 
 CHUNK = 1 << 18  # keys that are compared at once: bounds the memory of the scores
+ADDED = 1 << 14  # keys that are added to an index at once
 ROUNDS = 4  # rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index
 POINTS_PER_LIST = 40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}
@@ -59,8 +57,7 @@ class FaissIndex:
     def __init__(self, index: Any, keys: Tensor, effort: int = 4, refine: int = 64) -> None:
         """Rank by `keys [N, P]`, float16, what a FAISS index of the same keys proposes.
 
-        A query visits `effort` lists, and gets `refine` neighbours for every one asked for: with the defaults, recall@8
-        is 0.99 at 0.1 million keys.
+        A query visits `effort` lists, and gets `refine` neighbours for each: recall@8 is 0.99 at 0.1 million keys.
         """
         faiss = import_faiss()
         self.index, self.keys, self.refine = index, keys, refine
@@ -104,27 +101,21 @@ def import_faiss() -> Any:
 
 
 def new_index(num_keys: int, size: int) -> Any:
-    """An empty FAISS index for so many keys of width `size`.
-
-    It has 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
-    """
+    """An empty FAISS index for so many keys of width `size`: lists of product-quantised keys behind a small graph."""
     faiss = import_faiss()
     if size % 4:
         raise UserError(f"FAISS takes no keys of width {size}. Use a multiple of 4 as key_size.")
-    description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8"
+    lists = max(1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST))  # each has enough to be learned
+    description = f"IVF{lists}_HNSW32,PQ{size // 4}x8"  # 4 dimensions to a byte
     index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
     index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
     return index
 
 
-def num_lists(num_keys: int) -> int:
-    """4 sqrt(N), as long as every list has keys enough to be learned."""
-    return max(1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST))
-
-
-def fill(index: Any, sample: Tensor, chunks: Iterable[Tensor]) -> Any:
-    """Learn from `sample [n, P]`, then add every chunk `[n, P]` in order."""
-    index.train(sample.float().contiguous().numpy())
-    for chunk in chunks:
+def fill(index: Any, keys: Tensor) -> Any:
+    """Learn from some keys of `keys [N, P]`, always the same ones, then add all of them in order."""
+    order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))
+    index.train(keys[order[: POINTS_PER_LIST * index.nlist]].float().contiguous().numpy())
+    for chunk in keys.split(ADDED):
         index.add(chunk.float().contiguous().numpy())
     return index

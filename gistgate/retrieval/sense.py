@@ -1,8 +1,6 @@
-"""SENSE's retrieval: propose what followed where text and state of the target were alike (arXiv 2606.00021).
-
-Candidates are what followed the longest end of the text that the store contains, and what followed it earlier in the
-request. The state that predicted the latest token is the query: the nearer a candidate's own state, the more its vote
-weighs. Where the store has too few of them, those that follow its nearest states fill up, whatever their text.
+"""SENSE's retrieval: propose what followed where text and state of the target were alike (arXiv 2606.00021). What
+followed the longest end of the text, in the store or earlier in the request, votes; the nearer its state to the latest
+one, the more. Where the store has too few such places, its nearest states fill up, whatever their text.
 
 Axis letters: B rows, H candidates, K tokens of each, P width of a key.
 """
@@ -55,10 +53,7 @@ def chain(votes: Votes, min_share: float) -> list[int]:
 
 
 def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[int]]:
-    """The heaviest `nodes` nodes of the candidates' trie that have `min_share` of all votes, parents before children.
-
-    Returns their tokens, and the number of each one's parent (-1: none).
-    """
+    """Tokens and parents (-1: none) of the candidates' trie: the heaviest nodes that have `min_share` of all votes."""
     rows, weights = votes.ids.tolist(), votes.weights.tolist()
     ids: list[int] = []
     parents: list[int] = []
@@ -243,10 +238,7 @@ def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
 
 @dataclass
 class SenseTree(SenseDrafter):
-    """SENSE's retrieval as a tree: the heaviest nodes of all candidates, not one chain.
-
-    Greedy requests, and sampled ones by the rules that walk trees of different siblings.
-    """
+    """SENSE's retrieval as a tree: the heaviest nodes of all candidates, not one chain."""
 
     form = Trees
     nodes: int = 16  # most nodes of a tree

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,7 +44,6 @@ DEFAULTS: dict[str, Any] = {"opinion": "probe", "risk": None, "replacement": "to
 OF_RULE = [item.name for item in fields(SegmentRule)]
 SETTINGS = (*DEFAULTS, *OF_RULE)
 REFUSE_ALL = {"threshold": 2.0}  # refuses every segment: it runs where nothing is certified and nothing was said
-GATE = "gate"  # folder of the token gate inside an exported folder of probes
 
 
 def segment_decoder(
@@ -99,15 +97,6 @@ def decoder_of(
     return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
 
 
-def load_segments(
-    folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> Probes:
-    """Probes and token gate of a folder, checked against their partners."""
-    place = Path(folder) / GATE
-    gate = Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
-    return replace(load_probes(folder, target, draft), gate=gate)
-
-
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
     """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
     certified = probes.certificate
@@ -145,7 +134,7 @@ def build_segments(
             raise UserError(f"Segments have no {name}: the draft model writes each to its end. Leave it away.")
     own = options.segments
     if not isinstance(own, Probes):
-        own = load_segments(own, target, draft, tokenizer)
+        own = load_probes(own, target, draft, tokenizer)
     if options.budget is not None or options.confidence is not None:
         budget, confidence = (own.certificate.get(name) for name in ("budget", "confidence"))
         if budget is None or confidence is None:

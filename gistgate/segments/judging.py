@@ -1,7 +1,5 @@
-"""Segments accepted or refused as a whole (arXiv 2602.03708), by probes or by other means.
-
-SpecReason (arXiv 2504.07891), reward-guided decoding (RSD, 2501.19324) and Lookahead Reasoning (2506.19830), each as an
-opinion on the draft's segment: the loop, the replacement of what is refused and the counting are the decoder's.
+"""Segments accepted or refused as a whole (arXiv 2602.03708), by probes or as SpecReason (arXiv 2504.07891), RSD
+(2501.19324) and Lookahead Reasoning (2506.19830) do, each an opinion on the draft's segment.
 
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
@@ -9,7 +7,6 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
@@ -83,10 +80,7 @@ class SegmentRule(Rule, id="segment", knob="threshold", looser="down", needs=fro
 
 @dataclass(frozen=True)
 class SegmentDraw(SegmentRule, id="segment-draw", knob=None, needs=frozenset({"gate", "uniforms"}), grid=()):
-    """Accept with the opinion as probability, reproducibly for the request's seed; `threshold` plays no part.
-
-    The released code does so with the ratio of two probes, and takes the shortcut first.
-    """
+    """Accept with the opinion as probability, reproducibly for the request's seed; `threshold` plays no part."""
 
     def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
         assert block.uniforms is not None
@@ -168,10 +162,7 @@ class StepOpinion(Opinion):
 
 
 class Score(StepOpinion):
-    """The target is asked for one digit; a non-digit counts as 0.
-
-    Each question reads the whole text again, without the decoder's cache; its end alone where the context is too short.
-    """
+    """The target is asked for one digit, reading the text (its end, if too long) without a cache; a non-digit is 0."""
 
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
 
@@ -225,10 +216,7 @@ class Reward(StepOpinion):
 
 
 class Pair(StepOpinion):
-    """The target writes its own step from the same place; equal ones pass, others are compared by `aligned`.
-
-    The own step costs a forward per token even where the draft's is kept; with a batch of one nothing runs beside it.
-    """
+    """The target writes its own step from the same place; equal ones pass, others are compared by `aligned`."""
 
     def __init__(self, writer: SegmentWriter, aligned: Callable[[str, str], float]) -> None:
         """`writer` writes the target's steps; `aligned` says of two texts, own and drafted, how alike they are."""
@@ -242,11 +230,6 @@ class Pair(StepOpinion):
         said = [(decode(step.ids), decode(ids)) for step, ids in zip(own, steps, strict=True)]
         equal = [a.lower().split() == b.lower().split() for a, b in said]
         return [1.0 if same else self.aligned(*pair) for same, pair in zip(equal, said, strict=True)]
-
-
-def same_numbers(own: str, drafted: str) -> float:
-    """For steps of arithmetic: 1 where both name the same numbers in the same order."""
-    return float(re.findall(r"\d+", own) == re.findall(r"\d+", drafted))
 
 
 class SegmentJudge:
@@ -279,9 +262,8 @@ class SegmentJudge:
 class Counting:
     """Adds to every row's statistics, then lets another observer look.
 
-    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text
-    (those whose tokens all matched, or passed one by one, as well), and what the opinion notes. Forwards of the target
-    that an opinion took count as all others do.
+    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text for
+    any reason, and what the opinion notes. Forwards of the target that an opinion took count as all others do.
     """
 
     def __init__(self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None) -> None:

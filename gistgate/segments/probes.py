@@ -52,6 +52,7 @@ class Probe(nn.Module):
 
 
 FORMAT = 1  # version of the folder's layout
+GATE = "gate"  # folder of the token gate inside an exported folder of probes
 ROLES = ("target", "draft")
 
 
@@ -82,8 +83,8 @@ class Probes:
         write_sealed(place, config, fingerprint(weights))
 
 
-def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
-    """Read the folder and check it against both models."""
+def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None) -> Probes:
+    """Read the folder and check it against both models; its token gate is read where a tokenizer is given."""
     place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
     (config, sealed), tensors = read_sealed(place), load_tensors(weights)
     if config["format"] != FORMAT:
@@ -105,4 +106,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
             {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
         )
         probes[role] = probe.eval().requires_grad_(False)
-    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])
+    gate = None
+    if tokenizer is not None and (Path(folder) / GATE).is_dir():
+        gate = Gate.load(Path(folder) / GATE, target, draft, tokenizer)
+    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"], gate)

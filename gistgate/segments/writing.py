@@ -99,8 +99,7 @@ class SegmentDrafter(ModelDrafter):
 class RewritingDrafter(SegmentDrafter):
     """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
 
-    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused. A
-    text that is resumed in the middle of such a segment goes on with a judged one.
+    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused.
     """
 
     def start(self, batch: int) -> None:
@@ -160,10 +159,7 @@ class SegmentWriter:
     def write(
         self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
     ) -> list[Written]:
-        """A segment for each entry of `behind`, the number of the text that it follows; a text is read once.
-
-        Where a text fills the context, nothing is written behind any of them.
-        """
+        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context."""
         context = context_of(self.decoder.target.config.get_text_config())
         longest = max(map(len, texts), default=0)
         limit = self.limit if context is None else min(self.limit, context - longest)

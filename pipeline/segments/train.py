@@ -21,8 +21,7 @@ from gistgate.core.features import tap
 from gistgate.core.files import write_atomic, write_json
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
-from gistgate.segments.build import GATE
-from gistgate.segments.probes import Probe, Probes
+from gistgate.segments.probes import GATE, Probe, Probes
 from pipeline.decode import load_task
 from pipeline.labels.schema import split_by_problem
 from pipeline.pair.pair import load_pair

@@ -23,8 +23,7 @@ from gistgate.core.utils import UserError
 from gistgate.export.write import SEGMENTS as SEGMENT_CODE
 from gistgate.export.write import write_code
 from gistgate.rules import RULES
-from gistgate.segments.build import GATE
-from gistgate.segments.probes import load_probes
+from gistgate.segments.probes import GATE, load_probes
 from pipeline.decode import (
     Operating,
     at_budget,

@@ -26,7 +26,7 @@ def low_rank(num: int) -> torch.Tensor:
 
 def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(tmp_path: Path):
     keys = low_rank(3000)
-    index = fill(new_index(3000, 16), keys[:2000], keys.split(1000))
+    index = fill(new_index(3000, 16), keys)
     faiss.write_index(index, str(tmp_path / "index"))
     queries = keys[::100].float()
     exact = ExactIndex(keys).search(queries, 8)[1]

@@ -22,8 +22,8 @@ from gistgate.export.generate import generate
 from gistgate.export.write import SEGMENTS, write_code
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.options import DecodeOptions
-from gistgate.segments.build import GATE, choose_segments
-from gistgate.segments.probes import Probe, Probes, load_probes
+from gistgate.segments.build import choose_segments
+from gistgate.segments.probes import GATE, Probe, Probes, load_probes
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
