@@ -176,7 +176,7 @@ def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[st
         told = {"block": entry["block"], "tokens_per_second": rate, "n": len(seconds[name]), "loops": entry["loops"]}
         against = {f"vs_{one}": one for one in references if one != name and not one.startswith(SINGLY)}
         against |= {"vs_batch_1": SINGLY + name} if SINGLY + name in times else {}
-        found[name] = told | {key: ratio_of_sums(seconds[one], seconds[name]).as_dict() for key, one in against.items()}
+        found[name] = told | {key: asdict(ratio_of_sums(seconds[one], seconds[name])) for key, one in against.items()}
     return found
 
 

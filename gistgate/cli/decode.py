@@ -105,12 +105,12 @@ def bench(
     from gistgate.measure.speed import side_by_side
 
     loaded = load(target, asking, options, read_prompts(prompts))
-    clocks = side_by_side(loaded.decoder, loaded.ids, **loaded.request)
+    clocks, loops = side_by_side(loaded.decoder, loaded.ids, **loaded.request)
     if as_json:
-        rows = [{"name": one.name, "seconds": one.seconds, "statistics": one.statistics.as_dict()} for one in clocks]
+        rows = [{"name": name, "seconds": time, "statistics": done.as_dict()} for name, (time, done) in clocks.items()]
         typer.echo(json.dumps(rows))
     else:
-        show.say(show.timed(clocks))
+        show.say(show.timed(clocks, loops))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
     from gistgate.measure.outlook import Outlook
-    from gistgate.measure.speed import Timing
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
 
@@ -126,14 +125,12 @@ def table_of(first: str, *others: str) -> Table:
     return table
 
 
-def timed(clocks: Sequence[Timing]) -> Group:
-    """Seconds, speed against the first way of decoding, tau and looseness, one line each."""
+def timed(clocks: Mapping[str, tuple[float, Statistics]], loops: int) -> Group:
+    """Seconds, speed against plain decoding, tau and looseness, one line each."""
     table = table_of("", "seconds", "speed", "tau", "loose/100", "tokens")
-    for clock in clocks:
-        done, ratio = clock.statistics, clocks[0].seconds / clock.seconds
-        figures = (clock.seconds, ratio, done.mean_accepted_length)
-        table.add_row(clock.name, *(f"{x:.2f}" for x in figures), f"{done.loose_per_100:.1f}", str(done.tokens))
-    loops = clocks[0].loops
+    for name, (seconds, done) in clocks.items():
+        figures = (seconds, clocks["plain"][0] / seconds, done.mean_accepted_length)
+        table.add_row(name, *(f"{x:.2f}" for x in figures), f"{done.loose_per_100:.1f}", str(done.tokens))
     note = f"{loops} prompts were answered with a loop; they are left out unless every prompt was."
     return Group(table, note) if loops else Group(table)
 

@@ -245,8 +245,8 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
     return {
         "winner": found.winner and found.winner.name,
         "screened": dict(found.screened),
-        "to_plain": {name: ratio.as_dict() for name, ratio in found.to_plain.items()},
-        "to_strict": found.to_strict and found.to_strict.as_dict(),
+        "to_plain": {name: asdict(ratio) for name, ratio in found.to_plain.items()},
+        "to_strict": found.to_strict and asdict(found.to_strict),
         "strict": found.strict.name,
         "prompts": prompts,
         "machine": platform.processor() or platform.machine(),

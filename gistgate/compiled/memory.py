@@ -1,8 +1,4 @@
-"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, whatever its neighbours do.
-
-Rows that accept different lengths need neither holes nor padding, and rolling back is free: a later token overwrites
-its slot, and what lies behind a row's last token is never looked at. Nothing here depends on values, so programs with
-fixed addresses can be made of it.
+"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, later ones overwrite it.
 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
@@ -65,9 +61,8 @@ def attend_to_slots(
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """`gistgate.core.attention.attend`; what it does not know has no program."""
-    for name in SPECIAL:
-        if kwargs.get(name) is not None:
-            raise UnsupportedError(f"{type(module).__name__} wants '{name}' in its attention")
+    if unknown := [name for name in SPECIAL if kwargs.get(name) is not None]:
+        raise UnsupportedError(f"{type(module).__name__} wants '{unknown[0]}' in its attention")
     return attend(query, key, value, attention_mask, scaling)
 
 
@@ -89,11 +84,8 @@ def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
 
 
 def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
-    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32.
-
-    A position below 0 reads a token of no meaning. The last slot belongs to such tokens and to those beyond the
-    memory; no real token sees it.
-    """
+    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32."""
+    # The last slot belongs to tokens of no meaning, whose position is below 0, and to those beyond the memory.
     last = memory[0].shape[-2] - 1
     slots = torch.where((positions < 0) | (positions > last), last, positions)
     layers = [SlotLayer(keys, values, slots) for keys, values in zip(memory[::2], memory[1::2], strict=True)]
@@ -113,8 +105,8 @@ MOST_PROGRAMS, MOST_MEMORIES = 64, 6  # kept at a time; the one that was not use
 class Store:
     """What one model has ready."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.form = form_of(model)
+    def __init__(self, form: tuple[Any, ...]) -> None:
+        self.form = form  # what programs of the model depend on besides its values
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
         self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()  # parts that the programs share
@@ -136,10 +128,9 @@ def program_of(
     model: PreTrainedModel, key: Key, function: Program, memory: Sequence[Tensor], example: Sequence[Tensor],
     builds: bool = True, replays: bool = True,
 ) -> Program:  # fmt: skip
-    """The program of `function` for this memory of `model` and inputs like `example`, which `key` tells apart.
+    """The program of `function`, which `key` tells apart, for this memory of `model` and inputs like `example`.
 
-    Without `builds` the function is made of programs already, and without `replays` no graph of its own replays it on
-    a GPU, since it is a part of such a function.
+    It `builds` unless it is made of programs already; a part of such a function `replays` in no graph of its own.
     """
     store, key = store_of(model), (memory[0].shape[0], memory[0].shape[-2], *key)
     if key not in store.programs:
@@ -165,11 +156,6 @@ def layers_of(model: PreTrainedModel) -> Sequence[nn.Module]:
         return ()
 
 
-def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What programs of a model depend on besides its values."""
-    return model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None)
-
-
 _stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
 
 
@@ -181,9 +167,9 @@ def forget(models: Sequence[PreTrainedModel]) -> None:
 
 def store_of(model: PreTrainedModel) -> Store:
     """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
-    known = _stores.get(model)
-    if known is None or known.form != form_of(model):
-        known = _stores[model] = Store(model)
+    form = (model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None))
+    if (known := _stores.get(model)) is None or known.form != form:
+        known = _stores[model] = Store(form)
     return known
 
 

@@ -1,12 +1,7 @@
 """A function of tensors as a program of fixed shape: traced once, compiled where possible, captured on a GPU.
 
-Tracing runs the function on tensors without values. What it finds is a flat list of operations: hooks, modules,
-dataclasses and the library around them have vanished, and code that looks at a value is refused. The layers of a large
-model are the same operations on other weights: one of them is compiled, and called with the weights of each.
-
-`torch.compile` of each decoder layer would do the same with fewer lines, but it checks its guards and enters its
-runtime once per layer and step, where a program here is one call: with a target of 20M parameters on a processor a
-strict round takes 1.9 times as long.
+The layers of a large model are compiled once and called with the weights of each. `torch.compile` of each layer would
+enter its runtime once per layer and step: with a target of 20M parameters a strict round takes 1.9 times as long.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
@@ -91,11 +86,7 @@ def constant(graph: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def join_products(graph: fx.GraphModule) -> None:
-    """Let products that read the same tensor, such as queries, keys and values, be one product of joined weights.
-
-    A GPU reads a small weight no faster than one that is several times as large. The model's weights become views of
-    the joined ones, so that no memory is needed twice, also by the next program.
-    """
+    """Join the weights of products that read the same tensor: a GPU reads a small one no faster than a large one."""
     groups: dict[object, list[Any]] = {}
     nodes: list[Any] = list(graph.graph.nodes)
     for node in nodes:
@@ -146,10 +137,7 @@ def held_jointly(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.N
 
 
 def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
-    """The graph as machine code; small ones are called from C++ on a processor, which spares the interpreter.
-
-    Where kernels read many weights that saves nothing, and compiling the calls would take most of the time.
-    """
+    """The graph as machine code; on a processor small ones, where it pays, are called from C++."""
     import torch._inductor as inductor
 
     on_cpu = all(tensor.device.type == "cpu" for tensor in example)
@@ -252,16 +240,11 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 class Captured:
-    """A program whose kernels a CUDA graph replays: one launch instead of hundreds.
-
-    Memory that the program writes (`fixed`) is used where it lies; everything else is copied into the graph's own
-    buffers before a replay. What it returns is overwritten by the next replay.
-    """
+    """A program that a CUDA graph replays, in `fixed` memory that it writes; the next replay overwrites results."""
 
     warm_ups = 3  # runs before the capture, so that libraries have allocated and tuned what they need
 
     def __init__(self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> None:
-        """Run the program a few times, then record it; what lies in `fixed` afterwards is of no interest."""
         self.program = program  # the graph reads its constants where they lie, so that they have to live on
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
@@ -292,7 +275,7 @@ class Captured:
             torch._C._cuda_clearCublasWorkspaces()
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Replay for `fixed` (already known, skipped) and fresh inputs."""
+        """Replay for `fixed`, which is known, and fresh inputs."""
         for held, fresh in zip(self.inputs, tensors[len(self.fixed) :], strict=True):
             held.copy_(fresh, non_blocking=True)
         with torch.cuda.device(self.device):

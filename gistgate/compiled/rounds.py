@@ -6,7 +6,7 @@ the answer begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,53 +23,31 @@ PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)  # columns of `feed`
 FEED = 5  # how many they are
 
 
-@dataclass(frozen=True)
-class DraftToken:
-    """One step of the draft model."""
-
-    model: PreTrainedModel
-    vocabulary: int
-    sampling: Sampling
-    gives_q: bool
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, ids [B, N] with their numbers [B, N], uniforms [B, 1 or 0] -> x [B] and q [B, V] ([B, 0]: unasked).
-
-        The token that is drawn follows the last of `ids`.
-        """
-        *memory, ids, positions, uniform = tensors
-        z = forward(self.model, memory, ids, positions, 1)
-        z_BV = self.sampling.logits(z[:, -1, : self.vocabulary])
-        if self.sampling.greedy and not self.gives_q:
-            return z_BV.argmax(-1), z_BV[:, :0]
-        q_BV = z_BV.softmax(-1)
-        x_B = z_BV.argmax(-1) if self.sampling.greedy else draw(q_BV, uniform[:, 0])
-        return x_B, q_BV if self.gives_q else q_BV[:, :0]
+def draft_token(
+    model: PreTrainedModel, vocabulary: int, sampling: Sampling, gives_q: bool, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """Memory M, ids [B, N] and their numbers, uniforms [B, 1 or 0] -> the next x [B], q [B, V] ([B, 0]: unasked)."""
+    *memory, ids, positions, uniform = tensors
+    z_BV = sampling.logits(forward(model, memory, ids, positions, 1)[:, -1, :vocabulary])
+    if sampling.greedy and not gives_q:
+        return z_BV.argmax(-1), z_BV[:, :0]
+    q_BV = z_BV.softmax(-1)
+    x_B = z_BV.argmax(-1) if sampling.greedy else draw(q_BV, uniform[:, 0])
+    return x_B, q_BV if gives_q else q_BV[:, :0]
 
 
-@dataclass(frozen=True)
-class DraftSteps:
-    """`num` steps of a draft model, each reading what the one before drew."""
-
-    num: int
-    first: Program  # `DraftToken` for two tokens
-    later: Program  # `DraftToken` for one
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
-        *memory, feed, uniforms = tensors
-        # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
-        # always keeps the shape, and reading one again changes nothing.
-        ids = anew(feed[:, PREVIOUS : LAST + 1])
-        positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
-        tokens, rows = [], []
-        for step in range(self.num):
-            program = self.later if step else self.first
-            x_B, q_BV = program(*memory, ids, positions, anew(uniforms[:, step : step + 1]))
-            tokens.append(x_B)
-            rows.append(q_BV)
-            ids, positions = x_B[:, None], positions[:, -1:] + 1
-        return torch.stack(tokens, dim=1), torch.stack(rows, dim=1)
+def draft_steps(num: int, first: Program, later: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K], q [B, K, V]; the `first` of `num` steps reads two tokens."""
+    *memory, feed, uniforms = tensors
+    # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
+    # always keeps the shape, and reading one again changes nothing.
+    ids = anew(feed[:, PREVIOUS : LAST + 1])
+    positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
+    drawn = []
+    for step in range(num):
+        drawn.append((later if step else first)(*memory, ids, positions, anew(uniforms[:, step : step + 1])))
+        ids, positions = drawn[-1][0][:, None], positions[:, -1:] + 1
+    return tuple(torch.stack(one, dim=1) for one in zip(*drawn, strict=True))
 
 
 def anew(columns: Tensor) -> Tensor:
@@ -77,45 +55,36 @@ def anew(columns: Tensor) -> Tensor:
     return columns.clone(memory_format=torch.contiguous_format)
 
 
-@dataclass(frozen=True)
-class VerifyRound:
-    """One forward of the target, the gate, the rule, and everything that the host has to know in one tensor."""
+def verify_round(
+    parts: DecoderParts, num: int, sampling: Sampling, protocol: Tensor, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
 
-    parts: DecoderParts
-    num: int
-    sampling: Sampling
-    protocol: Tensor  # ids that are never accepted loosely [P]
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
-
-        The columns: K draft tokens, K reasons, the accepted length, the target's own token.
-        """
-        *memory, feed, x_BK, valid_BK, q_BKV, uniforms = tensors
-        parts, num = self.parts, self.num
-        ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
-        steps = torch.arange(num + 1, device=ids.device)
-        with tap(parts.target, parts.layers) as states:
-            z = forward(parts.target, memory, ids, feed[:, AT : AT + 1] + steps, num + 1)
-        block = Block(
-            x_BK,
-            valid_BK & (steps[:-1] < feed[:, ROOM : ROOM + 1]),
-            self.sampling.logits(z[..., : parts.vocabulary]),
-            q=q_BKV if q_BKV.shape[-1] else None,
-            hidden={layer: state[:, -num - 1 :] for layer, state in states.items()},
-            uniforms=uniforms if uniforms.shape[1] else None,
-            greedy=self.sampling.greedy,
-            protocol=self.protocol,
-            begins=feed[:, BEGINS] > 0,
-        )
-        if parts.judged:
-            assert parts.gate is not None
-            block = block.with_gate(parts.gate)
-        acceptance = settle(parts.rule, block, {})
-        if parts.rule.advance(block, acceptance, {}):
-            raise UnsupportedError(f"the rule '{parts.rule.id}' remembers something from round to round")
-        own = torch.stack([acceptance.length, acceptance.own_ids], dim=1)
-        return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
+    The columns: K draft tokens, K reasons, the accepted length, the target's own token.
+    """
+    *memory, feed, x_BK, valid_BK, q_BKV, uniforms = tensors
+    ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
+    steps = torch.arange(num + 1, device=ids.device)
+    with tap(parts.target, parts.layers) as states:
+        z = forward(parts.target, memory, ids, feed[:, AT : AT + 1] + steps, num + 1)
+    block = Block(
+        x_BK,
+        valid_BK & (steps[:-1] < feed[:, ROOM : ROOM + 1]),
+        sampling.logits(z[..., : parts.vocabulary]),
+        q=q_BKV if q_BKV.shape[-1] else None,
+        hidden={layer: state[:, -num - 1 :] for layer, state in states.items()},
+        uniforms=uniforms if uniforms.shape[1] else None,
+        greedy=sampling.greedy,
+        protocol=protocol,
+        begins=feed[:, BEGINS] > 0,
+    )
+    if parts.judged:
+        block = block.with_gate(parts.gate)
+    acceptance = settle(parts.rule, block, {})
+    if parts.rule.advance(block, acceptance, {}):
+        raise UnsupportedError(f"the rule '{parts.rule.id}' remembers something from round to round")
+    own = torch.stack([acceptance.length, acceptance.own_ids], dim=1)
+    return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
 
 
 # Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block spends
@@ -123,24 +92,25 @@ class VerifyRound:
 MOST_LAYERS = 64
 
 
-def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: int) -> Program:
-    """What drafts `num` tokens: memory M, feed [B, 5], uniforms [B, num or 0 where greedy] -> x [B, K], q [B, K, V]."""
-    model, batch, device = token.model, memory[0].shape[0], memory[0].device
-    about = (token.vocabulary, token.sampling, token.gives_q, bool(width))
+def draft_program(
+    model: PreTrainedModel, vocabulary: int, sampling: Sampling, gives_q: bool,
+    num: int, memory: Sequence[Tensor], width: int,
+) -> Program:  # fmt: skip
+    """`draft_steps` of `num` tokens, of which `width` (num, or 0 where nothing is random) are drawn."""
+    about = (vocabulary, sampling, gives_q, bool(width))
+    token = partial(draft_token, model, vocabulary, sampling, gives_q)
 
-    def numbers(columns: int) -> Tensor:
-        return torch.zeros(batch, columns, dtype=torch.long, device=device)
-
-    def uniforms(columns: int) -> Tensor:
-        return torch.zeros(batch, columns, dtype=torch.float64, device=device)
+    def zeros(columns: int, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.zeros(memory[0].shape[0], columns, dtype=dtype, device=memory[0].device)
 
     def step(tokens: int) -> Program:
-        inputs = [numbers(tokens), numbers(tokens), uniforms(min(width, 1))]
+        inputs = [zeros(tokens), zeros(tokens), zeros(min(width, 1), torch.float64)]
         return program_of(model, ("draft token", tokens, *about), token, memory, inputs, replays=False)
 
     is_whole = num * model.config.get_text_config().num_hidden_layers <= MOST_LAYERS
-    steps = DraftSteps(num, token, token) if is_whole else DraftSteps(num, step(2), step(1))
-    return program_of(model, ("draft", num, *about), steps, memory, [numbers(FEED), uniforms(width)], builds=is_whole)
+    steps = partial(draft_steps, num, *((token, token) if is_whole else (step(2), step(1))))
+    inputs = [zeros(FEED), zeros(width, torch.float64)]
+    return program_of(model, ("draft", num, *about), steps, memory, inputs, builds=is_whole)
 
 
 STRETCH = {"cpu": 64}  # prompt tokens per program, by device type; elsewhere `LONG_STRETCH`
@@ -150,17 +120,11 @@ WIDE_STRETCH, FEWEST = 512, 16  # most and fewest prompt tokens of a row that a 
 MOST_SCORES = 1 << 26
 
 
-@dataclass(frozen=True)
-class Prefill:
-    """Reads a stretch of every prompt."""
-
-    model: PreTrainedModel
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, ids [B, N], number of the first [B, 1] -> something of no interest."""
-        *memory, ids, first = tensors
-        positions = first + torch.arange(ids.shape[1], device=ids.device)
-        return (forward(self.model, memory, ids, positions, 1)[:, -1, 0],)
+def prefill(model: PreTrainedModel, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Memory M, a stretch of prompts [B, N], number of its first tokens [B, 1] -> something of no interest."""
+    *memory, ids, first = tensors
+    positions = first + torch.arange(ids.shape[1], device=ids.device)
+    return (forward(model, memory, ids, positions, 1)[:, -1, 0],)
 
 
 def stretch_of(model: PreTrainedModel) -> int:
@@ -169,17 +133,12 @@ def stretch_of(model: PreTrainedModel) -> int:
 
 
 class PromptReader:
-    """Reads the prompts of a batch into the memory of one model.
-
-    A heavy model reads them as it is: it spends its time in products of many rows, which no program makes faster, a
-    program would read whole stretches where the prompt ends earlier, and building it takes as long as hundreds of
-    prompts.
-    """
+    """Reads the prompts of a batch into the memory of one model; no program makes a heavy model faster at that."""
 
     def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
         self.model, self.memory, self.width = model, memory, stretch_of(model)
         self.whole = num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
-        self.call: Program = Prefill(model)
+        self.call: Program = partial(prefill, model)
         if self.whole:
             ids = torch.zeros(memory[0].shape[0], self.width, dtype=torch.long, device=model.device)
             self.call = program_of(model, ("prefill", self.width), self.call, memory, [ids, ids[:, :1].clone()])

@@ -1,11 +1,9 @@
-"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it.
-
-Axis letters: B rows of the memory, K drafted tokens.
-"""
+"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gistgate.compiled.memory import forget, program_of, rounded, store_of
 from gistgate.compiled.program import Program, UnsupportedError, missing_compiler
-from gistgate.compiled.rounds import FEED, DraftToken, PromptReader, VerifyRound, draft_program, rounded_up, stretch_of
+from gistgate.compiled.rounds import FEED, PromptReader, draft_program, rounded_up, stretch_of, verify_round
 from gistgate.core.block import Sampling
 from gistgate.core.reader import counts_slots, has_window
 from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
@@ -29,10 +27,7 @@ def session_or_reason(
     parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots,
     failed: dict[tuple[object, ...], str],
 ) -> CompiledSession | str:  # fmt: skip
-    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program.
-
-    The first session of a new shape builds them, which takes seconds or minutes.
-    """
+    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program."""
     shape = (len(rows), sampling, *parts.rule.known_by)
     if (why := failed.get(shape) or reason_against(parts, len(rows))) is not None:
         return why
@@ -71,22 +66,20 @@ def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
         return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
     if len({model.device for model in parts.models}) > 1:
         return "target and draft model are on different devices"
-    return next((why for model in parts.models if (why := reason_against_model(model)) is not None), None)
-
-
-def reason_against_model(model: PreTrainedModel) -> str | None:
-    """Why a model needs the eager engine."""
-    name = type(model).__name__
-    if has_window(model):
-        return f"{name} attends to a sliding window"
-    if counts_slots(model):
-        return f"{name} measures distances in slots of its cache"
-    if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not let its attention be exchanged"
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        return f"{name} is spread over several devices"
-    # A CUDA graph helps without a compiler, too.
-    return None if model.device.type == "cuda" else missing_compiler(model.device)
+    for model in parts.models:
+        name = type(model).__name__
+        if has_window(model):
+            return f"{name} attends to a sliding window"
+        if counts_slots(model):
+            return f"{name} measures distances in slots of its cache"
+        if not getattr(model, "_supports_attention_backend", False):
+            return f"{name} does not let its attention be exchanged"
+        if len({parameter.device for parameter in model.parameters()}) > 1:
+            return f"{name} is spread over several devices"
+        # A CUDA graph helps without a compiler, too.
+        if model.device.type != "cuda" and (why := missing_compiler(model.device)) is not None:
+            return why
+    return None
 
 
 class CompiledSession:
@@ -104,7 +97,6 @@ class CompiledSession:
         self.text_drafter = parts.drafter if draft_model is None else None  # proposes on the host
         self.random = not sampling.greedy or parts.random
         self.gives_q = draft_model is not None and (parts.wants_q or not sampling.greedy)
-        self.results: dict[int, Generation] = {}
         for part in (parts.gate, parts.rule):
             if (move := getattr(part, "to", None)) is not None:  # tracing must not be what moves it
                 move(self.device)
@@ -115,8 +107,8 @@ class CompiledSession:
         if draft_model is not None:
             self._draft_memory = self._cleared(draft_model)
             self._readers.append(PromptReader(draft_model, self._draft_memory))
-            token = DraftToken(draft_model, parts.vocabulary, sampling, self.gives_q)
-            self._steps = draft_program(token, self.num, self._draft_memory, self.num if self.random else 0)
+            about = (draft_model, parts.vocabulary, sampling, self.gives_q)
+            self._steps = draft_program(*about, self.num, self._draft_memory, self.num if self.random else 0)
 
     def _cleared(self, model: PreTrainedModel) -> list[Tensor]:
         memory = store_of(model).memory(model, self.batch, self.slots)
@@ -127,7 +119,7 @@ class CompiledSession:
     def _verify_round(self) -> Program:
         parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
         protocol = torch.tensor(ids, dtype=torch.long, device=self.device)
-        function = VerifyRound(parts, self.num, self.sampling, protocol)
+        function = partial(verify_round, parts, self.num, self.sampling, protocol)
         width = parts.vocabulary if self.gives_q else 0
         key = ("verify", self.num, parts.vocabulary, self.sampling, width, *parts.rule.known_by)
         key = (*key, parts.gate if parts.judged else None, ids)
@@ -144,7 +136,11 @@ class CompiledSession:
 
     def run(self) -> list[Generation]:
         """Round after round until every row has ended."""
-        live = [row for row in self.rows if self.stop.max_new_tokens > 0]
+        live = self.rows
+        if self.stop.max_new_tokens < 1:
+            for row in live:
+                row.finish = "length"
+            live = self._retired(live)
         try:
             if any(len(row.text) > 1 for row in live):
                 self._read_prompts(live)
@@ -156,10 +152,7 @@ class CompiledSession:
         finally:
             if self.text_drafter is not None:
                 self.text_drafter.start(0)  # it lives longer than its batch, which it need not keep
-        for row in self.rows:
-            if row.index not in self.results:
-                self._end(row)
-        return [self.results[row.index] for row in self.rows]
+        return [row.generation() for row in self.rows]
 
     def _read_prompts(self, live: list[Row]) -> None:
         """Read all of every prompt but its last token, which the first round reads."""
@@ -235,14 +228,8 @@ class CompiledSession:
     def _retired(self, live: list[Row]) -> list[Row]:
         """Say what has ended; the rows that go on."""
         stay = [place for place, row in enumerate(live) if row.finish is None]
-        for row in live:
-            if row.finish is not None:
-                self._end(row)
+        for _ in range(len(live) - len(stay)):
+            self.told.progress(1)
         if 0 < len(stay) < len(live) and self.text_drafter is not None:
             self.text_drafter.select(stay)
         return [live[place] for place in stay]
-
-    def _end(self, row: Row) -> None:
-        row.finish = row.finish or "length"
-        self.results[row.index] = row.generation()
-        self.told.progress(1)

@@ -1,14 +1,6 @@
 """Attention of few new tokens on a processor: query heads in groups, which read their keys and values where they lie.
 
-PyTorch's fused kernel is made for long texts. With few queries it takes several times as long as two products, and
-transformers first repeats keys and values for every query head. The eager engine therefore attends with `attend` on a
-processor, wherever a model would take the fused kernel; prompts and GPUs keep that, and so do single tokens in float32,
-for which the kernel needs up to a third less time (in bfloat16 it needs several times as much with one row). Numbers
-agree up to the rounding of the dtype, as those of transformers' own `eager` attention do.
-
-On a GPU the fused kernel stays, but not that of cuDNN: for a number of slots that it meets for the first time it plans
-about a millisecond in every layer, and in decoding that number grows with every forward (on an H100 with PyTorch 2.11
-three quarters of the time of a first batch of 64 rows). The other kernels need no plan.
+PyTorch's fused kernel takes several times as long there, but a third less for single tokens in float32.
 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per key/value head.
 """
@@ -29,12 +21,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 FUSED, FEW = "sdpa", "gistgate_few_tokens"  # names in transformers: of PyTorch's fused kernel, and of `attend_to_few`
-MOST = 64
-"""New tokens up to which two products are faster: scores are kept for all of them, which the fused kernel avoids."""
+MOST = 64  # new tokens up to which two products are faster; for more the fused kernel keeps no scores
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""PyTorch's fused kernels without that of cuDNN."""
-SPECIAL = ("softcap", "s_aux", "position_bias")
-"""Arguments that change scores or weights in ways that `attend` does not know."""
+"""Not that of cuDNN: it plans about a millisecond in every layer for each number of slots that is new."""
+SPECIAL = ("softcap", "s_aux", "position_bias")  # arguments that change scores or weights in ways unknown to `attend`
 
 
 def attend(
@@ -42,9 +32,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of query heads in groups `[B, H G, N, D]` to `[B, H, S, D]`, which are not repeated for it.
 
-    A mask `[B, 1, N, S]` of numbers is added, one of truth values says what is seen; without one everything is. Softmax
-    is computed in float32, as transformers does, and in float64 where the scores are. Returns `[B, N, H G, D]` and
-    None, as transformers wants it.
+    A mask `[B, 1, N, S]` of numbers is added, one of truth values says what is seen; without one everything is. Returns
+    `[B, N, H G, D]` and None, as transformers wants it.
     """
     batch, heads, num, width = query.shape
     kv_heads = key.shape[1]
@@ -55,7 +44,7 @@ def attend(
         scores = scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask[:, :, None]
-    # float64 stays: its smallest number is -inf in float32, and a padded token that sees nothing would become NaN.
+    # At least float32, as in transformers. The smallest float64 is -inf there: padding that sees nothing would be NaN.
     wide = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.softmax(-1, dtype=wide).to(query.dtype).view(batch, kv_heads, groups * num, -1)
     out = (weights @ value).view(batch, heads, num, value.shape[-1])
@@ -116,16 +105,14 @@ def attending(configs: Sequence[PreTrainedConfig], name: str = FEW) -> Iterator[
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # numbers of mallopt's parameters in glibc's malloc.h
 LARGEST = 2**31 - 1  # the largest value that mallopt takes, in bytes
-OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-"""Environment variables by which a user has decided otherwise."""
+OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # a user's own decisions
 
 
 def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
     """Let this process keep up to 2 GiB that it has freed, where models decode on a processor and glibc allocates.
 
-    Memory of large results that one forward gives back is then there for the next one, and the process looks larger
-    from outside by as much. Called where models are loaded. Returns whether anything was changed: not on another
-    device or with another C library, and not where the user has set one of the environment variables `OWN_CHOICE`.
+    Memory that one forward gives back is then there for the next one. Returns whether anything was changed: not where
+    the user has set one of the environment variables `OWN_CHOICE`.
     """
     chosen = any(name in os.environ for name in OWN_CHOICE)
     if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":

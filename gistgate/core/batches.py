@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, PrefixState, Slots, Usage, check_ids, check_prompts
+from gistgate.core.request import Generation, PrefixState, Slots, Usage, check_ids, check_prompts, check_rows
 
 
 def decode_all(
@@ -39,16 +39,13 @@ def decode_all(
     """
     check_ids(decoder.parts.models, prompts)  # before sorting, so that a refusal names the caller's own place
     check_prompts(decoder.parts.models, [len(prompt) for prompt in prompts], 0)
+    check_rows(len(prompts), seeds, costs)
     # The longest first: those that come in together need little padding, and memory that does not suffice is noticed.
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     texts, slots = [list(prompts[index]) for index in order], Slots(batch_size, progress, usage or Usage())
-
-    def ordered(values: Sequence[Any]) -> Sequence[Any]:  # too many or too few are left for `generate` to refuse
-        return [values[index] for index in order] if len(values) == len(order) else values
-
-    own_seeds = ordered(range(len(prompts)) if seeds is None else seeds)
+    own_seeds = order if seeds is None else [seeds[index] for index in order]
     if memory is None:
-        own_costs = None if costs is None else ordered(costs)
+        own_costs = None if costs is None else [costs[index] for index in order]
         done = decoder.generate(texts, seeds=own_seeds, costs=own_costs, slots=slots, **request)
     else:
         prefixes = memory.prefixes(decoder, texts, batch_size)

@@ -1,8 +1,7 @@
 """The vocabulary that everything else shares: what was drafted, what the target says about it, what stays.
 
-Axis letters: B rows, K drafted tokens, V vocabulary, D width. Position j of a block (0-based here) holds the draft
-token x_j; row j of the target's logits predicts x_j, row j + 1 is the row after reading it, row K predicts the bonus
-token. `p` is always the target, `q` always the draft.
+Axis letters: B rows, K drafted tokens, V vocabulary, D width. Row j of the target's logits predicts the draft token x_j
+(j counts from 0), row j + 1 comes after reading it, row K is the bonus token's. `p` is the target, `q` the draft.
 """
 
 from __future__ import annotations
@@ -70,19 +69,14 @@ class Draft:
     """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
 
     ids: Tensor  # x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid
-    valid: Tensor
-    """A prefix of True for each row of a chain [B, K], the nodes that there are of a tree [B, N]; all False where
-    nothing was found."""
-    q: Tensor | None = None
-    """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
-    each proposal counts as certain."""
+    valid: Tensor  # a prefix of True for each row [B, K], of a tree the nodes that there are [B, N]; all False: nothing
+    q: Tensor | None = None  # processed probabilities [B, K, V] that tokens were drawn from; None: each is certain
     forwards: int = 0  # forwards of a draft model that this took
     parents: Tensor | None = None
     """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
     None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
     a draft without probabilities differ."""
-    notes: Sequence[str] = ()
-    """For each row why less was proposed than could have been, or ""; requests count them by these names."""
+    notes: Sequence[str] = ()  # for each row why less was proposed than could have been, or ""; requests count them
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> Draft:
@@ -102,26 +96,19 @@ class Block:
 
     draft_ids: Tensor  # x, the draft tokens [B, K]
     valid: Tensor  # False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree
-    logits: Tensor
-    """Processed target logits z [B, K + 1, V], float32; -inf where the request's processors forbid a token."""
-    q: Tensor | None = None
-    """Processed draft probabilities [B, K, V]; None when the drafter has none (then each x counts as certain)."""
+    logits: Tensor  # processed target logits z [B, K + 1, V], float32; -inf where the processors forbid a token
+    q: Tensor | None = None  # processed draft probabilities [B, K, V]; None: the drafter has none, each x is certain
     hidden: dict[str, Tensor] = field(default_factory=dict)
     """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked for."""
-    gate_probs: Tensor | None = None
-    """Gate's calibrated probability that x_j keeps the meaning [B, K]; None without a gate."""
-    uniforms: Tensor | None = None
-    """Independent numbers in (0, 1) [B, K + 1], the last for the own token; None when nothing random was asked for."""
+    gate_probs: Tensor | None = None  # gate's calibrated probability that x_j keeps the meaning [B, K]; None: no gate
+    uniforms: Tensor | None = None  # numbers in (0, 1) [B, K + 1], the last for the own token; None: nothing random
     greedy: bool = True  # True when the request takes the most probable token
     protocol: Tensor | None = None  # token ids [P] that steer the protocol (eos, chat markers): always strict
     ends: Tensor | None = None  # those of them that end an answer [E]; None where nobody asks
-    begins: Tensor | None = None
-    """Rows whose answer begins with this block [B], bool: its first token is strict; None where none begins."""
-    second: Tensor | None = None
-    """Processed target logits [B, K, V] of a second reading of the draft, for the rules that ask for one."""
+    begins: Tensor | None = None  # rows whose answer begins here [B], bool: its first token is strict; None: none
+    second: Tensor | None = None  # processed target logits [B, K, V] of a second reading, for rules that ask
     thinking: Tensor | None = None  # positions between the think markers [B, K], bool; only for the rules that ask
-    cost: Tensor | None = None
-    """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
+    cost: Tensor | None = None  # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
 
     def having(self, **fields: Any) -> Self:
         """Return this block with more fields filled; the statistics below depend on none of them and stay known."""

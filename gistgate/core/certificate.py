@@ -1,8 +1,4 @@
-"""What calibration proved about one rule on one pair of models, as the file `certificate.json`, often beside a gate.
-
-A certificate holds for exactly the combination that its scope names. Where something differs at use, one sentence
-says what, and the combination counts as uncertified.
-"""
+"""What calibration proved about one rule on exactly the combination that a scope names: `certificate.json`."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence

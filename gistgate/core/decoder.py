@@ -44,8 +44,7 @@ def count_ids(
 ) -> int:
     """The number of token ids that count: those that both models know, and no more than `vocabulary`.
 
-    Output layers are often padded beyond the tokenizer, and by different amounts in target and draft. What is padding
-    is known where `vocabulary` or the tokenizer is given; no token of theirs may be lost to a smaller draft model.
+    Output layers are padded beyond the tokenizer, none of whose tokens may be lost to a smaller draft model.
     """
     sizes: list[int] = [model.config.get_text_config().vocab_size for model in models]
     target, known = sizes[0], min(sizes)
@@ -68,9 +67,7 @@ def count_ids(
 # ---- Requests of several threads take turns at a model.
 
 
-LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
-"""The lock of each model. A thread may ask its models again while it decodes, as prefixes that are read ahead and the
-opinion `pair` of segments do."""
+LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()  # reentrant, of each model
 GUARD = Lock()  # whoever asks for a lock first makes it
 
 
@@ -104,11 +101,7 @@ class Engine:
     def run(
         self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
     ) -> list[Generation]:
-        """The answers of these rows, in their order.
-
-        The eager engine gives the slots of finished rows to others. A program has a fixed batch whose rows begin
-        together, so the compiled engine decodes each batch to its end before the next.
-        """
+        """The answers of these rows, in their order; the compiled engine decodes each batch to its end."""
         most, answers = slots.most(len(rows)), list[Generation]()
         while len(answers) < len(rows):
             batch = rows[len(answers) : len(answers) + most]
@@ -284,12 +277,10 @@ class Decoder:
         check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
-        rows = [
-            Row(index, list(prompt), len(prompt), seeds[index] if seeds else index)
-            for index, prompt in enumerate(prompts)
-        ]
-        for row, cost in zip(rows, costs if costs is not None else (), strict=False):
-            row.cost = cost
+        rows = []
+        for index, prompt in enumerate(prompts):
+            seed, cost = seeds[index] if seeds else index, costs[index] if costs else None
+            rows.append(Row(index, list(prompt), len(prompt), seed, cost=cost))
         parts, stop = self._parts_for(slots.most(len(rows))), self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
             answers = self.engine.run(parts, rows, stop, sampling, slots)

@@ -37,8 +37,7 @@ class Drafter:
     """
 
     gives_q: bool = False  # it can name draft probabilities
-    form: Any = None
-    """The subclass of `gistgate.core.session.Chains` that knows what its drafts look like; None: chains."""
+    form: Any = None  # subclass of `gistgate.core.session.Chains` that knows what its drafts look like; None: chains
     nodes: int = 0  # most nodes of a draft that is a tree; 0 for chains
     layers: frozenset[str] = frozenset()  # hidden states of the target that blocks given to `observe` have to carry
     learns: bool = False  # it learns from the target's rows, that is, it has an `observe` of its own

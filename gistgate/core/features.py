@@ -1,10 +1,6 @@
 """Features of a gate: for every draft token, numbers and states from the same forward that verifies the token.
 
-The same code fills the label files and serves the gate while decoding, so a head never meets a kind of row that it was
-not trained on. Everything is tensor code without a host synchronisation.
-
-Axis letters: B rows, K drafted tokens, D width, F features. Row j of a block predicts x_j, row j + 1 is the state
-after reading x_j (j counts from 0).
+Axis letters: B rows, K drafted tokens, D width, F features. Everything is tensor code without a host synchronisation.
 """
 
 import math
@@ -82,16 +78,6 @@ SCALARS = (
 DRAFT = ("log_q", "log_q_of_top", "q_entropy")  # columns of `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats
 
 
-def state_after(block: Block, layer: str) -> Tensor:
-    """h_tok: the target's state after reading x_j [B, K, D] (AutoJudge's DT, arXiv 2504.20039)."""
-    return state(block, layer)[:, 1:]
-
-
-def state_before(block: Block, layer: str) -> Tensor:
-    """h_pred: the target's state that predicts x_j [B, K, D]; it does not know x_j yet."""
-    return state(block, layer)[:, :-1]
-
-
 def state(block: Block, layer: str) -> Tensor:
     """The target's states of one layer [B, K + 1, D]."""
     if layer not in block.hidden:
@@ -103,25 +89,12 @@ def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
     top_BR, entropy_BR = block.top_logprob, block.entropy
-    columns = (
-        logprob_BK,
-        top_BR[:, :-1],
-        entropy_BR[:, :-1],
-        block.entropy3[:, :-1],
-        top_BR[:, :-1] - logprob_BK,
-        block.draft_rank.float().log1p(),
-        entropy_BR[:, 1:],
-        top_BR[:, 1:],
-    )
-    return torch.stack(columns, dim=-1)
+    here = (logprob_BK, top_BR[:, :-1], entropy_BR[:, :-1], block.entropy3[:, :-1], top_BR[:, :-1] - logprob_BK)
+    return torch.stack((*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1)
 
 
 def lookahead(block: Block, _layer: str) -> Tensor:
-    """Whether the target goes along with what the draft says after x_j [B, K, 3 * LOOK_AHEAD].
-
-    For each of the next tokens: is there one, does it match, its ln p. FLy (arXiv 2511.22972) judges by the match
-    alone; behind the draft's end all three are 0.
-    """
+    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3 * LOOK_AHEAD]."""
     there_BK = block.valid.float()
     columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
     num = block.draft_ids.shape[1]
@@ -144,8 +117,9 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
 FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
     "feature",
     {
-        "h_tok": state_after,
-        "h_pred": state_before,
+        # the target's state after reading x_j (AutoJudge's DT, arXiv 2504.20039), and the one before, each [B, K, D]
+        "h_tok": lambda block, layer: state(block, layer)[:, 1:],
+        "h_pred": lambda block, layer: state(block, layer)[:, :-1],
         "scalars": scalars,
         "lookahead": lookahead,
         "draft": draft_confidence,
@@ -157,7 +131,7 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
 def split_id(feature_id: str) -> tuple[str, str]:
     """Family and layer ("" where the family has none) of a feature id."""
     family, _, layer = feature_id.partition(":")
-    reads_states = FEATURES[family] in (state_after, state_before)
+    _, reads_states = FEATURES[family], family in ("h_tok", "h_pred")
     if reads_states and not layer:
         raise UserError(f"The feature '{feature_id}' names no hidden layer. Write '{family}:post'.")
     if layer and not reads_states:

@@ -70,9 +70,8 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
-    write_text(
-        path, "".join(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    )
+    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    write_text(path, "".join(lines))
 
 
 def read_text(path: str | Path) -> str:
@@ -135,10 +134,7 @@ def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[s
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash of settings (anything that JSON can say), files and folders (as Path), in that order.
-
-    Of a folder the relative names and the contents of its files count, but not where the folder lies.
-    """
+    """A short hash of settings (anything that JSON can say), files and folders (as Path), wherever they lie."""
     digest = hashlib.sha256()
     for part in parts:
         if not isinstance(part, Path):

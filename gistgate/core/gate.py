@@ -193,10 +193,7 @@ class Gate(nn.Module):
         return probability
 
     def operating_point(
-        self,
-        budget: float | None = None,
-        drafter: str | None = None,
-        rule: str | None = None,
+        self, budget: float | None = None, drafter: str | None = None, rule: str | None = None
     ) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the headline budget).
 
@@ -231,9 +228,8 @@ class Gate(nn.Module):
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
-        A certificate for other weights or models is not taken over; a warning says why. With `other_weights` the models
-        may have other weights of the same architecture. Unless the certificate is about these, `strict_reason` then
-        says so, and the caller has to decode strictly.
+        A certificate for others is not taken over; a warning says why. With `other_weights` the models may have other
+        weights of the same architecture; without a certificate for these `strict_reason` says so, to decode strictly.
         """
         folder = Path(folder)
         described, sealed = read_sealed(folder / CONFIG_FILE)
@@ -265,10 +261,7 @@ class Gate(nn.Module):
         tokenizer: Any = None,
         other_weights: bool = False,
     ) -> list[str]:
-        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype.
-
-        With `other_weights` only the shape has to be the same. Returns the roles whose weights are known to differ.
-        """
+        """Refuse partners that the gate was not trained for; the roles whose weights differ if `other_weights` may."""
         strange = []
         for role, expected, model in (("target", self.config.target, target), ("draft", self.config.draft, draft)):
             if expected is None or model is None:
@@ -292,11 +285,7 @@ def until_certified(
     draft: PreTrainedModel | None,
     roles: Sequence[str],
 ) -> str:
-    """The clause that says the weights of which `roles` differ and which command certifies the gate on them.
-
-    What the user alone knows stands there in capitals. The `certificate` beside the gate is about other weights, and
-    still names rule, drafter and K.
-    """
+    """The clause that says the weights of which `roles` differ and which command certifies the gate on them."""
     task = str(config.labels.get("task", "TASK"))  # a gate that learned from several is certified for each of them
     options = {"--task": "TASK" if "," in task else task, "--gate": str(folder)}
     for role, model in {"target": target, "draft": draft}.items():

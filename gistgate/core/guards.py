@@ -1,7 +1,4 @@
-"""Guards watch every request and take looseness away: from answers that loop, and from prompts of another kind.
-
-Axis letters: B rows, D width of a state, R kept directions.
-"""
+"""Guards watch every request and take looseness away: from answers that loop, and from prompts of another kind."""
 
 from __future__ import annotations
 
@@ -30,9 +27,8 @@ Verdict = float | str | None  # in this round: None as the rule says, a number t
 class Guards:
     """Several guards as one: every row is judged at the strictest setting that a guard asks for.
 
-    Guards are frozen dataclasses shared by all sessions, which never add looseness; a request's state lies in its row.
-    `layers` are the hidden states that a block has to carry, `verdicts` say before anything is accepted what every row
-    may do (once for every path of its tree), and `committed` looks at the texts after the accepted tokens were counted.
+    Guards keep a request's state in its row. `layers` are the hidden states that a block has to carry, `verdicts` say
+    before anything is accepted what every path may do, and `committed` looks at the texts after tokens were counted.
     """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
@@ -90,9 +86,7 @@ GRAM = 4  # tokens of a gram whose variety is counted
 class LoopGuard:
     """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat itself.
 
-    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counted in `statistics.extra`:
-    `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed), `loop_target` (loops of the target's own:
-    without a loose token before, or still there behind a window) and `loop_open` (1 where the answer ends in a loop).
+    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counters: docs/guards.md.
     """
 
     period: int = 64  # longest period that is looked for, in tokens
@@ -154,9 +148,7 @@ class DomainGuard:
 
     Is the text strange? The mean Mahalanobis distance of the target's states so far. Are too many tokens loose? A bet
     (CUSUM of a likelihood ratio) that their rate has doubled. One alarm moves the rest of the request to the setting
-    `stricter`, or closes it where there is none or the rule is not the calibrated one; two close it. Counted in
-    `statistics.extra`: `domain_far`, `domain_loose` (requests with that alarm), `domain_rounds` (rounds made stricter),
-    `domain_distance` and `domain_bet` (the largest values of the two).
+    `stricter`, or closes it where there is none or the rule is not the calibrated one; two close it.
     """
 
     mean: Tensor  # mean state [D]
@@ -277,11 +269,7 @@ def on_the_text(block: Block) -> Tensor:
 
 
 def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [D], orthonormal directions [R, D] of most variance and the variances [R + 1] of states.
-
-    One common variance for the directions behind the first R, many of them unseen, keeps them from counting for nothing
-    or for everything (probabilistic PCA).
-    """
+    """Mean [D], R orthonormal directions [R, D], variances [R + 1], of which all others share the last (PPCA)."""
     x = states_ND.double()
     mean = x.mean(0)
     _, singular, basis = torch.linalg.svd(x - mean, full_matrices=False)

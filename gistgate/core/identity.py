@@ -103,11 +103,7 @@ def portable_name(name: str) -> str:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str | None:
-    """A hash of a few values of every parameter, or None if some weights are not in memory.
-
-    The values are rounded to bfloat16 first, so a checkpoint keeps its fingerprint when it is loaded in another
-    floating dtype. A quantised copy has another one, and rightly so: its states differ.
-    """
+    """A hash of a few values of every parameter, the same in every floating dtype; None if some are not in memory."""
     parameters = [parameter.detach() for _, parameter in sorted(model.named_parameters())]
     return None if any(one.device.type == "meta" for one in parameters) else hash_of(parameters)
 
@@ -130,10 +126,7 @@ def sampled(parameter: Tensor) -> Tensor:
 def check_identity(
     role: str, expected: ModelIdentity, found: ModelIdentity, what: str = "gate", other_weights: bool = False
 ) -> bool:
-    """Refuse a model that `what` was not made for; returns whether its weights are known to differ.
-
-    With `other_weights` they may, rounded ones too: only another architecture or size is refused then.
-    """
+    """Refuse a model that `what` was not made for; returns whether weights differ, as `other_weights` permits."""
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
         if prop != "fingerprint" and want != have and not (other_weights and prop == "quantisation"):

@@ -1,7 +1,6 @@
 """One model reading a batch of texts: its cache, what of it is in use, and how far each row has been read.
 
-Rows that accept different lengths share one cache. Refused slots become holes that a mask hides, and positions are
-given explicitly, so a row's numbers depend on its own text alone. A single row never has holes: its tail is dropped.
+Refused slots become holes that a mask hides, and positions are given explicitly: a row depends on its own text alone.
 
 Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 """
@@ -26,10 +25,7 @@ from gistgate.core.attention import attending, fused_on_cpu, pays, unplanned
 
 
 class GrowingLayer(DynamicLayer):
-    """A dynamic full-attention layer that writes into spare room instead of concatenating at every step.
-
-    Sliding-window models are exact with it as well: their masks hide what lies outside the window.
-    """
+    """A full-attention layer that writes into spare room; masks hide what lies outside of sliding windows."""
 
     spare = 96  # slots that are added beyond what is needed whenever the room runs out
     keys: Tensor
@@ -75,10 +71,7 @@ class GrowingLayer(DynamicLayer):
                 room[:, :, first : first + length] = room[:, :, first : first + num].gather(2, chosen)
 
     def pack(self, slots: Tensor, other: GrowingLayer | None, theirs: Tensor) -> None:
-        """Keep of every row only `slots [B, S]`, in that order, and append rows with the slots `theirs [B', S]`.
-
-        These are slots of `other`; None: of a layer that has read nothing, which matters to nobody.
-        """
+        """Keep of every row only `slots [B, S]`, and append rows of `other` (None: it read nothing) with `theirs`."""
         (batch, used), room = slots.shape, slots.shape[1] + self.spare
         for name in ("_room_k", "_room_v"):
             old: Tensor = getattr(self, name)
@@ -103,11 +96,6 @@ def copy_slots(old: Tensor, slots: Tensor, new: Tensor) -> None:
         new[row, :, : len(index)] = old[row].index_select(1, index)
 
 
-def new_cache() -> Cache:
-    """An empty cache of growing layers."""
-    return Cache(layer_class_to_replicate=GrowingLayer)
-
-
 @dataclass(frozen=True)
 class RowCache:
     """The keys and values of one text, without holes: for each layer a pair `[H, T, D]`."""
@@ -124,25 +112,14 @@ class RowCache:
         return sum(half.numel() * half.element_size() for layer in self.layers for half in layer)
 
 
-def take_row(cache: Cache, row: int, slots: Tensor) -> RowCache:
-    """Copy the `slots [T]` of one row out of a batch."""
-    layers = []
-    for layer in cache.layers:  # of a model that is spread over devices each may be on another one
-        chosen = slots.to(layer.keys.device)
-        layers.append((layer.keys[row, :, chosen], layer.values[row, :, chosen]))
-    return RowCache(layers)
-
-
 def join_rows(rows: list[RowCache], lengths: list[int]) -> Cache:
     """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded."""
-    cache, widest = new_cache(), max(lengths)
+    cache, widest = Cache(layer_class_to_replicate=GrowingLayer), max(lengths)
     filled = next((row for row in rows if row.layers), RowCache([]))
 
     def padded(parts: list[Tensor]) -> Tensor:
-        out = parts[0].new_zeros(len(parts), parts[0].shape[0], widest, parts[0].shape[-1])
-        for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
-            out[row, :, widest - length :] = part[:, :length]
-        return out
+        both = zip(parts, lengths, strict=True)
+        return torch.stack([nn.functional.pad(part[:, :num], (0, 0, widest - num, 0)) for part, num in both])
 
     for index in range(len(filled.layers) if widest else 0):
         keys, values = ([(row if row.layers else filled).layers[index][half] for row in rows] for half in (0, 1))
@@ -175,12 +152,7 @@ def last_logits(model: PreTrainedModel, keep: int, **inputs: Any) -> Tensor:
 
 
 def contiguous_rows(model: PreTrainedModel) -> RemovableHandle:
-    """Hand the model's output layer its input in one piece; the hook leaves at the end of a `with` statement.
-
-    `logits_to_keep` cuts the last rows out of the states, which leaves gaps between the rows of a batch. A matrix
-    product of such an input is computed as a batch of products, for which the weight is copied once per row: for half
-    precision that costs more than the product itself.
-    """
+    """Hand the output layer its input in one piece: with gaps between rows its weight would be copied for each row."""
     handle: RemovableHandle = model.get_output_embeddings().register_forward_pre_hook(in_one_piece)
     return handle
 
@@ -208,10 +180,8 @@ Layout = Callable[[PreTrainedModel, Tensor, int], tuple[Tensor, Tensor | dict[st
 """For a model, the slots in use [B, S + N] and N, the new tokens in the last slots: the positions [B, N] of these, and
 what each of them sees, as one mask for the model's attention or one for each kind of its layers."""
 
-BY_SLOT = ("gpt_neo", "mpt")
-"""Models with masks or biases by slot: local layers of GPT-Neo, and the ALiBi of MPT, which knows no positions."""
-CHUNKED = ("attention_chunk_size", "attn_temperature_tuning")
-"""Settings of Llama 4 that cut attention into chunks of slots, and that scale it by the slot."""
+BY_SLOT = ("gpt_neo", "mpt")  # models with masks or biases by slot: local layers of GPT-Neo, the ALiBi of MPT
+CHUNKED = ("attention_chunk_size", "attn_temperature_tuning")  # Llama 4's settings of chunks of slots, scaled by slot
 WASTE = 1.5  # slots per token of the longest row from which a cache is packed
 
 
@@ -220,7 +190,7 @@ class Reader:
 
     def __init__(self, model: PreTrainedModel, batch: int) -> None:
         self.model = model
-        self.cache = new_cache()
+        self.cache = Cache(layer_class_to_replicate=GrowingLayer)
         self.known = [0] * batch  # tokens of its text that each row's cache holds
         self.mask: Tensor | None = None  # slots in use [B, S]; None while every slot of every row is
         self._in_slots = batch > 1 and counts_slots(model)
@@ -244,10 +214,9 @@ class Reader:
         return [text[known:] for text, known in zip(texts, self.known, strict=True)]
 
     def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
-        """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return float32 logits [B, keep, V].
+        """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return the last float32 logits [B, keep, V].
 
-        These are of the last `keep` rows. A `layout` says where the new tokens stand and what they see; without one
-        each follows those before it. The new slots count as known until `keep` says otherwise.
+        A `layout` says where the new tokens stand and what they see; without one each follows those before it.
         """
         batch, num = ids.shape
         mask: Tensor | dict[str, Tensor] | None
@@ -330,12 +299,8 @@ class Reader:
             self._pack(Reader(self.model, 0))
 
     def admit(self, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]) -> None:
-        """Append rows that have read all of their texts but the last token.
-
-        Of text b the first `lengths[b]` tokens are remembered in `caches[b]`; the others are read now, or with the
-        present rows where these have read nothing either.
-        """
-        if not self.slots:
+        """Append rows that have read all of their texts but the last token, of which `caches[b]` hold `lengths[b]`."""
+        if not self.slots:  # all are read together
             self.known = [0] * (len(self.known) + len(texts))
             self._in_slots = counts_slots(self.model)
             return
@@ -356,8 +321,13 @@ class Reader:
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Copies of what the cache holds for these rows, holes removed."""
-        every = torch.arange(self.slots, device=self.model.device)
-        return [take_row(self.cache, row, every if self.mask is None else every[self.mask[row]]) for row in rows]
+        every, found = torch.arange(self.slots, device=self.model.device), []
+        for row in rows:
+            slots = every if self.mask is None else every[self.mask[row]]
+            # Of a model that is spread over devices each layer may be on another one.
+            places = [(layer, slots.to(layer.keys.device)) for layer in self.cache.layers]
+            found.append(RowCache([(layer.keys[row, :, at], layer.values[row, :, at]) for layer, at in places]))
+        return found
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
@@ -384,10 +354,7 @@ def counts_slots(model: PreTrainedModel) -> bool:
 
 
 def has_window(model: PreTrainedModel) -> bool:
-    """True when attention is limited to a window of slots, which holes would narrow.
-
-    One that is twice as wide as the context limits nothing, holes included.
-    """
+    """True when attention is limited to a window of slots, less than twice the context, which holes would narrow."""
     config = model.config.get_text_config()
     window, context = getattr(config, "sliding_window", None), context_of(config)
     if not window or not getattr(config, "use_sliding_window", True):

@@ -137,10 +137,7 @@ def spend(rows: Sequence[Row], **seconds: float) -> None:
 
 
 def count_notes(rows: Sequence[Row], notes: Sequence[str], max_new_tokens: int) -> None:
-    """Count what a drafter noted of each row; no notes at all say nothing.
-
-    A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
-    """
+    """Count what a drafter noted of each row; one without room drafts nothing, whatever its neighbours do."""
     for row, note in zip(rows, notes, strict=False):
         if note and row.room(max_new_tokens) > 0:
             row.statistics.count(note)
@@ -236,10 +233,7 @@ def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]
 
 
 def check_rows(rows: int, seeds: Sequence[int] | None, costs: Sequence[float] | None = None) -> None:
-    """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no shares.
-
-    Beyond 1 a cost would make a rule looser than promised.
-    """
+    """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no shares."""
     for name, given in (("seeds", seeds), ("costs", costs)):
         if given is not None and len(given) != rows:
             raise UserError(f"There are {len(given)} {name} for {rows} prompts. Give one for each.")

@@ -1,7 +1,4 @@
-"""What a rule is, and how its opinion becomes the accepted prefix of a block.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""What a rule is, and how its opinion becomes the accepted prefix of a block (axis letters as in `block`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -40,21 +37,17 @@ class Rule:
     id: ClassVar[str]
     knob: ClassVar[str | None]  # the scalar setting that calibration moves; None when there is none
     looser: ClassVar[Literal["up", "down"]]  # which way the knob accepts more
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
+    needs: ClassVar[frozenset[str]] = frozenset()  # of "gate", "q" (draft probabilities), "uniforms" (also when greedy)
     temperatures: ClassVar[str] = "all"  # requests that it is defined for: "all", "greedy" or "sampled"
     alternative: ClassVar[str] = ""  # which rule to take at the other temperatures; said in refusals
     grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Alternatives of the other settings that compete on development prompts; at most four."""
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)  # other settings that compete on development prompts; 1 to 4
     counters: ClassVar[tuple[str, ...]] = ()  # names in the state that belong into the statistics of an answer
     lossless: ClassVar[bool] = False
     """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
     its opinion counts as it is, and all that it accepts is strict."""
-    verifier: ClassVar[Any] = None
-    """The subclass of `gistgate.core.session.Verifier` with which the target reads a draft; None: in one forward."""
-    superset: bool = True
-    """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
+    verifier: ClassVar[Any] = None  # subclass of `gistgate.core.session.Verifier` that reads a draft; None: itself
+    superset: bool = True  # composed as `strict OR rule`; False: the rule's opinion replaces the strict one
 
     def __init_subclass__(cls, **traits: Any) -> None:
         for name, value in traits.items():
@@ -107,10 +100,8 @@ def kept_probs(block: Block, rule: str) -> Tensor:
 def allowed(block: Block) -> Tensor:
     """Where looseness is permitted at all [B, K].
 
-    A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
-    steers the protocol: an end token of the draft must not end an answer that the target goes on with, nor the
-    reverse. Stop strings are texts, which a rule does not see, so that a loose token can complete one. The first token
-    of an answer decides most about what the answer does (a refusal begins there), so it is the target's as well.
+    Not at tokens with p = 0, not where x or t* steers the protocol (a loose end token would end the answer), and not at
+    the first token, which decides most about an answer. Stop strings are texts, so that a loose token can complete one.
     """
     may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
@@ -155,56 +146,49 @@ def reasons(strict_BK: Tensor) -> Tensor:
     return torch.where(strict_BK, carried_BK, int(Reason.LOOSE))
 
 
-def own_token(block: Block, length_B: Tensor) -> Tensor:
+def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> Tensor:
     """The token that the target adds behind the accepted prefix [B].
 
     Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p - q]_+), which
-    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192).
+    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192); p times path `ratios` [B, K + 1].
     """
-    at_B1 = length_B[:, None]
-    if block.greedy:
-        return block.top_ids.gather(-1, at_B1).squeeze(-1)
+    last = block.draft_ids.shape[1] - 1
+    if block.greedy or last < 0:
+        return target_draw(block, length_B)
     assert block.uniforms is not None
-    p_BV = block.logprobs.gather(1, at_B1[..., None].expand(-1, -1, block.logits.shape[-1])).squeeze(1).exp()
-    refused_B = length_B < block.valid.sum(-1)
-    weights_BV = torch.where(refused_B[:, None], residual(block, p_BV, length_B), p_BV)
+    logp_BV, next_B = row_at(block.logprobs, length_B), length_B.clamp_max(last)
+    p_BV = scaled_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
+    if ratios is not None:
+        scaled_BV = row_at(ratios, length_B)[:, None] * p_BV
+    if block.q is None:
+        q_BV = torch.zeros_like(p_BV).scatter(-1, row_at(block.draft_ids, next_B)[:, None], 1.0)
+    else:
+        q_BV = row_at(block.q, next_B)
+    rest_BV = (scaled_BV - q_BV).clamp_min(0)
+    refused_B1 = (length_B < block.valid.sum(-1))[:, None]
+    # where nothing is left, p and q are nearly equal
+    weights_BV = torch.where(refused_B1 & (rest_BV.sum(-1, keepdim=True) > 0), rest_BV, p_BV)
     return draw(weights_BV, block.uniforms[:, -1])
 
 
-def residual(block: Block, p_BV: Tensor, length_B: Tensor) -> Tensor:
-    """[p - q]_+ at the first refused position [B, V], unnormalised; p where that is empty (p and q nearly equal)."""
-    last = block.draft_ids.shape[1] - 1
-    if last < 0:
-        return p_BV
-    at_B1 = length_B.clamp_max(last)[:, None]
-    if block.q is None:
-        q_BV = torch.zeros_like(p_BV).scatter(-1, block.draft_ids.gather(-1, at_B1), 1.0)
-    else:
-        q_BV = block.q.gather(1, at_B1[..., None].expand(-1, -1, p_BV.shape[-1])).squeeze(1)
-    rest_BV = (p_BV - q_BV).clamp_min(0)
-    return torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
+def row_at(values: Tensor, place_B: Tensor) -> Tensor:
+    """Of `values [B, R, ..]` one row of each."""
+    return values[torch.arange(len(place_B), device=place_B.device), place_B]
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse transform sampling: one index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1).
-
-    One number per draw keeps a row's text independent of its neighbours in the batch.
-    """
+    """One index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1), by inverse transform."""
     mass = weights.double().cumsum(-1)
     found = torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True).squeeze(-1)
     return found.clamp_max(weights.shape[-1] - 1)
 
 
 def target_draw(block: Block, length_B: Tensor) -> Tensor:
-    """The token that p itself chooses behind the accepted prefix [B]: its argmax (greedy), else a draw from p.
-
-    For rules that replace the strict test, for which the residual distribution is not right.
-    """
+    """The token that p itself chooses behind the accepted prefix [B], for rules that replace the strict test."""
     if block.greedy:
-        return block.top_ids.gather(-1, length_B[:, None]).squeeze(-1)
+        return row_at(block.top_ids, length_B)
     assert block.uniforms is not None
-    rows_B = torch.arange(len(length_B), device=length_B.device)
-    return draw(block.logprobs[rows_B, length_B].exp(), block.uniforms[:, -1])
+    return draw(row_at(block.logprobs, length_B).exp(), block.uniforms[:, -1])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""One request on its way through the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""One request in the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones."""
 
 from __future__ import annotations
 
@@ -179,8 +176,7 @@ class Verifier:
         return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[..., : self.parts.vocabulary]
 
 
-FEWEST = 8
-"""Rows come in when at least one in so many slots is free: every admission costs a forward and a copy of the caches."""
+FEWEST = 8  # rows come in when one in so many slots is free: every admission costs a forward and a copy of the caches
 NOTHING = PrefixState([], RowCache([]), RowCache([]))
 
 
@@ -278,11 +274,7 @@ class Session:
         return bool(self.rows)
 
     def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
-        """Make room in both models for rows behind those of the batch.
-
-        The first rows of a batch are read together with their first draft. Later ones are read up to their last token
-        beforehand, so that the others do not wait for it in padding; the time is theirs.
-        """
+        """Make room in both models for rows; beside `live` ones, all but their last token is read at their cost."""
         begun, live, drafter = perf_counter(), len(self.rows), self.parts.drafter
         texts = [one.row.text for one in queued]
         targets, drafts = [one.prefix.target for one in queued], [one.prefix.draft for one in queued]
@@ -314,7 +306,10 @@ class Session:
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()
-        block = self.verifier.verify(self.rows, draft, self._to_accept(uniforms, draft))  # 2. verify   one forward
+        first, num = self.parts.most_drafted, draft.ids.shape[1]
+        if uniforms is not None:  # of these K are for accepting the draft, and one for drawing the own token
+            uniforms = torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(self.device)
+        block = self.verifier.verify(self.rows, draft, uniforms)  # 2. verify   one forward
         verified = perf_counter()
         judged = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
         accepted = perf_counter()
@@ -328,13 +323,6 @@ class Session:
         if self.sampling.greedy and not self.parts.random:
             return None
         return torch.stack([row.uniforms(2 * self.parts.most_drafted + 1) for row in self.rows])
-
-    def _to_accept(self, uniforms: Tensor | None, draft: Draft) -> Tensor | None:
-        """Those of the numbers [B, K + 1] that are for accepting the draft and drawing the own token."""
-        if uniforms is None:
-            return None
-        first, num = self.parts.most_drafted, draft.ids.shape[1]
-        return torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(self.device)
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
         parts, drafter = self.parts, self.parts.drafter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -55,29 +56,18 @@ class UnknownIdError(UserError, KeyError):
     __str__ = Exception.__str__  # a KeyError would show its message in quotation marks
 
 
-class Registry(Mapping[str, T]):
-    """A read-only mapping from ids to things, of which those written as "module:name" are imported on first use."""
+class Registry(UserDict[str, T]):
+    """Things by id, of which those written as "module:name" are imported on first use."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str | T]) -> None:
-        self.kind = kind  # what the entries are, as messages call it: "rule", "drafter"
-        self._entries: dict[str, Any] = dict(entries)
+    def __init__(self, kind: str, entries: Mapping[str, Any]) -> None:
+        self.data, self.kind = dict(entries), kind  # what the entries are, as messages call it: "rule", "drafter"
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
+        if name not in self:
             raise UnknownIdError(f"There is no {self.kind} '{name}'. {nearest(name, self)}")
-        if isinstance(self._entries[name], str):
-            self._entries[name] = imported(self._entries[name])
-        thing: T = self._entries[name]
-        return thing
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        if isinstance(reference := self.data[name], str):
+            self.data[name] = imported(reference)
+        return self.data[name]
 
 
 def imported(reference: str) -> Any:
@@ -176,10 +166,7 @@ Count = Annotated[int, Between(1)]
 
 
 def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """Every added token of a tokenizer: chat, think and tool markers, and ends of text.
-
-    No rule accepts one loosely, and every draft may propose it.
-    """
+    """Added tokens of a tokenizer (markers, ends of text): never accepted loosely, and any draft may propose them."""
     return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
 
 

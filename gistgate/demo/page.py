@@ -63,17 +63,11 @@ def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int | None,
     return [(None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d))) for kind, a, b, c, d in codes]
 
 
-def proof_of(decoder: Decoder) -> Certificate | None:
-    """The certificate that the decoder keeps, else the one beside its gate, which a gate of other weights lacks."""
-    found: Certificate | None = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
-    return found
-
-
 def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
     """What the certificate says about `rule`, its knob at `value`; `uncovered`: why it does not cover the requests."""
     if options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
-    certificate = proof_of(decoder)
+    certificate: Certificate | None = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
     if certificate is None:
@@ -96,7 +90,7 @@ def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, unc
 def tables_of(decoder: Decoder) -> dict[str, dict[str, Any]]:
     """The certificate, and where the gate and its partners come from, as far as there are any."""
     tables: dict[str, dict[str, Any]] = {}
-    if (certificate := proof_of(decoder)) is not None:
+    if (certificate := decoder.certificate or getattr(decoder.parts.gate, "certificate", None)) is not None:
         names = ("rule", "drafter", "block", "score", "source", "made")
         points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
         tables["Certificate"] = {**{name: getattr(certificate, name) for name in names}, **points}
@@ -155,12 +149,7 @@ def visible(text: str) -> str:
 
 
 def trace_page(
-    prompt: str,
-    run: Run,
-    strict: Run | None = None,
-    *,
-    claim: str | None = None,
-    tables: Mapping[str, Mapping[str, Any]] | None = None,
+    prompt: str, run: Run, strict: Run | None = None, claim: str | None = None, tables: Mapping[str, Any] | None = None
 ) -> str:
     """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it where it is given.
 

@@ -1,10 +1,7 @@
 """Several drafters, of which every row has the one that promises most; none where drafting does not pay.
 
-A proposal of n tokens that are each accepted with probability a is worth tau = 1 + a + .. + a^n tokens for the price of
-v + n c plain forwards. The speed tau / (v + n c) decides: the row takes the drafter with the highest one, of those
-whose match is long enough and which find something, and gives up when none exceeds 1.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
+A proposal of n tokens that are each accepted with probability a is worth 1 + a + .. + a^n tokens for the price of
+v + n c plain forwards. B rows, K drafted tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.text import RowDrafter, occurrences
+from gistgate.drafters.text import RowDrafter, occurrences, ragged
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,11 @@ class RowChoice:
 
     recent: list[Recent]  # of every option
     taken: tuple[int, int] = (-1, 0)  # the option that was taken and the tokens it proposed
-    guess: tuple[int, list[int]] = (0, [])
-    """The length of the text, and what the text itself proposed behind it but was not taken."""
+    guess: tuple[int, list[int]] = (0, [])  # length of the text, and what it proposed itself that was not taken
 
 
 class AdaptiveDrafter(RowDrafter):
-    """One drafter for every row and round, or none.
-
-    Each request counts its rounds by outcome: `choice_0` and so on by the place of the option, `choice_none` where
-    nothing was found, `choice_gave_up`.
-    """
+    """One drafter for every row and round, or none; requests count `choice_0`.., `choice_none`, `choice_gave_up`."""
 
     learns = True
 
@@ -89,15 +81,11 @@ class AdaptiveDrafter(RowDrafter):
         options: Sequence[Option],  # drafters of chains, of which at most one has a model
         verify: float = 1.0,  # v, reading a draft in plain forwards of the target
         *,
-        block: int = 8,  # K, tokens that promises are compared at
+        block: int = 8,  # tokens that promises are compared at; not the round's K, which depends on other rows
         prior: float = 0.8,  # acceptance that a drafter begins every request with
         weight: float = 16.0,  # tested tokens that the prior counts for: few give up after one unlucky round
         memory: float = 0.9,  # what a round counts for after the next one
     ) -> None:
-        """Choose among `options`; of equal promises the earlier one.
-
-        `block` is not the K of the round, which ends with the longest row's room: no row's choice depends on others.
-        """
         drafters = [option.drafter for option in options]
         with_model = [place for place, one in enumerate(drafters) if one.model is not None]
         if not options or len(with_model) > 1 or any(one.nodes for one in drafters):
@@ -208,22 +196,16 @@ class AdaptiveDrafter(RowDrafter):
 
 def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary: int) -> Draft:
     """Of each row the draft that was taken; with probabilities where one has some; tokens of others are certain."""
-    widest = max((found for _, found in taken), default=0)
-    ids = torch.zeros(len(taken), widest, dtype=torch.long)
-    for row, (place, found) in enumerate(taken):
-        if found:
-            ids[row, :found] = drafts[place].ids[row, :found].cpu()
-    valid = torch.arange(widest) < torch.tensor([found for _, found in taken])[:, None]
-    forwards = sum(draft.forwards for draft in drafts.values())
-    given = {place: draft.q for place, draft in drafts.items() if draft.q is not None}
-    if not given or not widest:
-        return Draft(ids, valid, None, forwards)
-    like = next(iter(given.values()))
-    q_BKV = torch.nn.functional.one_hot(ids, vocabulary).to(like)
+    draft = ragged([drafts[at].ids[row, :found].tolist() if found else [] for row, (at, found) in enumerate(taken)])
+    draft = replace(draft, forwards=sum(one.forwards for one in drafts.values()))
+    given = {place: one.q for place, one in drafts.items() if one.q is not None}
+    if not given or not draft.ids.shape[1]:
+        return draft
+    q_BKV = torch.nn.functional.one_hot(draft.ids, vocabulary).to(next(iter(given.values())))
     for row, (place, found) in enumerate(taken):
         if place in given:
             q_BKV[row, :found] = given[place][row, :found]
-    return Draft(ids, valid, q_BKV, forwards)
+    return replace(draft, q=q_BKV)
 
 
 @dataclass(frozen=True)
@@ -240,17 +222,11 @@ class Costs:
         return float(np.interp(block, known, [self.verify[k] for k in known]))
 
 
-UNPROVEN, WEIGHT = 0.5, 8.0
-"""Acceptance that a text begins every request with, too low to replace a draft model that pays; tested tokens that this
-counts for."""
+UNPROVEN, WEIGHT = 0.5, 8.0  # acceptance that a text begins requests with, and the tested tokens that it counts for
 
 
 class ModelOrTextDrafter(AdaptiveDrafter):
-    """A choice between the request's own text and a draft model, by the tokens that each has found.
-
-    A short copy is read at the price of its own length; at K = `block` the draft model's promise is made until it has
-    drafted.
-    """
+    """A choice between the request's own text and a draft model, by the tokens that each has found."""
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]

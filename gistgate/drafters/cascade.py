@@ -1,9 +1,4 @@
-"""A draft model that is itself drafted for: FLy's multi-level acceleration (arXiv 2511.22972).
-
-The inner drafter's settings are those of this library's prompt lookup. The published code looks for runs of up to 4
-tokens, proposes 6, and proposes the last guess again where it finds none.
-
-Greedy requests only; a sampled one is drafted as by the draft model alone.
+"""A draft model that is itself drafted for in greedy requests: FLy's multi-level acceleration (arXiv 2511.22972).
 
 Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabulary.
 """
@@ -91,12 +86,9 @@ class CascadeDrafter(ModelDrafter):
             super().keep(accepted)
             return
         # Holes between accepted inner guesses leave no common tail to drop, but for a single row there are none.
-        keep = [
-            min(known, level + num) for known, level, num in zip(self.reader.known, self._levels, accepted, strict=True)
-        ]
-        if keep == self.reader.known:
-            return
+        known = self.reader.known
+        keep = [min(now, level + num) for now, level, num in zip(known, self._levels, accepted, strict=True)]
         if len(keep) == 1:
-            self.reader.forget(self.reader.known[0] - keep[0], [self.reader.known[0] - keep[0]])
-        else:
+            self.reader.forget(known[0] - keep[0], [known[0] - keep[0]])
+        elif keep != known:
             self.reader.restore(self.reader.snapshot(range(len(keep))), keep)

@@ -1,9 +1,7 @@
 """A small language model as drafter: K forwards of its own for every forward of the target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,9 +11,7 @@ from gistgate.core.block import Draft
 from gistgate.core.drafter import Drafter, Request, Texts
 from gistgate.core.reader import Reader, RowCache, left_padded, remembered
 from gistgate.core.rule import draw
-
-if TYPE_CHECKING:
-    from gistgate.drafters.stopping import Drafts, Stopping
+from gistgate.drafters.stopping import Drafts, Stopping
 
 
 class ModelDrafter(Drafter):
@@ -45,7 +41,7 @@ class ModelDrafter(Drafter):
         device, sampling, uniforms = self.model.device, request["sampling"], request["uniforms"]
         ids, valid = left_padded(self.reader.unread(texts), device)
         tokens, rows = [], []
-        self._drafts = None if self.stopping is None else self.stopping.begin(len(texts))
+        self._drafts = None if self.stopping is None else Drafts(self.stopping, len(texts))
         for step in range(num_draft):
             z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]])
             x_B = z_BV.argmax(-1)
@@ -60,12 +56,9 @@ class ModelDrafter(Drafter):
             if self._enough(x_B, z_BV):
                 break
         self._drafted = len(tokens)
-        draft_ids = torch.stack(tokens, dim=1)
-        q_BKV = torch.stack(rows, dim=1) if rows else None
-        valid_BK = (
-            torch.ones_like(draft_ids, dtype=torch.bool) if self._drafts is None else self._drafts.valid(draft_ids)
-        )
-        return Draft(draft_ids, valid_BK, q_BKV, forwards=len(tokens))
+        x_BK, q_BKV = torch.stack(tokens, dim=1), torch.stack(rows, dim=1) if rows else None
+        valid_BK = torch.ones_like(x_BK, dtype=torch.bool) if self._drafts is None else self._drafts.valid(x_BK)
+        return Draft(x_BK, valid_BK, q_BKV, forwards=len(tokens))
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
         """Whether drafting ends with these tokens [B], drawn from processed logits, before `num_draft`."""

@@ -1,16 +1,6 @@
-"""When a draft ends: where the next token is too unlikely to survive for what it costs.
+"""When a draft ends: behind the first token that is too unlikely to survive for what it costs (docs/drafts.md).
 
-A drafted token costs c target steps and saves, if it survives, what a token costs otherwise. The draft ends behind the
-first token whose estimated survival lies below a floor. Estimates come from the draft's own probability of its tokens,
-mapped to how often such tokens were accepted on development prompts, and multiplied along the draft. Special cases are
-the confidence threshold of transformers and llama.cpp (the last token's probability alone) and the threshold of
-SpecDec++ (arXiv 2405.19715: the product).
-
-Sampled requests stay lossless. Whether x_(i+1) is drawn depends on x_1 .. x_i alone, and a token that was drawn is
-always proposed, also the one that ends the draft: given that a token is proposed, it is distributed as q says, which is
-all that a lossless test asks. Dropping the improbable token itself, as llama.cpp does, would not be lossless.
-
-Axis letters: B rows, V vocabulary.
+Sampled requests stay lossless because a token that was drawn is always proposed, also the one that ends the draft.
 """
 
 from __future__ import annotations
@@ -35,8 +25,7 @@ class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
     floor: float  # estimated survival below which a draft ends, in [0, 1]
-    points: tuple[tuple[float, float], ...] = IDENTITY
-    """(draft's probability, share accepted) with straight lines between, both from 0 to 1 and never falling."""
+    points: tuple[tuple[float, float], ...] = IDENTITY  # (probability, share accepted), linear between and rising
     joint: bool = True  # the survival of all tokens so far; False: of the last one, given those before it
     measured: dict[str, Any] = field(default_factory=dict)  # what it was made for: rule, settings, K, costs and counts
 
@@ -67,10 +56,6 @@ class Stopping:
         """The estimate with one more token."""
         return self.acceptance(confidence) * (estimate if self.joint else 1.0)
 
-    def begin(self, batch: int) -> Drafts:
-        """A round of that many drafts."""
-        return Drafts(self, batch)
-
     @property
     def binding(self) -> dict[str, Any]:
         """What decides proposals, as plain JSON."""
@@ -87,17 +72,15 @@ class Drafts:
     def __init__(self, stopping: Stopping, batch: int) -> None:
         self.stopping = stopping
         self.estimates, self.lengths = [1.0] * batch, [0] * batch
-        self.running = [True] * batch
 
     def add(self, z_BV: Tensor, x_B: Tensor) -> bool:
         """Take in processed draft logits and the tokens drawn from them; True once every row has ended its draft."""
         confidences = (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
         for row, confidence in enumerate(confidences):
-            if self.running[row]:
+            if self.estimates[row] >= self.stopping.floor:  # it still drafts
                 self.lengths[row] += 1
                 self.estimates[row] = self.stopping.after(self.estimates[row], confidence)
-                self.running[row] = self.estimates[row] >= self.stopping.floor
-        return not any(self.running)
+        return max(self.estimates) < self.stopping.floor
 
     def valid(self, like: Tensor) -> Tensor:
         """Which tokens are proposed, in the shape [B, K] of `like`."""

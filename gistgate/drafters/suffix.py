@@ -1,10 +1,4 @@
-"""Suffix decoding: propose what most often followed the latest tokens, as far as counts make it likely.
-
-After SuffixDecoding (arXiv 2411.04975); by default over the request's own text alone, like the dynamic part of
-SAM-Decoding (arXiv 2411.10666).
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""Suffix decoding (arXiv 2411.04975): propose what most often followed the latest tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +26,7 @@ class Text:
     """One text in a tree."""
 
     ids: list[int] = field(default_factory=list)
-    open: list[tuple[int, Node]] = field(default_factory=list)
-    """Its last suffixes as far as others begin alike: (length, node), to go on from when it grows."""
+    open: list[tuple[int, Node]] = field(default_factory=list)  # (length, node) of suffixes that others begin like
 
 
 NOTHING: dict[int, Node] = {}  # the children of every leaf; nobody adds to them
@@ -46,8 +39,7 @@ class Node:
 
     def __init__(self, text: Text | None = None, place: int = 0) -> None:
         self.count = 1  # times that the run occurs, at the ends of texts too
-        self.text, self.place = text, place
-        """Where a suffix that is alone from here on continues: its text and the place of the next token."""
+        self.text, self.place = text, place  # text and place of the next token of a suffix that is alone from here on
         self.children: dict[int, Node] = NOTHING if text is not None else {}
 
 
@@ -131,10 +123,9 @@ class SuffixTree:
     def walk(
         self, place: Place, num: int, min_probability: float, vocabulary: int, pick: Pick | None = None
     ) -> tuple[list[int], float]:
-        """Up to `num` tokens behind a place, and the sum of their path probabilities (child count / node count).
+        """Up to `num` most frequent tokens behind a place, and the sum of their path probabilities.
 
-        Tokens that take the path below `min_probability`, and those outside the vocabulary, are no choice. The most
-        frequent one is taken, of equals the one seen first.
+        Tokens that take the path below `min_probability`, and those outside the vocabulary, are no choice.
         """
         ids: list[int] = []
         path, score = 1.0, 0.0
@@ -153,19 +144,13 @@ class SuffixTree:
 
 
 class SharedSuffixes:
-    """A suffix tree for the answers of several requests and decoders of one process, bounded in tokens.
+    """A suffix tree for answers of several requests of one process, whose speed can thus tell of others' texts.
 
-    What one request wrote becomes a proposal for another, so texts can be told from the speed of others, and under
-    loose rules from their texts as well. Nothing is shared unless a drafter is given such an object and the scope
-    that fits it. Whoever reads or changes it holds `lock`.
+    Whoever reads or changes it holds `lock`.
     """
 
     def __init__(self, capacity: int = 100_000, depth: int = 32, tenant: str | None = None) -> None:
-        """An empty tree for the requests of `tenant` (None: everybody's).
-
-        At most `capacity` tokens are held, about 1 kB each; texts leave whole, the oldest first. `depth` is the longest
-        run of tokens that is counted, match and proposal together.
-        """
+        """An empty tree for the requests of `tenant` (None: everybody's), of `capacity` tokens, about 1 kB each."""
         if capacity < 1 or depth < 2 or tenant == "":
             raise UserError("suffix: a shared capacity is 1 or more, its depth 2 or more, and a tenant has a name.")
         self.capacity, self.tenant = capacity, tenant
@@ -222,19 +207,14 @@ class SuffixDrafter(RowDrafter):
 
     factor: float = 1.0  # tokens proposed for every matched one
     offset: float = 0.0  # tokens proposed besides
-    min_probability: float = 0.1
-    """Where the path probability (product of child count / node count) falls below this, a proposal ends."""
+    min_probability: float = 0.1  # path probability (product of child count / node count) below which a proposal ends
     depth: int = 32  # longest run of tokens that is counted, match and proposal together
-    scope: Literal["request", "tenant", "global"] = "request"
-    """Whose texts are used: the request's own; those of one tenant as well; everybody's as well."""
-    shared: SharedSuffixes | None = None
-    """The answers of earlier requests; needed by the scopes "tenant" and "global" and refused by "request"."""
+    scope: Literal["request", "tenant", "global"] = "request"  # whose texts are used besides the request's own
+    shared: SharedSuffixes | None = None  # the answers of earlier requests; needed by "tenant" and "global"
     tenant: str | None = None  # whose requests these are, for the scope "tenant"; has to be the shared object's tenant
     q_from_counts: bool = False
-    """Give the counts as draft probabilities q. A request that samples then has its tokens drawn from them (child count
-    / sum of the likely children's, with the request's temperature, top-k and top-p), which is what keeps ratio tests
-    lossless. A greedy one has q = child count / node count, and what is left over (node ends, unlikely children) spread
-    evenly over the vocabulary: a smoothed one-hot, the surer the more often the continuation was seen."""
+    """Give the counts as draft probabilities q, from which sampled tokens are drawn (child count / sum of the likely
+    children's). Greedy requests have q = child count / node count, and what is left spread over the vocabulary."""
 
     def __post_init__(self) -> None:
         grows = self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1
@@ -245,11 +225,7 @@ class SuffixDrafter(RowDrafter):
             raise UserError("suffix: scope 'request' takes no shared= and tenant=, 'global' shared=, 'tenant' both.")
         if self.shared is not None and self.shared.tenant != self.tenant:
             raise UserError("suffix: the shared texts are another tenant's. Give every tenant its own object.")
-
-    @property
-    def gives_q(self) -> bool:  # type: ignore[override]
-        """True when the counts serve as draft probabilities."""
-        return self.q_from_counts
+        self.gives_q = self.q_from_counts
 
     def new_row(self) -> RowTexts:
         return RowTexts(SuffixTree(self.depth))

@@ -24,10 +24,7 @@ def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
 
 
 def occurrences(text: Sequence[int], n_max: int, latest: bool = True) -> Iterator[tuple[int, int]]:
-    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, longer runs first.
-
-    Of equal lengths the latest comes first, or with `latest=False` the earliest.
-    """
+    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, the longer and `latest` first."""
     for length in range(min(n_max, len(text) - 1), 0, -1):
         pattern, starts = list(text[-length:]), range(len(text) - length)
         for start in reversed(starts) if latest else starts:
@@ -100,27 +97,24 @@ UNKNOWN = -1  # in place of a successor that was never seen
 class RowSuccessors:
     """What is known of one row."""
 
-    table: np.ndarray | None = None
-    """A [V, k], the successors of every token, the likeliest first; None before the row's first text."""
+    table: np.ndarray | None = None  # A [V, k], successors of every token, the likeliest first; None before a text
     read: int = UNKNOWN  # the token that the target reads in front of the latest proposal
 
 
 @dataclass
 class TokenRecycling(RowDrafter):
-    """Token Recycling (arXiv 2408.08696): x_1 = A[last token], x_2 = A[x_1], ..., as far as successors are known.
+    """Token Recycling (arXiv 2408.08696), along the likeliest successors: x_1 = A[last token], x_2 = A[x_1], ...
 
-    This is the chain of the most likely successors; the paper verifies a tree over the k that are remembered.
-    A is filled from the target's rows, which `observe` is given after every verification.
+    The paper verifies a tree over the k that are remembered. A is filled from the target's rows.
     """
 
     learns = True
     k: int = 8  # successors remembered for every token; a chain follows the first
     reset: Literal["request", "keep"] = "request"
-    """"request": every row begins with an empty A; "keep": one A for all, which goes on through requests (as in the
-    paper) and lets the texts of some be told from the speed of others, under loose rules from their texts as well."""
+    """"request": every row begins with an empty A; "keep": one A for all requests, as in the paper, so that speed, and
+    under loose rules texts, tell of others' texts."""
     from_text: bool = True
-    """Tokens that A does not know take the token behind their last occurrence in the prompt: the target's rows of a
-    prompt are not computed. The paper's A knows nothing of prompts."""
+    """Tokens that A does not know take the token behind their last occurrence in the prompt."""
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.reset not in ("request", "keep"):

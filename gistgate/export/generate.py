@@ -105,17 +105,13 @@ def decode_gated(
     model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
     generation_config: GenerationConfig, **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
-    """Continue the rows of `input_ids [B, T]`, as `model.generate(custom_generate=...)` asks; returns [B, T + new].
-
-    `strings` end an answer. What a certificate that was named or preferred does not cover is refused; that of a gate
-    alone (`is_gated`) holds for greedy decoding, and others are warned.
-    """
+    """Continue the rows of `input_ids [B, T]`, as `model.generate(custom_generate=...)` asks; returns [B, T + new]."""
     check_supported(model, generation_config, prepared)
     sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
     max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
     if decoder.tokenizer is None:
         decoder = decoder.having(tokenizer=tokenizer)
-    if decoder.certificate is not None:
+    if decoder.certificate is not None:  # one that was named, or preferred by `gistgate tune`
         refuse(decoder.certificate.mismatch(temperature=sampling.temperature))
     if is_gated and decoder.rule.knob is not None and not sampling.greedy:
         warnings.warn(

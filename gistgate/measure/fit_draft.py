@@ -51,10 +51,7 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
 
 
 def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stopping:
-    """The policy with the best speed over these rounds, had each draft ended where the policy says.
-
-    At that floor another token costs what it saves: c is its survival times what a token costs otherwise.
-    """
+    """The policy with the best speed over these rounds, had each draft ended where the policy says."""
     points = accepted_by_confidence(rounds)
     free, floors = Stopping(0.0, points), {0.0}
     for one in rounds:

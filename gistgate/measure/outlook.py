@@ -124,11 +124,6 @@ class Lengths:
         """A limit that leaves room behind the longest answer that ended before it, in tokens."""
         return math.ceil(LONGER * self.longest / STEP) * STEP
 
-    @property
-    def is_told(self) -> bool:
-        """Whether these answers tell which limit they need: most of them end, and far enough below the limit."""
-        return self.longest > 0 and (not self.cut or (2 * self.cut < self.answers and self.enough <= self.limit))
-
 
 def lengths_of(answers: Sequence[Generation], limit: int) -> Lengths:
     """The lengths of answers that were decoded with a limit of so many tokens."""
@@ -139,7 +134,8 @@ def lengths_of(answers: Sequence[Generation], limit: int) -> Lengths:
 def limit_advice(found: Lengths) -> str:
     """Which limit these answers ask for, or how to find it, in a sentence or two."""
     reached = f"{found.cut or 'None'} of {found.answers} answers reached the limit of {found.limit} tokens"
-    if not found.is_told:
+    most_end = not found.cut or (2 * found.cut < found.answers and found.enough <= found.limit)  # and far below it
+    if not found.longest or not most_end:
         return (
             f"{reached}, so that the length of whole answers is not known. Before you set a limit for a task, ask "
             f"again with --max-new-tokens {NEXT * found.limit}, or with what the context leaves behind the prompt, and "

@@ -24,8 +24,7 @@ INNER = "rule."  # prefix of what the watched rule remembers
 class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
-    A loose decoder begins its next block where its last one ended, so the rule judges again once the strict text has
-    come as far: tokens over judged blocks estimate tau. What it makes of every strict block is counted as well.
+    It judges again once the strict text has come as far as a loose one would: tokens over judged blocks estimate tau.
     """
 
     rule: Rule  # what would have been accepted
@@ -53,18 +52,7 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
         would = settle(self.rule, block, inner)
-        counts = self._counted(block, acceptance, would, state)
-        # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
-        judged_B = counts["shadow_judged"] > state.get("shadow_judged", torch.zeros_like(counts["shadow_judged"]))
-        met = replace(block, valid=block.valid & judged_B[:, None])
-        after = self.rule.advance(met, would, inner)
-        for name, new in after.items():
-            old = inner.get(name, torch.zeros_like(new))
-            counts[INNER + name] = torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, old)
-        return counts
-
-    def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
-        none_B = torch.zeros_like(strict.length)
+        none_B = torch.zeros_like(acceptance.length)
         known = {name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")}
         length_B = until_end(block, would.length)
         judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
@@ -73,15 +61,21 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
         more = {
             "shadow_blocks": torch.ones_like(none_B),
             "shadow_first": length_B + 1,
-            "shadow_differing": (length_B != until_end(block, strict.length)).long(),
+            "shadow_differing": (length_B != until_end(block, acceptance.length)).long(),
             "shadow_judged": judged_B,
             "shadow_tokens": judged_B * (length_B + 1),
             "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
             "shadow_carried": judged_B * ((would.reasons == int(Reason.CARRIED)) & kept_BK).sum(-1),
-            "shadow_at": strict.length + 1,
+            "shadow_at": acceptance.length + 1,
             "shadow_next": judged_B * (behind_B - known["shadow_next"]),
         }
-        return {name: value + more[name] for name, value in known.items()}
+        counts = {name: value + more[name] for name, value in known.items()}
+        # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
+        met = replace(block, valid=block.valid & judged_B.bool()[:, None])
+        for name, new in self.rule.advance(met, would, inner).items():
+            old = inner.get(name, torch.zeros_like(new))
+            counts[INNER + name] = torch.where(judged_B.bool().view(-1, *[1] * (new.ndim - 1)), new, old)
+        return counts
 
 
 def until_end(block: Block, length_B: Tensor) -> Tensor:

@@ -239,26 +239,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one way of decoding took for some prompts."""
-
-    name: str
-    seconds: float  # summed over the prompts, prefill included
-    statistics: Statistics
-    loops: int  # prompts that any way answered with a loop
-
-
-def side_by_side(decoder: Decoder, prompts: Prompts, **request: Any) -> list[Timing]:
-    """Plain, strict and `decoder` on every prompt, one row at a time."""
+def side_by_side(decoder: Decoder, prompts: Prompts, **request: Any) -> tuple[dict[str, tuple[float, Statistics]], int]:
+    """Seconds and counts of plain, strict and `decoder` on all prompts, row by row, and how many prompts loop."""
     ways = {"plain": decoder.plain(), "strict": decoder.strict(), decoder.rule.id: decoder}
     field = [contender(name, one, request, any_engine=True) for name, one in ways.items()]
     laps, loops = without_loops(race(field, [[ids] for ids in prompts]))
     runs = {name: [each[name][0] for each in laps] for name in ways}
-    return [
-        Timing(name, sum(run.seconds for run in some), total([run.statistics or Statistics() for run in some]), loops)
+    return {
+        name: (sum(run.seconds for run in some), total([run.statistics or Statistics() for run in some]))
         for name, some in runs.items()
-    ]
+    }, loops
 
 
 def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHES, **request: Any) -> int:

@@ -22,10 +22,6 @@ class Interval:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def accuracy_difference(
     loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0, method: Literal["BCa", "percentile"] = "BCa"
@@ -59,7 +55,7 @@ def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, An
     """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are those of the rounds."""
     rounds = [np.asarray(column, float) for column in columns]
     if len(rounds[0]) >= FEWEST:
-        return {**interval(figure, *rounds).as_dict(), "kind": "bootstrap"}
+        return {**asdict(interval(figure, *rounds)), "kind": "bootstrap"}
     each = figure(*(column[:, None] for column in rounds), axis=-1)
     mean = float(figure(*rounds, axis=-1))
     return {"mean": mean, "low": float(each.min()), "high": float(each.max()), "kind": "range"}

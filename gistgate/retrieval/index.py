@@ -55,10 +55,7 @@ class FaissIndex:
     """An inverted file in front of the stored keys."""
 
     def __init__(self, index: Any, keys: Tensor, effort: int = 4, refine: int = 64) -> None:
-        """Rank by `keys [N, P]`, float16, what a FAISS index of the same keys proposes.
-
-        A query visits `effort` lists, and gets `refine` neighbours for each: recall@8 is 0.99 at 0.1 million keys.
-        """
+        """Rank by `keys [N, P]`, float16, `refine` times as many neighbours, which FAISS finds in `effort` lists."""
         faiss = import_faiss()
         self.index, self.keys, self.refine = index, keys, refine
         self._parameters = faiss.SearchParametersIVF(nprobe=effort)

@@ -23,7 +23,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.text import RowDrafter, ragged
 from gistgate.retrieval.corpus import END, SuffixArray, spaced
 from gistgate.retrieval.index import Index, index_for
-from gistgate.retrieval.store import Datastore
+from gistgate.retrieval.store import Datastore, Projection
 from gistgate.trees.tree import Trees, tree
 
 
@@ -216,7 +216,7 @@ class SenseDrafter(RowDrafter):
             return
         h_BKD = block.hidden[self.store.config.layer]
         if self._projection.bias.device != h_BKD.device:
-            self._projection = self.store.projection.to(h_BKD.device)
+            self._projection = Projection(*(part.to(h_BKD.device) for part in vars(self.store.projection).values()))
         keys_BKP = self._projection(h_BKD).cpu().numpy()
         ids, own = block.draft_ids.tolist(), acceptance.own_ids.tolist()
         for place, (row, length) in enumerate(zip(self.rows, acceptance.length.tolist(), strict=True)):

@@ -67,10 +67,6 @@ class Projection:
         """Keys [..., P], float32, of states [..., D]."""
         return F.normalize(states.float() @ self.weight + self.bias, dim=-1)
 
-    def to(self, device: torch.device | str) -> Projection:
-        """The same projection on a device."""
-        return Projection(self.weight.to(device), self.bias.to(device))
-
 
 @dataclass(frozen=True)
 class Datastore:

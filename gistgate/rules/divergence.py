@@ -1,7 +1,5 @@
 """Rules that look at whole distributions: divergences of target and draft, a mixture of both, the target's entropy.
 
-FLy and SENSE tolerate a mismatch where the target is undecided and the draft agrees with it behind.
-
 p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
 """
 
@@ -75,10 +73,8 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     """Fuzzy speculative decoding (arXiv 2502.20704): accept where Div(p, q) <= threshold, whatever the token.
 
-    Reduced, only the tokens that the strict test refused are judged so. The full variant, as published, judges every
-    token so: where the distributions are far apart it refuses even an exact match (and, greedy, writes the same token
-    as its own). "ag" is what the released code calls Jensen-Shannon (its arguments reversed), "kl" KL(q || p) as there,
-    "topk" Jensen-Shannon of the target's 50 best tokens and the rest as one.
+    The full variant, as published, judges every token, and refuses an exact match where the distributions are far
+    apart. "ag" is what the released code calls Jensen-Shannon (its arguments reversed), "kl" KL(q || p) as there.
     """
 
     threshold: float = 0.4  # in nats, for "tv" a share; below 0 none; it means something else for every div
@@ -107,9 +103,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure of something.
 
-    A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
-    looked at: where the distributions are close, an improbable one passes too. Both distributions are those of the
-    request, so that top-k and top-p, which may forbid one of them a token of the other, make it far stricter.
+    The token is not looked at. Both distributions are those of the request: top-k and top-p make it far stricter.
     """
 
     tau: float = 0.4  # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
@@ -138,8 +132,7 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
     """Accept against nu = w p + (1 - w) q (arXiv 2604.07622, static form): its argmax, or with min(1, nu(x) / q(x)).
 
     Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those
-    of transformers with `assistant_ensemble_weight=w`. Exempt are the first token of an answer and protocol tokens,
-    which stay the target's decision, and tokens that top-k or top-p forbid the target (p = 0).
+    of transformers with `assistant_ensemble_weight=w`, but for what is strict everywhere.
     """
 
     w: Share = 1.0  # weight of the target in [0, 1]; 1 is strict and the published default
@@ -180,11 +173,7 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
 
 @dataclass(frozen=True)
 class Fly(Rule, id="fly", knob="theta", looser="down"):
-    """FLy (arXiv 2511.22972): entropy gate and deferred window, in the form of the vLLM port unless set otherwise.
-
-    Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches,
-    for greedy requests; AMD's code samples in another way than this rule).
-    """
+    """FLy (arXiv 2511.22972): entropy gate and deferred window, in the form of the vLLM port unless set otherwise."""
 
     theta: float = 0.3  # undecided from here on: nats for "top3", share of ln V for "normalised"; above ln 3 (1) strict
     window: Natural = 6  # matches that have to follow the mismatch, in tokens
@@ -208,11 +197,7 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
 
 @dataclass(frozen=True)
 class Sense(Rule, id="sense", knob="gamma", looser="down"):
-    """SENSE's gate (arXiv 2606.00021): keep x where Hn(p) > gamma and x is in the top k or few mismatches follow.
-
-    It serves any drafter. The paper leaves the window, its kernel and tau_c open: a box over the next `window`
-    positions is our choice.
-    """
+    """SENSE's gate (arXiv 2606.00021): keep x where Hn(p) > gamma and x is in the top k or few mismatches follow."""
 
     gamma: float = 0.05  # entropy above which the target counts as undecided, as a share of ln V; 1 is strict
     k: Natural = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route

@@ -22,10 +22,7 @@ CAPACITY = 1 << 16  # pairs that a table holds unless told otherwise: 1.5 MB
 
 
 class PairCounts:
-    """How often the target refused a draft token x in favour of its own t: sorted keys [C] and their counts.
-
-    The table lies on the device that asks; beyond `capacity` the pairs met longest ago leave.
-    """
+    """How often the target refused x for its own t: sorted keys [C] and counts, without the pairs met longest ago."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         if capacity < 1:
@@ -121,9 +118,8 @@ class Counting(Context):
 class Csd(Rule, id="csd", knob="tau_c", looser="down"):
     """CSD (arXiv 2604.13634): keep x where (x, t*) was met more than min_count times and z(x) - z(t*) >= ln tau_c.
 
-    A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
-    accepted then depends on earlier requests, so each user needs a separate rule object. In sampled requests a refusal
-    is one of the lossless test, and z are the processed logits.
+    An online table counts every refusal of the strict test while decoding. What is accepted then depends on earlier
+    requests, so each user needs a separate rule object.
     """
 
     tau_c: Positive = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
@@ -190,10 +186,7 @@ def refusals(block: Block) -> Tensor:
 
 
 def met_so_far(block: Block) -> Tensor:
-    """Refusals of each position's pair within its block, up to and including that position [B, K].
-
-    A position matters only if all positions before it stay, so decoding has met all refusals before it.
-    """
+    """Refusals of each position's pair in its block up to there [B, K]: it matters only if all before it stay."""
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
     same_BKK = (key_BK[:, :, None] == key_BK[:, None, :]) & refusals(block)[:, None, :]
     return same_BKK.tril().sum(-1)
@@ -201,10 +194,7 @@ def met_so_far(block: Block) -> Tensor:
 
 @dataclass(frozen=True)
 class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
-    """Regret budget (huggingface/transformers#48636): accept while the request's sum of max z - z(x) stays within it.
-
-    A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.
-    """
+    """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x) stays in it."""
 
     budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
     temperatures = "greedy"

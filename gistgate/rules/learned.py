@@ -28,11 +28,7 @@ class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
 
 @dataclass(frozen=True)
 class Judge(Rule, id="judge", knob="delta", looser="down"):
-    """Judge Decoding (arXiv 2501.19309): accept where P(token is fine) > delta; `autojudge` limits the opposite.
-
-    The published gate is linear, reads the target's state after the token before the final normalisation, and is
-    trained on spans: tokens before an error are labelled fine, those of the wrong span are not.
-    """
+    """Judge Decoding (arXiv 2501.19309): accept where P(token is fine) > delta; `autojudge` limits the opposite."""
 
     delta: Amount = 0.5  # probability that a tolerated token has to exceed; 1 is strict
     needs = frozenset({"gate"})
@@ -45,11 +41,7 @@ class Judge(Rule, id="judge", knob="delta", looser="down"):
 
 @dataclass(frozen=True)
 class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
-    """Accept where `ensemble` accepts at w and P(harm) <= risk; the draft's confidence may thus veto the gate.
-
-    Each of the two may be looser than it could be alone. At w = 0 every greedy draft token passes the mixture, and the
-    rule equals `autojudge`.
-    """
+    """Accept where `ensemble` accepts at w and P(harm) <= risk; at w = 0 the rule equals `autojudge`."""
 
     risk: Risk = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
     w: Share = 0.3  # weight of the target in the mixture, in [0, 1]; 1 is strict
@@ -58,10 +50,6 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     needs = AutoJudge.needs | Ensemble.needs
     temperatures = "greedy"
     alternative = "'ensemble'"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.mixture  # made here: a compiled round makes no rules
 
     @cached_property
     def mixture(self) -> Ensemble:
@@ -89,9 +77,8 @@ class Costs(Context):
 class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     """WISV (arXiv 2604.17701): accept where P(harm) <= min(risk + kappa cost, limit), the request's cost in [0, 1].
 
-    It loosens when a round is expensive, and counts the bytes that the draft side sends. An unknown cost is 0. Quality
-    depends on the cost, and calibration decodes without costs. A certificate therefore holds at kappa = 0, and where a
-    larger kappa is named, it is uncertified.
+    It counts the bytes that the draft side sends. An unknown cost is 0. Calibration decodes without costs, so that a
+    certificate holds at kappa = 0.
     """
 
     risk: Risk = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost

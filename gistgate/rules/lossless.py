@@ -1,7 +1,4 @@
-"""Rules beside `exact` that leave the target's distribution alone: the draft is judged as a whole, deepest token first.
-
-Axis letters: B rows, K drafted tokens, V vocabulary.
-"""
+"""Rules beside `exact` that leave the target's distribution alone: a draft is judged whole, deepest token first."""
 
 from dataclasses import dataclass
 
@@ -10,16 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Rule, State, draw, own_token
+from gistgate.core.rule import Rule, State, own_token
 
 
 @dataclass(frozen=True)
 class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
     """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j.
 
-    A later token may redeem an earlier one. Texts are distributed as by `exact`, with other tokens for the same seed,
-    and at least as many accepted on average. Greedy requests are `exact` itself. A draft without probabilities counts
-    as certain.
+    A later token may redeem an earlier one. Texts are distributed as by `exact`; greedy requests are `exact` itself.
     """
 
     def accept(self, block: Block, state: State) -> Tensor:
@@ -32,10 +27,7 @@ class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True,
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         """A draw from norm([P p - q]_+) behind the accepted prefix, from p behind a whole draft."""
-        if block.greedy or not block.draft_ids.shape[1]:
-            return own_token(block, length_B)
-        assert block.uniforms is not None
-        return draw(remaining(block, length_B), block.uniforms[:, -1])
+        return own_token(block, length_B, None if block.greedy else path_ratios(block))
 
 
 def path_ratios(block: Block) -> Tensor:
@@ -72,23 +64,6 @@ def passing(block: Block) -> Tensor:
     return torch.where(is_inner_BK, F.pad(inner_BK, (0, 1)), ratio_BK)
 
 
-def remaining(block: Block, length_B: Tensor) -> Tensor:
-    """Unnormalised probabilities of the own token behind `length_B` accepted ones [B, V]."""
-    at_B1, width = length_B[:, None], block.logits.shape[-1]
-    p_BV = block.logprobs.gather(1, at_B1[..., None].expand(-1, -1, width)).squeeze(1).double().exp()
-    next_B1 = at_B1.clamp_max(block.draft_ids.shape[1] - 1)
-    if block.q is None:
-        q_BV = torch.zeros_like(p_BV).scatter(-1, block.draft_ids.gather(-1, next_B1), 1.0)
-    else:
-        q_BV = block.q.gather(1, next_B1[..., None].expand(-1, -1, width)).squeeze(1).double()
-    rest_BV = (path_ratios(block).gather(1, at_B1) * p_BV - q_BV).clamp_min(0)
-    refused_B1 = at_B1 < block.valid.sum(-1, keepdim=True)
-    return torch.where(refused_B1 & (rest_BV.sum(-1, keepdim=True) > 0), rest_BV, p_BV)
-
-
 @dataclass(frozen=True)
 class Traversal(BlockVerification, id="traversal"):
-    """Traversal Verification (arXiv 2505.12398), leaves first: `gistgate.trees.tree.traverse` applies it to a tree.
-
-    On a chain it equals `block`. Texts are distributed as by `exact`. Greedy requests are `exact` itself.
-    """
+    """Traversal Verification (arXiv 2505.12398), `gistgate.trees.tree.traverse`; on a chain it equals `block`."""

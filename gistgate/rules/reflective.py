@@ -1,7 +1,4 @@
-"""Reflective verification: the target reads the draft twice, and the second verdict counts too (arXiv 2505.18629).
-
-Behind the draft stand a short prompt, the last tokens of the text once more, and the draft once more. The rows of the
-second copy give a milder verdict. Nothing of it stays in the cache.
+"""Reflective verification (arXiv 2505.18629): behind the draft the target reads a prompt, the text's end, and it again.
 
 Axis letters: B rows, K drafted tokens, R tokens of prompt and repeated tail, V vocabulary.
 """
@@ -27,14 +24,14 @@ PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the 
 BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}  # rules that may judge the mixture
 
 
+@dataclass(frozen=True)
 class Reflection(Context):
-    """What is read behind a draft."""
+    """What is read behind a draft; `tail` and `mode` as in the rule."""
 
+    prompt_ids: tuple[int, ...]
+    tail: int
+    mode: str
     needs_eager = "reads drafts a second time"
-
-    def __init__(self, prompt_ids: tuple[int, ...], tail: int, mode: str) -> None:
-        """The prompt's ids; `tail` and `mode` as in the rule."""
-        self.prompt_ids, self.tail, self.mode = prompt_ids, tail, mode
 
 
 class Rereader(Verifier):

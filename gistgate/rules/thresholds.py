@@ -1,7 +1,4 @@
-"""Rules that compare numbers of the target's row with thresholds: probability, ratio, rank, margin, entropy.
-
-`Prob`, `ProbRatio`, `TopK` and `Random` are controls that no paper claims.
-"""
+"""Rules that compare numbers of the target's row with thresholds: probability, ratio, rank, margin, entropy."""
 
 import math
 import warnings
@@ -71,9 +68,7 @@ class Random(Rule, id="random", knob="rate", looser="up"):
 class Typical(Rule, id="typical", knob="scale", looser="down"):
     """Typical acceptance (arXiv 2401.10774): accept where p(x) > scale * min(eps, delta * exp(-H(p))).
 
-    The form "ascend" is vllm-ascend's: scale * min(exp(-0.4 H), 0.95). As published, greedy requests are decoded
-    exactly. Where p is peaked, eps is the threshold, and where p is flat, delta is, so neither alone makes the rule
-    looser everywhere. The knob multiplies both.
+    The form "ascend" is vllm-ascend's: scale * min(exp(-0.4 H), 0.95). As published, greedy requests are exact.
     """
 
     scale: Amount = 1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
@@ -105,11 +100,7 @@ class Typical(Rule, id="typical", knob="scale", looser="down"):
 
 @dataclass(frozen=True)
 class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
-    """Lenience (arXiv 2211.17192, appendix): accept with min(1, p(x) / (l q(x))).
-
-    A refused token is replaced from the residual norm([p - q]_+), and no token becomes more than 1 / l times as
-    probable as under the target. Greedy requests have no such ratio.
-    """
+    """Lenience (arXiv 2211.17192, appendix): accept with min(1, p(x) / (l q(x))); no token gets over p(x) / l."""
 
     lenience: PositiveShare = 0.5  # l in (0, 1]; 1 is strict
     temperatures = "sampled"
@@ -128,8 +119,7 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
 class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
     """SGLang's thresholds (sgl-project/sglang): accept where u <= p(x) / acc or p(x) >= single; greedy without u.
 
-    The draft's probabilities are ignored on purpose: with acc = single = 1 the text has the distribution p for any
-    draft, though with fewer accepted tokens than the strict test. Therefore the rule replaces that test.
+    q is ignored on purpose: with acc = single = 1 the text has the distribution p, with fewer accepted tokens.
     """
 
     acc: PositiveShare = 1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
@@ -164,9 +154,7 @@ def two_best(block: Block) -> tuple[Tensor, Tensor]:
 class Mars(Rule, id="mars", knob="theta", looser="down"):
     """MARS (arXiv 2601.15498): accept one of the target's two best tokens where z(2) / z(1) > theta.
 
-    The ratio means what it should only for positive logits: shifting all of them leaves p as it is but not the ratio.
-    The released code relaxes sampled requests alone and its strict branch is not lossless; here the gate stands beside
-    the lossless test at every temperature.
+    Shifting all logits leaves p as it is but not the ratio. Unlike in the released code the test beside it is lossless.
     """
 
     theta: Logits = 0.9  # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
@@ -179,10 +167,7 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
 
 @dataclass(frozen=True)
 class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
-    """Accept one of the target's two best tokens where z(1) - z(2) <= margin, which no shift of the logits changes.
-
-    The difference is that of ln p at the request's temperature: halving the temperature doubles it.
-    """
+    """Accept one of the target's two best tokens where z(1) - z(2) <= margin, at the request's temperature."""
 
     margin: Logits = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
     grid = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -223,11 +223,11 @@ class Pair(StepOpinion):
         self.writer, self.aligned = writer, aligned
 
     def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        own = self.writer.write(texts, range(len(texts)))
-        for row, step in zip(rows, own, strict=True):
-            self.spent[row] = len(step.ids)
+        own = [ids for ids, _ in self.writer.write(texts, range(len(texts)))]
+        for row, ids in zip(rows, own, strict=True):
+            self.spent[row] = len(ids)
         decode = self.writer.decoder.tokenizer.decode  # type: ignore[union-attr]
-        said = [(decode(step.ids), decode(ids)) for step, ids in zip(own, steps, strict=True)]
+        said = [(decode(ids), decode(step)) for ids, step in zip(own, steps, strict=True)]
         equal = [a.lower().split() == b.lower().split() for a, b in said]
         return [1.0 if same else self.aligned(*pair) for same, pair in zip(equal, said, strict=True)]
 
@@ -260,11 +260,7 @@ class SegmentJudge:
 
 
 class Counting:
-    """Adds to every row's statistics, then lets another observer look.
-
-    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text for
-    any reason, and what the opinion notes. Forwards of the target that an opinion took count as all others do.
-    """
+    """Adds to every row's statistics (docs/segments.md) and target forwards of opinions; then another looks."""
 
     def __init__(self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None) -> None:
         self.rule, self.judge, self.then = rule, judge, then

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -97,10 +97,7 @@ class SegmentDrafter(ModelDrafter):
 
 
 class RewritingDrafter(SegmentDrafter):
-    """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
-
-    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused.
-    """
+    """Drafts, but offers nothing to be judged until the target has ended the segment it refused (or the limit cut)."""
 
     def start(self, batch: int) -> None:
         super().start(batch)
@@ -131,40 +128,26 @@ class RewritingDrafter(SegmentDrafter):
         self._own += [None] * len(texts)
 
 
-@dataclass(frozen=True)
-class Written:
-    """A piece of text."""
-
-    ids: list[int]
-    finished: bool  # false where the limit came before a boundary: that is no segment
-
-
 class SegmentWriter:
     """Continues texts by one segment each; several may continue the same text."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        boundaries: Boundaries,
-        limit: int,
-        *,
-        eos_ids: Collection[int] = (),
-        stops: Sequence[str] = (),
-    ) -> None:
-        """Write at most `limit` tokens with `model`; `eos_ids` and `stops` end a segment as they end an answer."""
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, boundaries: Boundaries, limit: int, **ends: Any) -> None:
+        """Write at most `limit` tokens with `model`; `ends` (eos_ids, stops) end a segment as they end an answer."""
         self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer))
-        self.boundaries, self.limit, self.eos_ids, self.stops = boundaries, limit, eos_ids, stops
+        self.boundaries, self.limit, self.ends = boundaries, limit, ends
 
     def write(
         self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
-    ) -> list[Written]:
-        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context."""
+    ) -> list[tuple[list[int], bool]]:
+        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context.
+
+        With each goes whether it is finished; one that the limit cut is no segment.
+        """
         context = context_of(self.decoder.target.config.get_text_config())
         longest = max(map(len, texts), default=0)
         limit = self.limit if context is None else min(self.limit, context - longest)
         if limit < 1:
-            return [Written([], finished=False) for _ in behind]
+            return [([], False) for _ in behind]
         needed = sorted(set(behind))
         memories = dict(zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True))
         lengths = [len(texts[index]) for index in behind]
@@ -173,11 +156,10 @@ class SegmentWriter:
             [(length, []) for length in lengths],
             lengths,
             max_new_tokens=limit,
-            eos_ids=self.eos_ids,
-            stops=self.stops,
             sampling=sampling,
             seeds=seeds,
             is_decided=lambda row: "segment" if self.boundaries.ends(row.answer) else None,
             remember=False,
+            **self.ends,
         )
-        return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
+        return [(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]

@@ -3,11 +3,9 @@
 Axis letters: B rows, W nodes read at a time, R nodes read so far, M candidates, N nodes of the tree, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,11 +17,9 @@ from gistgate.core.reader import left_padded
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.text import occurrences, shared
 from gistgate.trees.tree import Candidate, Trees, merge, tree_layout
-
-if TYPE_CHECKING:
-    from gistgate.drafters.stopping import Stopping
 
 
 class Growth:
@@ -37,8 +33,7 @@ class Growth:
         self.score = empty.double()  # ln q of its path [B, M]
         self.survival = empty.double()  # estimated survival of each candidate [B, M], where `stopping` ends drafts
         self.open = empty.bool()  # whether each candidate has survivors enough to be followed [B, M]
-        self.proposed = empty.bool()
-        """Whether what each candidate follows is open [B, M]: the token that ends a path is proposed as well."""
+        self.proposed = empty.bool()  # whether what each candidate follows is open [B, M]
         self.read = empty  # which candidate each read node is [B, R]
         self.read_parents = empty  # which read node each read node follows [B, R]; -1: the text
         self._q: list[Tensor] = []
@@ -129,11 +124,8 @@ class Growth:
 class TreeDrafter(ModelDrafter):
     """A small language model that drafts trees: where it is unsure it proposes several tokens (arXiv 2406.16858).
 
-    Level by level, the most probable nodes are read in one forward, and each gets its most probable successors.
-
     Greedy requests keep the `nodes` most probable candidates of all levels. Sampled ones draw `chains` independent
-    continuations, each nodes / chains tokens long: nothing is left out because of what was drawn, so that lossless
-    rules stay lossless.
+    continuations: nothing is left out because of what was drawn, so that lossless rules stay lossless.
     """
 
     form = Trees
@@ -148,11 +140,7 @@ class TreeDrafter(ModelDrafter):
         chains: int = 2,
         stopping: Stopping | None = None,
     ) -> None:
-        """A drafter around a draft model with the target's vocabulary.
-
-        A tree has `nodes` nodes at most. Of greedy requests `width` nodes of a level get `branch` successors each;
-        sampled ones have `chains` continuations. A path ends where `stopping` says, else at K tokens or `nodes` nodes.
-        """
+        """`width` nodes of a greedy request's level get `branch` successors each; a path ends where `stopping` says."""
         if min(nodes, width, branch, chains) < 1:
             raise UserError(f"tree: {nodes} nodes, width {width}, branch {branch} and {chains} chains make no tree.")
         self.nodes, self.width, self.branch, self.chains = nodes, width, branch, min(chains, nodes)

@@ -64,11 +64,7 @@ MASKABLE = ("sdpa", "eager")  # attention of transformers that takes a mask for 
 
 
 def tree_layout(parents: Tensor) -> Layout:
-    """The layout of a read whose last slots, together with those of earlier reads, are the nodes of a tree [B, T].
-
-    From the slots in use, new ones included [B, S], follow the positions of the new tokens [B, N] and the mask
-    [B, 1, N, S] that a model adds to its attention, or one for every kind of layer that it has.
-    """
+    """The layout of a read whose last slots, with those of earlier reads, are the nodes of a tree [B, T]."""
 
     def arranged(model: PreTrainedModel, used: Tensor, num_new: int) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
         slots, nodes, family = used.shape[1], parents.shape[1], lineage(parents)
@@ -118,30 +114,21 @@ Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int) -> Draft:
     """One tree for every row's candidates: those that begin alike share their beginning (arXiv 2606.00021).
 
-    A row's candidates come by their scores, of equal ones the earlier first, and of each at most `depth` tokens count.
-    A row has at most `num_nodes` nodes, parents before children; what the best leave goes to the next, whose ends may
-    be cut. Where no row branches the draft is a plain chain, without `parents`.
+    The best come first, of at most `depth` tokens, until a row has `num_nodes` nodes, parents before children. Where no
+    row branches the draft is a plain chain, without `parents`.
     """
-    all_ids: list[list[int]] = []
-    all_parents: list[list[int]] = []
+    grown: list[dict[tuple[int, int], int]] = []
     for row in candidates:
-        ids: list[int] = []
-        parents: list[int] = []
-        children: dict[tuple[int, int], int] = {}
+        children: dict[tuple[int, int], int] = {}  # (parent, token): node
         for tokens, _ in sorted(row, key=lambda one: -one[1]):
             node = -1
             for token in tokens[:depth]:
                 step = (node, int(token))
-                if step not in children:
-                    if len(ids) == num_nodes:
-                        break
-                    children[step] = len(ids)
-                    ids.append(step[1])
-                    parents.append(node)
-                node = children[step]
-        all_ids.append(ids)
-        all_parents.append(parents)
-    return tree(all_ids, all_parents)
+                if step not in children and len(children) == num_nodes:
+                    break
+                node = children.setdefault(step, len(children))
+        grown.append(children)
+    return tree([[token for _, token in row] for row in grown], [[parent for parent, _ in row] for row in grown])
 
 
 def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Draft:
@@ -172,8 +159,7 @@ class Nodes:
         return self.q[node].double()
 
 
-Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]
-"""Finds the accepted path (node numbers) and the weights [V] of the own token behind it."""
+Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]  # -> the accepted nodes, weights [V] of the own token
 
 
 def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
@@ -226,8 +212,7 @@ def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     return rest / mass if mass > 0 else otherwise
 
 
-WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}
-"""The rules that leave sampled trees without loss, by id."""
+WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}  # lossless for sampled trees, by rule
 
 
 def walk_of(rule: Any) -> Walk:
@@ -238,11 +223,7 @@ def walk_of(rule: Any) -> Walk:
 
 
 def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
-    """The path of every row of which most stays; of equals the one with fewer loose tokens, then the likelier one.
-
-    Node n of the tree `parents [B, N]` stands at position n of `nodes`, and the target's row behind it is row n + 1.
-    `settle` judges all paths of all rows as one block.
-    """
+    """The path of every row of which most stays; of equals the one with fewer loose tokens, then the likelier one."""
     paths = paths_of(parents, nodes.valid)
     num_paths = paths.shape[1]
     block, acceptance = settle(unfold(nodes, paths), num_paths)

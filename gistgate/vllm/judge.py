@@ -137,13 +137,10 @@ class Counters:
         self.slots_SC.index_add_(0, slots_B, counts_BC.float())
         self.total_C += counts_BC.double().sum(0)
 
-    def total(self) -> dict[str, float]:
-        """All requests together; waits for the device."""
-        return dict(zip(NAMES, self.total_C.tolist(), strict=True))
-
-    def of(self, slot: int) -> dict[str, float]:
-        """One request; waits for the device."""
-        return dict(zip(NAMES, self.slots_SC[slot].tolist(), strict=True))
+    def total(self, slot: int | None = None) -> dict[str, float]:
+        """All requests together, or the one of a slot; waits for the device."""
+        counts_C = self.total_C if slot is None else self.slots_SC[slot]
+        return dict(zip(NAMES, counts_C.tolist(), strict=True))
 
 
 class DeviceLoopGuard:
@@ -280,11 +277,10 @@ class VllmJudge:
 
 
 def ensemble(rule: Ensemble, block: RowBlock) -> Tensor:
-    """The ensemble rule on flat rows [B, K], the one rule here that needs the drafter's whole distribution.
+    """The ensemble rule (arXiv 2604.07622) on flat rows [B, K], the one here that needs the drafter's distribution.
 
-    Greedy: x is the argmax of w p + (1 - w) q; where vLLM shows no draft logits, nothing. Sampled: the native test
-    accepts with min(1, p / q). Forcing each token with probability 1 - w on top makes that min(1, 1 - w + w p / q),
-    which is the rule, and the native residual draw completes the mixture (arXiv 2604.07622).
+    Sampled: the native test accepts with min(1, p / q). Forcing each token with probability 1 - w on top makes that
+    min(1, 1 - w + w p / q), which is the rule, and the native residual draw completes the mixture.
     """
     rows, logits_of = block.rows, block.rows.draft_logits
     if rule.w < 1 and not block.greedy:

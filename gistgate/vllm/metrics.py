@@ -14,7 +14,7 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
+from threading import Thread, get_ident
 from time import sleep
 from typing import Any
 from urllib.request import urlopen
@@ -43,7 +43,7 @@ def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None)
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
 
     def write() -> None:
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{get_ident()}")  # a process that serves several rules in turn has several writers
         part.write_text(json.dumps({"about": about, "totals": {} if totals is None else totals()}))
         part.replace(path)  # in one step, so that nobody reads half of it
 
@@ -95,11 +95,6 @@ def check(url: str, strict: bool = False) -> dict[str, str]:
         raise UserError(
             f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
         ) from error
-    return read(text, url, strict)
-
-
-def read(text: str, url: str, strict: bool = False) -> dict[str, str]:
-    """The labels of `gistgate_active` in a page of metrics."""
     found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
     if found is None:
         raise UserError(

@@ -37,7 +37,13 @@ def install(worker: Any, config: Any, value: Any) -> None:
     with torch.inference_mode(False):  # ordinary tensors, which every mode of inference may change
         judge = VllmJudge(policy, protected, served.max_requests, runner.device, settings.loop_guard, share)
     (v2 if kind == "V2" else v1).install(runner, judge)
-    worker.gistgate_counts = lambda: counts(judge)
+
+    def counts() -> dict[str, Any]:
+        """Totals and the counts of each remembered request; `LLM.collective_rpc("gistgate_counts")` calls it."""
+        requests = {name: judge.counters.total(entry.slot) for name, entry in judge.requests.entries.items()}
+        return {"totals": judge.counters.total(), "requests": requests}
+
+    worker.gistgate_counts = counts
     is_first = tensor_parallel_group().rank_in_group == 0  # one rank counts for its group
     announce(policy, kind, judge if is_first else None)
 
@@ -108,12 +114,6 @@ def share(mask: Tensor) -> Tensor:
     group = tensor_parallel_group()
     shared: Tensor = mask if group.world_size == 1 else group.broadcast(mask.to(torch.uint8), src=0).bool()
     return shared
-
-
-def counts(judge: VllmJudge) -> dict[str, Any]:
-    """Totals and the counts of each remembered request; `LLM.collective_rpc("gistgate_counts")` calls it."""
-    requests = {name: judge.counters.of(entry.slot) for name, entry in judge.requests.entries.items()}
-    return {"totals": judge.counters.total(), "requests": requests}
 
 
 def announce(policy: Policy, kind: str, judge: VllmJudge | None) -> None:

@@ -205,33 +205,29 @@ def make_policy(settings: Settings, served: Served) -> Policy:
         raise UserError(
             "gistgate: this engine rounds weights or its cache, so that no certificate holds. Name a rule alone."
         )
-    gate = None if settings.gate is None else Gate.load(settings.gate)
+    gate: Any = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
-    name, values, source, is_covered = choose(settings, served, gate)
-    rule = make_rule(name, **values)
-    check_rule(rule, gate, served)
-    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered)
-
-
-def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
-    """Rule id, its settings, where they come from, and whether a certificate names them."""
+    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
+    is_covered = True
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
         files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
         check_certificate(certificate, served, gate, block=served.block, **files)
-        return certificate.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", True
-    name, values = settings.rule or "autojudge", dict(settings.settings)
-    if name != "autojudge" or gate is None or "risk" in values:
-        return name, values, "explicit setting", False
-    point = gate.operating_point(settings.budget, served.drafter, name)
-    check_certificate(gate.certificate, served, gate)
-    source = f"operating point for {100 * point.budget:g} %"
-    if broken := gate.certificate.mismatch(block=served.block):
-        log.warning("gistgate: %s", broken)
-        source = f"uncertified {source}"
-    return name, {**values, **point.settings}, source, True
+        name, values, source = certificate.rule, point.settings, f"certificate for {100 * point.budget:g} %"
+    elif name == "autojudge" and gate is not None and "risk" not in values:
+        point = gate.operating_point(settings.budget, served.drafter, name)
+        check_certificate(gate.certificate, served, gate)
+        values, source = {**values, **point.settings}, f"operating point for {100 * point.budget:g} %"
+        if broken := gate.certificate.mismatch(block=served.block):
+            log.warning("gistgate: %s", broken)
+            source = f"uncertified {source}"
+    else:
+        is_covered = False
+    rule = make_rule(name, **values)
+    check_rule(rule, gate, served)
+    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered)
 
 
 def check_gate(gate: Any, served: Served) -> None:

@@ -95,34 +95,14 @@ class RowBlock(Block):
     def draft_q(self) -> Tensor:
         return torch.ones_like(self.draft_logit) if self.rows.draft_q is None else self.rows.draft_q()
 
-    @cached_property
-    def normaliser(self) -> Tensor:
-        """ln of the sum of exp z of every row [B, K + 1]."""
-        return self.padded(lambda z: z.logsumexp(-1))
-
-    @cached_property
-    def top_ids(self) -> Tensor:
-        return self.padded(lambda z: z.argmax(-1))
-
-    @cached_property
-    def top_logprob(self) -> Tensor:
-        return self.padded(lambda z: z.amax(-1)) - self.normaliser
-
-    @cached_property
-    def draft_logit(self) -> Tensor:
-        return self.of_draft(lambda z, x: z.gather(-1, x).squeeze(-1))
-
-    @cached_property
-    def draft_logprob(self) -> Tensor:
-        return self.draft_logit - self.normaliser[:, :-1]
-
-    @cached_property
-    def draft_rank(self) -> Tensor:
-        return self.of_draft(lambda z, x: (z > z.gather(-1, x)).sum(-1))
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        return self.padded(lambda z: entropy_of(z.log_softmax(-1)))
+    normaliser = cached_property(lambda self: self.padded(lambda z: z.logsumexp(-1)))
+    """ln of the sum of exp z of every row [B, K + 1]."""
+    top_ids = cached_property(lambda self: self.padded(lambda z: z.argmax(-1)))
+    top_logprob = cached_property(lambda self: self.padded(lambda z: z.amax(-1)) - self.normaliser)
+    draft_logit = cached_property(lambda self: self.of_draft(lambda z, x: z.gather(-1, x).squeeze(-1)))
+    draft_logprob = cached_property(lambda self: self.draft_logit - self.normaliser[:, :-1])
+    draft_rank = cached_property(lambda self: self.of_draft(lambda z, x: (z > z.gather(-1, x)).sum(-1)))
+    entropy = cached_property(lambda self: self.padded(lambda z: entropy_of(z.log_softmax(-1))))
 
     @cached_property
     def entropy3(self) -> Tensor:

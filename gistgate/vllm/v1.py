@@ -108,17 +108,12 @@ def read_rows(
     place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
     own_T, bonus_B = ids_T.long(), call.metadata.bonus_logits_indices
     greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
-
-    def draft_q() -> Tensor:
-        assert probs_TV is not None
-        return probs_TV.gather(1, own_T.clamp_min(0)[:, None]).squeeze(1)[rows.draft_places]
-
     rows = Rows(
         logits_TV, own_T.clamp_min(0), place_BR, list(call.runner.input_batch.req_ids),
         greedy_B if sampling.all_greedy else sampling.temperature == 0,
         bool(sampling.all_greedy), bool(sampling.all_random),
         tail=lambda: call.logits[bonus_B],  # type: ignore[index]
-        draft_q=None if probs_TV is None else draft_q,
+        draft_q=None if probs_TV is None else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
         read=call.runner.input_ids.gpu[call.metadata.logits_indices[bonus_B - num_B]],
     )  # fmt: skip
     given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)

@@ -93,12 +93,12 @@ def read_rows(
         assert draft_SKV is not None
         return draft_SKV[slot_N[row_n], step_N[row_n]]
 
-    def draft_q() -> Tensor:
-        def of(_z: Tensor, row_n: Tensor, x_n: Tensor, warm_n1: Tensor) -> Tensor:
-            scaled = draft_logits(row_n).float() / torch.where(warm_n1 == 0, 1.0, warm_n1)
-            return scaled.softmax(-1).gather(-1, x_n[:, None]).squeeze(-1)
+    def q_of(_z: Tensor, row_n: Tensor, x_n: Tensor, warm_n1: Tensor) -> Tensor:
+        scaled = draft_logits(row_n).float() / torch.where(warm_n1 == 0, 1.0, warm_n1)
+        return scaled.softmax(-1).gather(-1, x_n[:, None]).squeeze(-1)
 
-        return rows.each(of, at_N, rows.ids, temperature_S[slot_N][:, None])[rows.draft_places]
+    def draft_q() -> Tensor:
+        return rows.each(q_of, at_N, rows.ids, temperature_S[slot_N][:, None])[rows.draft_places]
 
     cold = call.temperatures[call.batch.idx_mapping_np[chunk]] == 0
     rows = Rows(

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gistgate.certificates.judged import level
@@ -140,9 +140,9 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "certified_bound": certified_bound(name, params, results),
         "certificates": {b: {key: found[key] for key in CERTIFIED if key in found} for b, found in budgets.items()},
         "accuracy": evaluation["accuracy"],
-        "accuracy_difference": accuracy_difference(
-            results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed
-        ).as_dict(),
+        "accuracy_difference": asdict(
+            accuracy_difference(results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed)
+        ),
         "mean_accepted_length": evaluation["mean_accepted_length"],
         "loose_per_100": evaluation["loose_per_100"],
         "speed": speeds(name, params, results),
@@ -158,12 +158,12 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
     drawn: dict[str, Any] = {"level": LEVEL, "seed": params.seed}
     own, plain = results.seconds(name), results.seconds("plain")
     to_baselines = {
-        key: ratio_of_sums(results.seconds(base), own, **drawn).as_dict()
+        key: asdict(ratio_of_sums(results.seconds(base), own, **drawn))
         for key, base in REFERENCES.items()
         if results.was_timed(base)
     }
     tokens, plain_tokens = results.timing(name)["tokens"], results.timing("plain")["tokens"]
-    return {**to_baselines, PER_TOKEN: ratio_of_rates(plain, plain_tokens, own, tokens, **drawn).as_dict()}
+    return {**to_baselines, PER_TOKEN: asdict(ratio_of_rates(plain, plain_tokens, own, tokens, **drawn))}
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:

@@ -112,9 +112,9 @@ class Sampler:
         for start in range(0, len(rows), size):
             behind, seeds = zip(*rows[start : start + size], strict=True)
             written = writer.write(texts, behind, Sampling(own.temperature), seeds)
-            for index, segment in zip(behind, written, strict=True):
-                if segment.finished:
-                    found[index].append(segment.ids)
+            for index, (ids, finished) in zip(behind, written, strict=True):
+                if finished:
+                    found[index].append(ids)
         return found
 
     def rows(self, numbers: range, prompts: list[dict[str, Any]], judges: dict[str, Judge]) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_what_holds_no_template_can_still_be_wrapped(target):
 
 def test_bench_wraps_prompts_as_the_other_commands_do(run, place, target, monkeypatch):
     timed: list[list[int]] = []
-    monkeypatch.setattr(race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or [])
+    monkeypatch.setattr(race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or ({}, 0))
     (place / "prompts.txt").write_text("Tom has\n")
     asked = ("bench", place / "target", place / "prompts.txt", "--draft", place / "draft", "--json")
     with pytest.warns(UserWarning, match="chat template"):

@@ -1,6 +1,7 @@
 """Layers are compiled once and called for each layer's weights: results, memory and texts stay the same to the bit."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, fx, nn
 from gistgate.compiled import memory, program
 from gistgate.compiled.memory import allocate, attending_to_slots, forward, layers_of
 from gistgate.compiled.program import Chain, chained, trace
-from gistgate.compiled.rounds import DraftToken
+from gistgate.compiled.rounds import draft_token
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
@@ -51,7 +52,8 @@ def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: s
     with attending_to_slots(model):
         slots = allocate(model, 2, 64)
         inputs = [torch.tensor([[5, 7], [9, 2]]), torch.tensor([[0, 1], [3, 4]]), torch.zeros(2, 0)]
-        graph = trace(DraftToken(model, 259, Sampling(), True), [*slots, *inputs], layers_of(model))
+        token = partial(draft_token, model, 259, Sampling(), True)
+        graph = trace(token, [*slots, *inputs], layers_of(model))
     chain = chained(graph, [*slots, *inputs], {})
     assert chain is not None and len(parts.graphs) == 3  # what comes before, the layer, and what comes behind
     assert [parts.graphs.index(call[0]) for call in chain.calls] == [0, *[1] * LAYERS, 2]

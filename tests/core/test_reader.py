@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, MistralConfig, Qwen2Config
+from transformers import Cache, DynamicCache, MistralConfig, Qwen2Config
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import tap
@@ -19,7 +19,6 @@ from gistgate.core.reader import (
     has_window,
     last_logits,
     left_padded,
-    new_cache,
     num_ids,
 )
 from gistgate.core.request import check_prompts
@@ -47,7 +46,7 @@ def check_next(reader: Reader, model: Any, texts: list[list[int]]) -> None:
 def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.MonkeyPatch):
     """Room runs out in the middle, exactly at the end, and right after forgetting."""
     monkeypatch.setattr(GrowingLayer, "spare", 3)
-    ours, stock = new_cache(), DynamicCache()
+    ours, stock = Cache(layer_class_to_replicate=GrowingLayer), DynamicCache()
     for step, (new, forget) in enumerate([(2, 0), (3, 1), (1, 1), (5, 4), (6, 0), (1, 11), (9, 0), (4, 13), (3, 0)]):
         for layer in range(2):
             keys, values = states(new, 10 * step + layer)

@@ -21,7 +21,7 @@ def surprise(monkeypatch):
     module = types.ModuleType("surprise")
     monkeypatch.setitem(sys.modules, "surprise", module)
     exec(compile(source, str(PAGE), "exec"), module.__dict__)
-    monkeypatch.setitem(RULES._entries, "surprise", module.Surprise)
+    monkeypatch.setitem(RULES, "surprise", module.Surprise)
     monkeypatch.setitem(extremes.CLOSED, "surprise", {"slack": -math.inf})
     monkeypatch.setitem(extremes.OPEN, "surprise", {"slack": math.inf})
     return "surprise"

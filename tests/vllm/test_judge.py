@@ -30,7 +30,7 @@ def lengths_of(texts: list[list[int]]) -> list[int]:
 
 
 def loose_of(judge: Any, name: str) -> float:
-    return float(judge.counters.of(judge.requests.entries[name].slot)["loose"])
+    return float(judge.counters.total(judge.requests.entries[name].slot)["loose"])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

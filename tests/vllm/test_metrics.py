@@ -11,6 +11,7 @@ import pytest
 from gistgate.core.utils import UserError
 from gistgate.vllm import metrics
 
+OK = "HTTP/1.0 200 OK\r\n\r\n"
 ACTIVE = 'gistgate_active{rule="prob",runner="V1",setting="r=0.3",source="explicit setting"} 1.0\n'
 
 
@@ -34,13 +35,14 @@ def peer(page: bytes) -> Iterator[str]:
     [("up 1\n", False, "does not run"), ("", False, "does not run"), (ACTIVE, True, "but strict was expected")],
 )
 def test_a_client_notices_what_is_missing(page: str, strict: bool, words: str):
-    assert metrics.read(f"up 1\n{ACTIVE}", "there")["setting"] == "r=0.3"
-    with pytest.raises(UserError, match=words):
-        metrics.read(page, "http://127.0.0.1:8000", strict)
+    with peer(f"{OK}up 1\n{ACTIVE}".encode()) as address:
+        assert metrics.check(address)["setting"] == "r=0.3"
+    with peer(f"{OK}{page}".encode()) as address, pytest.raises(UserError, match=words):
+        metrics.check(address, strict)
 
 
 def test_a_server_without_the_plug_in_and_one_that_is_gone_end_with_1(capsys: Any):
-    with peer(b"HTTP/1.0 200 OK\r\n\r\nup 1\n") as address:
+    with peer(f"{OK}up 1\n".encode()) as address:
         assert metrics.main([f"{address}/v1"]) == 1
         assert "does not run" in capsys.readouterr().err
     assert metrics.main([address]) == 1

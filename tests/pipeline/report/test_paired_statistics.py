@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gistgate.core.utils import UserError
-from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
+from gistgate.measure.statistics import Interval, accuracy_difference, ratio_of_rates, ratio_of_sums
 
 
 @pytest.mark.parametrize("method", ["BCa", "percentile"])
@@ -21,7 +21,7 @@ def test_the_interval_of_the_accuracy_difference_is_the_paired_one(method):
 
 
 def test_equal_outcomes_leave_no_interval():
-    assert accuracy_difference([1, 0, 1], [1, 0, 1]).as_dict() == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert accuracy_difference([1, 0, 1], [1, 0, 1]) == Interval(0.0, 0.0, 0.0)
 
 
 def test_a_ratio_of_sums_weighs_long_prompts_more_and_resamples_pairs():
