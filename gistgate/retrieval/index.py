@@ -31,8 +31,7 @@ class ExactIndex:
 
     def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
-        half = torch.device(device).type != "cpu"
-        self.keys = keys.to(device, torch.float16 if half else torch.float32)
+        self.keys = keys.to(device, torch.float32 if torch.device(device).type == "cpu" else torch.float16)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are fewer.

@@ -63,12 +63,9 @@ class Requests:
         """The entry of a request with these sampling parameters."""
         entry = self.entries.get(name)
         if entry is None or entry.params is not params:
-            if entry is not None:
-                slot = entry.slot
-            elif len(self.entries) < self.capacity:
-                slot = len(self.entries)
-            else:
-                slot = self.entries.popitem(last=False)[1].slot
+            if entry is None and len(self.entries) >= self.capacity:
+                entry = self.entries.popitem(last=False)[1]
+            slot = len(self.entries) if entry is None else entry.slot
             self.forget(slot)
             entry = self.entries[name] = Entry(slot, params, self._rule(params))
         self.entries.move_to_end(name)
@@ -156,10 +153,6 @@ class DeviceLoopGuard:
         """Make a slot free for another request."""
         self.tail_SL[slot], self.closed_S[slot], self.loose_S[slot] = -1, 0, False
 
-    def closed(self, slots_B: Tensor) -> Tensor:
-        """Requests whose gate is closed [B]."""
-        return self.closed_S[slots_B] > 0
-
     def saw(self, slots_B: Tensor, read_B: Tensor | None, written_BR: Tensor, loose_B: Tensor) -> None:
         """Take note of a round: the token before the draft, what was written (-1 behind its end), if loosely."""
         tail_BL, written_BR = self.tail_SL[slots_B], written_BR.long()
@@ -239,7 +232,7 @@ class VllmJudge:
         for rule in {entry.rule for entry in entries if entry.rule is not None}:
             own_B = torch.tensor([entry.rule == rule for entry in entries], device=device)
             mask_BK |= self.opinion(rule, block, rows) & own_B[:, None]
-        closed_B = torch.zeros_like(slots_B, dtype=torch.bool) if self.guard is None else self.guard.closed(slots_B)
+        closed_B = torch.zeros_like(slots_B).bool() if self.guard is None else self.guard.closed_S[slots_B] > 0
         mask_BK = self.share(mask_BK & allowed(block) & ~closed_B[:, None])
         # Known before the logits are changed: the match, and with which probability the strict test would accept.
         match_BK, greedy_B1 = block.match, rows.greedy[:, None]
