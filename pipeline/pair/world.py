@@ -122,9 +122,8 @@ def zipf(keys: list[float], skew: float) -> list[float]:
 
 
 def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
-    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world in a ranking that
-    neither has read. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the
-    target."""
+    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world as neither has
+    read them. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the target."""
     wording = {}
     for site, sentences in SITES.items():
         asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
