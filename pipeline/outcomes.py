@@ -38,11 +38,8 @@ PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
-    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case.
-
-    Outside float32 the stage `reference` decodes in the same pieces: there a row's rounding depends on its batch, and a
-    setting that accepts nothing loosely would otherwise differ from its own reference.
-    """
+    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case. Outside float32
+    the stage `reference` decodes in the same pieces, because there a row's rounding depends on its batch."""
     whole = params.calibrate.stop == "planned" and dtype == torch.float32
     return None if whole else TOGETHER * params.decoding.batch_size
 
@@ -95,16 +92,8 @@ class Setup:
 
 def method_of(params: Params, name: str) -> Method:
     """A method of params.yaml as the certification engine wants it."""
-    given = params.method(name)
-    return Method(
-        rule=given.rule,
-        drafter=given.drafter,
-        block=params.block_of(name),
-        knob=given.knob,
-        grid=tuple(given.grid),
-        fixed=given.fixed,
-        variants=tuple(given.variants),
-    )
+    own = params.method(name)
+    return Method(own.rule, own.drafter, params.block_of(name), own.knob, own.grid, own.fixed, own.variants)
 
 
 def maker_of(pair: Pair) -> str:
