@@ -2,7 +2,7 @@
 
     python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
 
-A plan is the least to decode: calibration shows worse rates than expected about every other time (docs/certificates.md).
+A plan is the least to decode: calibration shows worse rates than planned about every other time (docs/certificates.md).
 """
 
 import math

@@ -42,7 +42,7 @@ class Choice:
 def choose(
     options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
 ) -> Choice:
-    """Rule, settings, K and drafter from what is certified and what the user says; docs/troubleshooting.md is its table.
+    """Rule, settings, K and drafter from what is certified and what users say; docs/troubleshooting.md is its table.
 
     `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
     that contradict each other or a named certificate, are a UserError.
