@@ -1,1 +1,1 @@
-"""Measurements of speed and memory that are run by hand; results lie in benchmarks/results."""
+"""Measurements of speed that are run by hand; results lie in benchmarks/results."""

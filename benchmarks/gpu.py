@@ -1,15 +1,6 @@
 """What the parts of a round take on a GPU: models of real shapes with random weights, and scripted acceptance.
 
-    python -m benchmarks.gpu [--pairs qwen2.5-7b:qwen2.5-0.5b,...] [--cells 1x512,...] [--seconds 540]
-
-Needs no weights and no network. Every pair runs in a process of its own, and so does transformers' compiled step on a
-static cache. For each pair, batch and number of slots (tokens of context that the memory has room for) it times the
-programs of the compiled engine alone: a plain step, K draft steps, a verification of K + 1 tokens without a rule, with
-the strict rule and with a gate. Then it decodes from end to end while a script says how many draft tokens stay, so that
-the seconds per token at a mean accepted length are measured, the host's work included. `share of limit` compares a step
-with the time in which the card copies the weights and the keys and values, as fast as it copies a large tensor.
-
-Results are written as soon as they are known; what does not fit into `--seconds` is left out.
+python -m benchmarks.gpu [--pairs qwen2.5-7b:qwen2.5-0.5b,...] [--cells 1x512,...] [--seconds 540]
 """
 
 import json
@@ -60,7 +51,7 @@ SHAPES: dict[str, tuple[type[Any], tuple[int, ...], dict[str, Any]]] = {
 }
 """Published shapes, by name: kind, widths, the rest."""
 PAIRS = "qwen2.5-7b:qwen2.5-0.5b,llama-3.1-8b:llama-3.2-1b,qwen2.5-1.5b:qwen2.5-0.5b,llama-3.1-8b:llama-8b-4-layers"
-CELLS = "1x512,8x512,1x4096,32x512,8x4096"
+CELLS = "1x512,8x512,1x4096,32x512,8x4096"  # batch x slots, which are tokens of context that the memory has room for
 SHORT, LONG = 32, 160  # tokens of two answers, whose difference holds no reading of the prompt
 ROOM = 256  # slots that are kept for the answer
 LENGTHS = (2, 4, 6, 8)  # mean accepted lengths that are decoded
@@ -130,6 +121,22 @@ def milliseconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
     return middle
 
 
+def seconds_of(answer: Callable[[int], object]) -> tuple[float, float]:
+    """Seconds of the first answer, which builds what it needs, and per token from then on, reading the prompt aside."""
+
+    def timed(tokens: int) -> float:
+        synchronise()
+        started = perf_counter()
+        answer(tokens)
+        synchronise()
+        return perf_counter() - started
+
+    ready = timed(SHORT)
+    timed(SHORT)
+    long, short = (median(timed(tokens) for _ in range(3)) for tokens in (LONG, SHORT))
+    return ready, (long - short) / (LONG - SHORT)
+
+
 def copy_bandwidth(device: str) -> float:
     """Bytes per second, read and written, of copying a large tensor."""
     source = torch.empty(2**31 if device == "cuda" else 2**24, dtype=torch.uint8, device=device)
@@ -195,39 +202,23 @@ class Bench:
 
     def forward_ms(self, session: CompiledSession) -> float:
         """The target's forward of K + 1 tokens alone, down to the most probable tokens."""
-        feed, ids = session._feed(session.rows), session._ints(session.num)
-        bare = program_of(self.target, ("bare", session.num), Bare(self.target), session._memory, [feed, ids])
-        return milliseconds(lambda: bare(*session._memory, feed, ids))
+
+        def bare(*tensors: Tensor) -> tuple[Tensor, ...]:
+            *memory, feed, x_BK = tensors
+            ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
+            steps = torch.arange(ids.shape[1], device=ids.device)
+            return (forward(self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]).argmax(-1),)
+
+        inputs = [session._feed(session.rows), session._ints(session.num)]
+        program = program_of(self.target, ("bare", session.num), bare, session._memory, inputs)
+        return milliseconds(lambda: program(*session._memory, *inputs))
 
     def seconds(self, decoder: Decoder, kept: int = 0) -> float:
         """Seconds per token of each row, while `kept` draft tokens stay in every round."""
         self.most.fill_(kept)
-
-        def answer(tokens: int) -> float:
-            synchronise()
-            started = perf_counter()
-            decoder.generate(self.prompts, max_new_tokens=tokens)
-            synchronise()
-            return perf_counter() - started
-
-        answer(SHORT)
+        _, each = seconds_of(lambda tokens: decoder.generate(self.prompts, max_new_tokens=tokens))
         assert not decoder.engine.fell_back, decoder.engine.fell_back
-        long, short = (median(answer(tokens) for _ in range(3)) for tokens in (LONG, SHORT))
-        return (long - short) / (LONG - SHORT)
-
-
-@dataclass(frozen=True)
-class Bare:
-    """The target's forward without a rule, as a program."""
-
-    target: PreTrainedModel
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory, feed, drafted ids [B, K] -> most probable ids [B, K + 1]."""
-        *memory, feed, x_BK = tensors
-        ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
-        steps = torch.arange(ids.shape[1], device=ids.device)
-        return (forward(self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]).argmax(-1),)
+        return each
 
 
 def measured(bench: Bench, bandwidth: float, save: Callable[[dict[str, Any]], None]) -> None:
@@ -286,25 +277,20 @@ def of_library(shape: str, cells: str, block: int, device: str, path: Path) -> N
             "generate_static": static(pair, request, slots).decode,
         }.items():
 
-            def answer(tokens: int, decode: Any = decode, prompts: Any = prompts) -> float:
+            def answer(tokens: int, decode: Any = decode, prompts: Any = prompts) -> None:
                 request["max_new_tokens"] = tokens
-                synchronise()
-                started = perf_counter()
                 decode(prompts)
-                synchronise()
-                return perf_counter() - started
 
-            ready = answer(SHORT)
-            answer(SHORT)
-            long, short = (median(answer(tokens) for _ in range(3)) for tokens in (LONG, SHORT))
-            told = {"seconds_per_token": (long - short) / (LONG - SHORT), "ready_seconds": ready}
+            ready, each = seconds_of(answer)
+            told = {"seconds_per_token": each, "ready_seconds": ready}
             found.setdefault(cell, {})[name] = told
             write_json(path, {"target": shape, "cells": found})
             print(shape, cell, name, json.dumps(told), flush=True)
 
 
 def lines(payload: dict[str, Any], library: dict[str, Any]) -> list[str]:
-    """The table of one pair: a line for each cell whose verification was timed."""
+    """The table of one pair: a line for each cell whose verification was timed. `share of limit` is the time of copying
+    what a step reads, as fast as a large tensor is copied, over that of the step."""
     table = []
     for cell, one in payload["cells"].items():
         if "verify_ms" not in one:

@@ -1,13 +1,6 @@
 """What speculation costs and gains behind a server under load: vLLM plain, strict, and with rules of this library.
 
-    python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
-
-In the folder of a finished run whose pair has a draft model. One server for each method runs all the time; rounds
-alternate between them, and every round sends the same prompts to each, other ones than the rounds before as long as
-there are any. A ratio above 1 means that the server writes more tokens per second than vLLM without speculation at the
-same level. It has the lowest and the highest round beside it, or from 8 rounds on a 90 % bootstrap over them (`kind`
-says which). The result is written after every level. `--aside 16` adds a server with the gate that drafts nothing while
-more than so many requests run.
+python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
 """
 
 import asyncio
@@ -21,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic, perf_counter, sleep
@@ -146,10 +140,8 @@ def arrivals(number: int, level: Level, seed: int) -> list[float]:
     """Seconds after the start at which each request is sent: Poisson arrivals in an open loop."""
     if level.rate is None:
         return [0.0] * number
-    draw, times = random.Random(seed), [0.0]
-    while len(times) < number:
-        times.append(times[-1] + draw.expovariate(level.rate))
-    return times
+    draw = random.Random(seed)
+    return [*accumulate((draw.expovariate(level.rate) for _ in range(number - 1)), initial=0.0)]
 
 
 def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> dict[Level, int]:
@@ -304,7 +296,7 @@ def configurations(
 def measure(
     workload: Workload, addresses: dict[str, str], level: Level, rounds: int, requests: int
 ) -> dict[str, dict[str, Any]]:
-    """All servers at one level, in turn, with `requests` prompts in every round."""
+    """All servers at one level, in turn; every round sends `requests` other prompts, as long as there are any."""
     length, ids, done = workload.request["max_new_tokens"], workload.ids, {name: list[Round]() for name in addresses}
     for number in range(rounds + 1):  # the first round warms everything up
         asked = [ids[(number * requests + place) % len(ids)] for place in range(requests)]

@@ -1,12 +1,6 @@
-"""Tokens per second of every decoding, side by side in one process.
+"""Tokens per second of every decoding, side by side in one process, in the folder of a finished run.
 
-    python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines eager,compiled]
-
-In the folder of a finished run: transformers' `generate`, its compiled step on a static cache, assisted generation and
-prompt lookup (each at the K that is fastest on development prompts; batch 1 alone, since transformers assists one row
-at a time), beside our plain and strict decoding and every method of params.yaml that is certified for the headline
-budget. In larger batches each of them also decodes row by row, on the same prompts and in turn: `vs_batch_1`. No prompt
-comes twice at one size. What does not run here is listed under `failed` with the reason.
+python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines eager,compiled]
 """
 
 from __future__ import annotations
@@ -21,32 +15,12 @@ from typing import Any
 import torch
 
 from gistgate import __version__
-from gistgate.core.decoder import ENGINES, Decoder
+from gistgate.core.decoder import ENGINES
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, nearest
-from gistgate.measure.speed import (
-    Answers,
-    Contender,
-    Prompts,
-    Times,
-    chosen,
-    machine,
-    race,
-    static,
-    times_of,
-    working,
-)
+from gistgate.measure import speed
 from gistgate.measure.statistics import ratio_of_sums
-from pipeline.decode import (
-    Operating,
-    calibration_file,
-    load_gate,
-    make_decoder,
-    operating_point,
-    read_prompts,
-    request_of,
-)
-from pipeline.methods import MethodParams
+from pipeline.decode import Operating, calibration_file, operating_point, read_prompts, request_of
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import prompts_of
@@ -92,21 +66,6 @@ class Workload:
         found = {name: operating_point(self.params, name) for name in names}
         return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
 
-    @property
-    def learned(self) -> list[str]:
-        """The first of them that asks a gate; empty where there is none."""
-        return [name for name, point in self.points.items() if point.head is not None][:1]
-
-    def decoder(self, name: str, engine: str) -> Decoder:
-        """A certified method, or what "plain" and "strict" name."""
-        if name in self.points:
-            point = self.points[name]
-            gate = load_gate(point.as_method(), self.pair)
-            return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
-        method = MethodParams("exact", drafter="none" if name == "plain" else "model")
-        block = self.params.decoding.strict_block if name == "strict" else 0
-        return make_decoder(self.pair, method, {}, block, engine=engine)
-
     def proof(self, name: str) -> dict[str, Any]:
         """A certified method at its setting, with the prompts, losses, gains and bound behind it."""
         point, budgets = self.points[name], read_json(calibration_file(name))["budgets"]
@@ -130,13 +89,12 @@ def names(text: str, known: Collection[str], refusal: str) -> list[str]:
     return entries
 
 
-def save(name: str, payload: Mapping[str, Any], results: Path) -> Path:
+def save(name: str, payload: Mapping[str, Any], results: Path) -> None:
     """Write `<name>-<cpu|gpu>.json` with the machine and the version of this library."""
     path = results / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**payload, "machine": machine(), "version": __version__})
+    write_json(path, {**payload, "machine": speed.machine(), "version": __version__})
     print(f"Written: {path}")
-    return path
 
 
 def main(
@@ -159,9 +117,9 @@ def main(
         for engine in names(engines, ENGINES, "is no engine")
         for one in ours(params, pair, request, engine)
     ]
-    field += [generates(pair, request), static(pair, request, slots_of(workload.prompts))]
+    field += [generates(pair, request), speed.static(pair, request, slots_of(workload.prompts))]
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    speculating, refused = chosen(pair, request, development) if 1 in sizes else ([], {})
+    speculating, refused = speed.chosen(pair, request, development) if 1 in sizes else ([], {})
     blocks = {one.name: one.block for one in speculating}
     found: dict[int, dict[str, Any]] = {}
     for size, some_batches in rounds.items():
@@ -186,32 +144,29 @@ def batches_of(ids: Sequence[list[int]], size: int, prompts: int) -> list[list[l
     return full[: max(prompts // size, LEAST)]
 
 
-def row_by_row(contender: Contender) -> Contender:
+def row_by_row(contender: speed.Contender) -> speed.Contender:
     """The same, one row of a batch after the other."""
 
-    def decode(batch: Prompts) -> Answers:
+    def decode(batch: speed.Prompts) -> speed.Answers:
         return [contender.decode([ids])[0][0] for ids in batch], None
 
     return replace(contender, name=SINGLY + contender.name, decode=decode)
 
 
-def measure(field: Sequence[Contender], batches: Sequence[Prompts]) -> dict[str, Any]:
+def measure(field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]) -> dict[str, Any]:
     """Every contender that runs, on equal batches of prompts."""
-    able, failed = working(field, batches[0])
+    able, failed = speed.working(field, batches[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = times_of(able, race(able, batches))
+        times = speed.times_of(able, speed.race(able, batches))
     contenders = compared(times, [one.name for one in able if one.is_baseline])
     for name, entry in contenders.items():
         print(f"{name:28} {entry['tokens_per_second']:8.1f} tokens per second", flush=True)
     return {"contenders": contenders, "failed": failed}
 
 
-def compared(times: Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
-
-    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers.
-    """
+def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tokens per second of every contender, and its ratios of summed seconds to each reference, with 90 % intervals."""
     seconds = {name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():

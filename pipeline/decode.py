@@ -167,10 +167,8 @@ def decode_split(
     memory: PromptCache | None = None,
     first: int = 0,
 ) -> list[Generation]:
-    """Answers to prompts of a split, of which `first` is the place of the first: it decides the seeds.
-
-    `memory` remembers the prompts for the next setting that decodes them.
-    """
+    """Answers to prompts of a split, of which `first` is the place of the first: it decides the seeds. `memory`
+    remembers the prompts for the next setting that decodes them."""
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
         return decode_all(
             decoder,

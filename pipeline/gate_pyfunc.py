@@ -1,11 +1,6 @@
-"""A gate as MLflow loads it: it generates text. This file is stored beside the gate's folder; nothing is pickled.
-
-    model = mlflow.pyfunc.load_model("models:/gistgate@champion")
-    model.predict(["Question: ..."], params={"max_new_tokens": 160})
-
-Target and draft are named in the model's configuration and are loaded with the first prompt. Elsewhere they are named
-by `load_model(..., model_config={"target": "...", "draft": "..."})`.
-"""
+"""A gate as MLflow loads it: `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."],
+params={"max_new_tokens": 160})` generates text. This file is stored beside the gate's folder; nothing is pickled. Other
+models than those of the configuration are named by `load_model(.., model_config={"target": "...", "draft": "..."})`."""
 
 from typing import Any
 
@@ -29,9 +24,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
         """Both models, and the decoder that is put together from them."""
         config = self.config
         target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
-        named = {
-            name: config[name] for name in ("draft", "draft_revision", "quantise_draft") if config[name] is not None
-        }
+        about_draft = ("draft", "draft_revision", "quantise_draft")
+        named = {name: config[name] for name in about_draft if config[name] is not None}
         options = DecodeOptions(gate=self.gate, **named)
         return target, build_decoder(target.model, target.tokenizer, options)
 

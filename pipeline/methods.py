@@ -1,8 +1,5 @@
-"""How YAML files become frozen dataclasses, and a method of params.yaml as one of them.
-
-pydantic reads them, and a refusal is one sentence with place and remedy. A method is a rule with a drafter, the
-settings that compete and the knob that is calibrated.
-"""
+"""How YAML files become frozen dataclasses: pydantic reads them, and a refusal is one sentence with place and remedy.
+A method of params.yaml is one of them: a rule with a drafter, the settings that compete and the knob of calibration."""
 
 import json
 from collections.abc import Sequence

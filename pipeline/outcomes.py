@@ -34,15 +34,11 @@ from pipeline.run import bar
 
 TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
 SPLITS = ("development", "calibration")
-PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
-    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case.
-
-    Outside float32 the stage `reference` decodes in the same pieces: there a row's rounding depends on its batch, and a
-    setting that accepts nothing loosely would otherwise differ from its own reference.
-    """
+    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case. Outside float32
+    the stage `reference` decodes in the same pieces, because there a row's rounding depends on its batch."""
     whole = params.calibrate.stop == "planned" and dtype == torch.float32
     return None if whole else TOGETHER * params.decoding.batch_size
 
@@ -95,16 +91,8 @@ class Setup:
 
 def method_of(params: Params, name: str) -> Method:
     """A method of params.yaml as the certification engine wants it."""
-    given = params.method(name)
-    return Method(
-        rule=given.rule,
-        drafter=given.drafter,
-        block=params.block_of(name),
-        knob=given.knob,
-        grid=tuple(given.grid),
-        fixed=given.fixed,
-        variants=tuple(given.variants),
-    )
+    own = params.method(name)
+    return Method(own.rule, own.drafter, params.block_of(name), own.knob, own.grid, own.fixed, own.variants)
 
 
 def maker_of(pair: Pair) -> str:
@@ -133,15 +121,13 @@ def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[di
     return rows
 
 
-def scope_of(
-    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
-) -> dict[str, Any]:
+def scope_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
-    return {**decoding, **task_scope(task, prompts, pair.tokenizer)}
+    return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
 
 
 COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")

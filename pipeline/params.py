@@ -314,10 +314,8 @@ class Params:
 
 
 def read_params(path: str | Path | None = None) -> Params:
-    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory.
-
-    Methods that draft with "model" get the drafter of the pair.
-    """
+    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory. Methods that
+    draft with "model" get the drafter of the pair."""
     params = parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or PARAMS)))
     file = PAIRS / f"{params.pair}.yaml"
     content = read_yaml(file) if file.is_file() else None  # about a missing file the stage `pair` complains

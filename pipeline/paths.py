@@ -51,7 +51,6 @@ def read_yaml(path: Path) -> Any:
     try:
         content = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(
-            f"{path} is not valid YAML ({' '.join(str(error).split())}). Mend the line it names."
-        ) from error
+        why = " ".join(str(error).split())
+        raise UserError(f"{path} is not valid YAML ({why}). Mend the line it names.") from error
     return {} if content is None else content

@@ -1,12 +1,6 @@
-"""SENSE's datastore, built from the strict answers to training prompts, and the drafters that know these texts.
-
-    python -m pipeline.retrieval      data/prompts, data/reference, models/pair.json -> models/datastore
-
-Only the split `train` is read. The target's states are streamed: they lie in a scratch file, and memory holds one chunk
-of them.
-
-Axis letters: B texts, T tokens of the longest, N states, D width of a state, P width of a key.
-"""
+"""SENSE's datastore, and the drafters that know the same texts: `python -m pipeline.retrieval` builds models/datastore
+from the strict answers to training prompts. The target's states are streamed through a scratch file. Axis letters: B
+texts, T tokens of the longest, N states, D width of a state, P width of a key."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,10 +132,8 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
 
 
 def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
-    """SENSE's drafter, the corpus of training texts (REST), or the choice among corpus, lookup and model.
-
-    The costs of the choice are those of params.yaml, because texts must not depend on the clock.
-    """
+    """SENSE's drafter, the corpus of training texts (REST), or the choice among corpus, lookup and model. The costs of
+    the choice are those of params.yaml, because texts must not depend on the clock."""
     if name in STORED:
         if not DATASTORE.is_dir():
             raise UserError(f"{DATASTORE} is missing. Run `dvc repro datastore` first.")

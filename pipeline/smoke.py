@@ -1,7 +1,5 @@
-"""Run every stage on tiny sizes in a temporary copy, then again, when nothing may run. Proves that stages fit together.
-
-python -m pipeline.smoke      its own parameters, DVC cache and tracking store; nothing in the working tree changes
-"""
+"""Run every stage on tiny sizes in a temporary copy, then again, when nothing may run: `python -m pipeline.smoke`. It
+has its own parameters, DVC cache and tracking store; nothing in the working tree changes."""
 
 import os
 import shutil
@@ -67,10 +65,7 @@ def copy_project(folder: Path) -> None:
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`base` with `changes` put in, block by block."""
-    return {
-        **base,
-        **{key: merged(base[key], value) if isinstance(value, dict) else value for key, value in changes.items()},
-    }
+    return base | {key: merged(base[key], one) if isinstance(one, dict) else one for key, one in changes.items()}
 
 
 def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:

@@ -1,12 +1,6 @@
 """The record of runs in MLflow, and the exported gate as a registered model.
 
-    with tracking.run(params, "fly", kind="method") as record:
-        record.log_params({"rule": "fly"})
-        record.log_metrics({"accuracy": 0.93})
-        record.log_artifacts("reports/evaluation/fly")
-
-MLflow takes seconds to import, so nothing here imports it before a run starts.
-"""
+MLflow takes seconds to import, so nothing here imports it before a run starts."""
 
 import logging
 import os
@@ -39,10 +33,10 @@ class Record:
         """Settings."""
         self.mlflow.log_params(flatten(params))
 
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Numbers; what is no number is left out."""
         found = {key: float(value) for key, value in flatten(metrics).items() if isinstance(value, (int, float))}
-        self.mlflow.log_metrics(found, step=step)
+        self.mlflow.log_metrics(found)
 
     def log_artifacts(self, path: str | Path) -> None:
         """A file, or everything in a folder."""
@@ -71,10 +65,7 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run called `name`, nested in the run that it begins in; marked as failed where an error leaves it.
-
-    `kind` ("head", "method", "export") becomes a tag, as do the Git revision and the DVC experiment.
-    """
+    """A run of a `kind`, nested in the one that it begins in and marked as failed where an error leaves it."""
     mlflow = connect(params)
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
@@ -91,9 +82,7 @@ def root() -> Path:
 
 def connect(params: Params) -> Any:
     """The mlflow module, pointed at MLFLOW_TRACKING_URI, else at a SQLite file in the repository, and the experiment.
-
-    There is one experiment for each pair and task unless params.yaml names it.
-    """
+    There is one experiment for each pair and task unless params.yaml names it."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import mlflow
 
@@ -129,11 +118,8 @@ def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
 
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
-    """Register the gate in `folder` as a new version, move the alias to it and return the version.
-
-    `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."])` generates text. A pair that the
-    registered model could not load is not registered: a sentence says so, and None is returned.
-    """
+    """Register the gate in `folder` as a new version that generates text, move the alias to it and return the version.
+    A pair that the registered model could not load is not registered: a sentence says so, and None is returned."""
     if why := unnamed(read_pair(params.pair)):
         print(f"The gate is not registered in MLflow, because the registered model could not load {why}.")
         return None

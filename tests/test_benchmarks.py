@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import memory, serving, speed
+from benchmarks import serving, speed
 from benchmarks.serving import Configuration, Level, Round, Waited
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
 from gistgate.measure.speed import Contender
 from gistgate.measure.statistics import over_rounds
-from tests.architectures import tiny_model
 
 FAST = Contender("a", lambda batch: ([ids[:1] for ids in batch], Statistics(forwards=1)), 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["labels", "memory", "serving", "speed"])
+@pytest.mark.parametrize("name", ["serving", "speed"])
 def test_every_command_says_what_it_takes(name: str):
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     ran = subprocess.run(command, capture_output=True, text=True, env={"PATH": "", "COLUMNS": "120"}, cwd=Path.cwd())
@@ -70,10 +69,3 @@ def test_a_server_listens_on_this_machine_alone():
     words = Configuration(Path("t"), {"method": "x"}, {"strict": True}, options=["--seed", "1"]).command(1234)
     assert words[words.index("--host") + 1] == "127.0.0.1" and words[-2:] == ["--seed", "1"]
     assert words[words.index("--additional-config") + 1] == '{"gistgate": {"strict": true}}'
-
-
-def test_a_cache_takes_keys_and_values_of_every_layer():
-    model = tiny_model("llama")
-    config = model.config
-    width = config.num_key_value_heads * (config.head_dim or config.hidden_size // config.num_attention_heads)
-    assert memory.per_token(model) == 2 * config.num_hidden_layers * width * 4

@@ -1,14 +1,12 @@
-"""One head from its settings to its gate: fit, calibrate, measure.
-
-It is measured on problems that it has not seen, beside references that need no training. The headline numbers come from
-the gate's own texts: while a gate decodes, nearly every position that it judges lies behind loose accepts, which strict
-texts never show. Labels may be soft: `kept` is the probability that the meaning is kept.
-"""
+"""One head from its settings to its gate: fit, calibrate, measure on problems that it has not seen, beside references
+that need no training. The headline numbers come from the gate's own texts: what it judges while it decodes lies behind
+loose accepts, which strict texts never show. Labels may be soft: `kept` is the probability that the meaning is kept."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,14 @@ import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 from torch import Tensor, nn
 
+from gistgate.core.files import fingerprint, read_json
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
 from gistgate.core.identity import identify_model, identify_tokenizer
 from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
+from pipeline.paths import LEARNED
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that every head depends on."""
@@ -41,8 +41,7 @@ def partners_of(pair: Pair) -> dict[str, Any]:
 def fit_head(
     head: str, config: GateConfig, rows: Rows, params: TrainParams, seed: int
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
-    """Fit, calibrate and measure a head, each on problems of their own: its gate, and what metrics.json and curves.json
-    hold. `config` is the gate's without what training finds out."""
+    """Fit, calibrate and measure a head, each on problems of their own: its gate, and metrics.json and curves.json."""
     kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
     net: nn.Module
     if kind == "logistic":
@@ -69,15 +68,9 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
 
 
 def head_config(
-    head: str,
-    params: Params,
-    widths: Mapping[str, int],
-    partners: Mapping[str, Any],
-    data: Mapping[str, str],
-    problems: str,
+    head: str, params: Params, widths: Mapping[str, int], partners: Mapping[str, Any], folders: Sequence[Path]
 ) -> GateConfig:
-    """What the gate of a head says about its training; `data` holds the hash of every folder of features, `problems`
-    those of all problems."""
+    """What the gate of a head says about its training on these folders of features."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
         "task": params.task,
@@ -94,13 +87,13 @@ def head_config(
         labels={**judged_by, **asdict(params.label)},
         prompting=asdict(params.prompting),
         provenance={
-            "data": dict(data),
+            "data": {str(folder): fingerprint(folder) for folder in folders},
             "parameters": settings_of(head, params.train),
             "seed": params.seed,
             "trainer": head,
             "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         },
-        problems=problems,
+        problems=read_json(LEARNED)["train"],
     )
 
 
@@ -120,9 +113,7 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
 
 def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
     """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
-
-    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has.
-    """
+    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has."""
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
     cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // BINS], side="left") for b in range(1, BINS)]
@@ -137,12 +128,9 @@ def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
 def measure_head(
     rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
-
-    References are scores that need no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's
-    probability against the best one, and the agreement of both models (KL judge, arXiv 2601.04766), which is absent
-    without a draft distribution. They get the same kind of map as the head, fitted on the same calibration part.
-    """
+    """The contents of metrics.json and curves.json: the headline policy, every policy apart, and references that need
+    no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's probability against the best one, and
+    the agreement of both models (KL judge, arXiv 2601.04766), each with a map fitted as the head's."""
     references = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
     if rows.kl.isfinite().all():
         references["kl"] = -rows.kl

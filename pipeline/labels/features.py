@@ -1,14 +1,6 @@
-"""The features of labelled mismatches, read again from their texts: a changed feature repeats no rollout.
-
-A record holds the draft tokens that its block had from the mismatch on, so the block is rebuilt from the ids and no
-token has to be proposed again: nothing is lost where near ties fall differently. A feature looks at the row in front
-of the mismatch, at the mismatch and at what its block holds behind it; all of these are the same in the rebuilt block,
-whose prefix is the same text. The models read each text once and then the rebuilt blocks, at most K tokens each.
-
-The same `extract` builds the features here and in a served gate, so training and serving cannot drift apart.
-
-Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches.
-"""
+"""The features of labelled mismatches, read again: a record holds the draft tokens from the mismatch on, so its block
+is rebuilt from the ids and nothing is proposed again. The same `extract` serves a gate, so training and serving cannot
+drift apart. Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,11 +22,8 @@ from pipeline.pair.pair import Pair
 
 
 class Replay:
-    """Shows recorded mismatches again: one round of a decoder behind the text in front of each, which it reads once.
-
-    It is the decoder's observer, and hands out the block of a round with the draft probabilities and the hidden states
-    that `names`, ids of features, are made from.
-    """
+    """Shows recorded mismatches again: one round of a decoder, whose observer it is, behind the text in front of each.
+    The block holds what `names`, ids of features, are made from."""
 
     def __init__(
         self, decoder: Decoder, prompts: Sequence[dict[str, Any]], names: Sequence[str], batch_size: int
@@ -64,11 +53,8 @@ class Replay:
         return self._blocks.pop()
 
     def rounds(self, table: Table, texts: Texts, **request: Any) -> Iterator[tuple[Table, Block]]:
-        """What the decoder would do at every record of `table`, one row per record, in batches.
-
-        Records whose token the drafter does not propose again are left out: near ties may fall differently in another
-        batch.
-        """
+        """What the decoder would do at every record of `table`, one row per record, in batches. Records whose token the
+        drafter does not propose again are left out: near ties may fall differently in another batch."""
         for part in batches(table, self.batch_size):
             block = self.block(part, texts, **request)
             if block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere

@@ -1,9 +1,6 @@
-"""From rollouts to labels: was the meaning kept, and how sure is that?
-
-Hard label: whether the greedy rollout behind the forced draft token keeps the meaning. Where it does not, a soft label
-compares sampled rollouts behind the draft token with as many behind the target's own token, because sampling changes
-answers even when nothing is forced.
-"""
+"""From rollouts to labels. Hard: whether the greedy rollout behind the forced draft token keeps the meaning. Where it
+does not, a soft label compares sampled rollouts behind the draft token with as many behind the target's own token,
+because sampling changes answers even when nothing is forced."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.lm_eval.prompts import Prompt
 from gistgate.lm_eval.task import INVALID, Document, Task
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.rollouts import (
@@ -28,7 +26,7 @@ from pipeline.labels.rollouts import (
     decided,
     rejoined_at,
 )
-from pipeline.labels.schema import Table, Texts, num_rows, picked
+from pipeline.labels.schema import Table, Texts, num_rows, picked, read_references
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
@@ -75,11 +73,8 @@ class Meaning:
 
 
 class AnswerJudge:
-    """Gives the verdict on greedy rollouts, in whatever order they come and end.
-
-    Rollouts may stop early where their outcome seems known. The first ones run to their end, and a way of stopping that
-    was wrong for one of these is given up, so that the verdicts are those of whole rollouts.
-    """
+    """Gives the verdict on greedy rollouts, in whatever order they come and end. The first ones run to their end, and a
+    way of stopping early that was wrong for one of these is given up, so that verdicts are those of whole rollouts."""
 
     def __init__(
         self,
@@ -89,11 +84,8 @@ class AnswerJudge:
         audit: int,
         rejoin: int | None,
     ) -> None:
-        """Begin with the audit of as many rollouts as `audit` says.
-
-        Afterwards a rollout stops where its answer is `given`, or where `rejoin` tokens in a row equal its reference's;
-        either may be None. `same` tells of (problem, answer) whether the meaning is kept.
-        """
+        """After an audit of `audit` rollouts, one stops where its answer is `given`, or where `rejoin` tokens in a row
+        equal its reference's; either may be None. `same`: does (problem, answer) keep the meaning?"""
         self.runner, self.same, self.given, self.rejoin = runner, same, given, rejoin
         self._left, self._concluded = audit, False
         self._running: set[Rollout] = set()
@@ -171,12 +163,8 @@ class Tools:
         engine: Engine | None = None,
         **request: Any,
     ) -> None:
-        """Put the parts together; nothing is read yet.
-
-        Greedy rollouts go token by token: they fill large batches, in which drafts cost more than they save, and in
-        float32 the ids are the same. Sampled ones speculate, because their draws depend on it. The `decoder` is strict
-        and speculates; an `engine` makes the rollouts instead of it; `request` is what all prompts share.
-        """
+        """The `decoder` is strict and speculates; an `engine` makes rollouts instead of it. Greedy ones go token by
+        token: they fill large batches, in which drafts cost more than they save. Draws of sampled ones depend on it."""
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)
@@ -196,17 +184,11 @@ class Tools:
 
 
 def tools_of(
-    params: Params,
-    pair: Pair,
-    task: Task,
-    prompts: Sequence[dict[str, Any]],
-    references: dict[int, list[int]],
-    cost: Cost,
-    engine: Engine | None = None,
+    params: Params, pair: Pair, task: Task, prompts: Sequence[Prompt], cost: Cost, engine: Engine | None = None
 ) -> Tools:
-    """The tools of a pair and a task; `references` by problem, as token ids, the rest as in `Tools`."""
+    """The tools of a pair and a task, with the references of its training prompts; the rest as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
+    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], read_references())
     return Tools(decoder, meaning, params, cost, engine, **request_of(prompts, pair))
 
 
@@ -223,17 +205,14 @@ class Labeller:
     """Turns records of mismatches into labels."""
 
     tools: Tools  # makes rollouts and gives verdicts
-    prompts: Sequence[dict[str, Any]]  # those that the records' column `problem` points into
+    prompts: Sequence[Prompt]  # those that the records' column `problem` points into
     params: LabelParams
     seed: int  # of the sampled rollouts
     title: str | None = None  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
-        """The records as rows of the schema LABELS, without those on a text that has lost its meaning before.
-
-        `chosen [N]` names those to label, where it is not all of them. The rollout that tells whether the text in front
-        of one is intact is made as well.
-        """
+        """The records as rows of the schema LABELS, without those on a text that has lost its meaning before; `chosen
+        [N]` names those to label, where it is not all of them."""
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
         comparable = [one for one in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(one)]
         table = picked(table, torch.isin(table["problem"], torch.tensor(comparable, dtype=torch.int64)))
@@ -258,11 +237,9 @@ class Labeller:
         return greedy_kept
 
     def _kept(self, table: Table, texts: Texts, greedy_kept: Tensor) -> tuple[Tensor, Tensor]:
-        """P(kept) of every record [N], and how many rollouts stand behind it [N].
-
-        A lost greedy rollout counts as one of 1 + repeats; the others are sampled. What they lose against the same
-        number behind the target's own token is charged to the draft token.
-        """
+        """P(kept) of every record [N], and how many rollouts stand behind it [N]. A lost greedy rollout counts as one
+        of 1 + repeats; the others are sampled. What they lose against the same number behind the target's own token is
+        charged to the draft token."""
         kept, rollouts = greedy_kept.float(), torch.ones(len(greedy_kept), dtype=torch.int16)
         repeats = self.params.rollouts - 1
         unsure = (greedy_kept == 0).nonzero().flatten()
@@ -295,10 +272,7 @@ class Labeller:
 
 
 def is_asked_of(table: Table) -> Tensor:
-    """Where the rollout of a record tells whether the text in front of a chosen one is intact [N].
-
-    That is the last accepted record in front of it on the same text (see `is_intact`).
-    """
+    """Where a record is the last accepted one in front of a chosen one on the same text [N]: `is_intact` asks it."""
     asked = torch.zeros(num_rows(table), dtype=torch.bool)
     columns = (table["problem"], table["policy"], table["accepted"], table["chosen"])
     last, text = None, None
@@ -312,12 +286,8 @@ def is_asked_of(table: Table) -> Tensor:
 
 
 def is_intact(table: Table, greedy_kept: Tensor) -> Tensor:
-    """Where the text in front of the record, gone on with strictly, still keeps the meaning [N].
-
-    On a gated text the answer may be lost before the record. Between two records every token is the target's own, so
-    the strict continuation of one is the rollout of the record before it: of its draft token if that was accepted,
-    else of whatever came before. No rollout is needed to know it.
-    """
+    """Where the text in front of the record, gone on with strictly, still keeps the meaning [N]. That continuation is
+    the rollout of the last accepted record in front of it, since every token between them is the target's own."""
     intact, fine, text = [], True, None
     columns = (table["problem"], table["policy"], table["accepted"], greedy_kept)
     for problem, policy, accepted, kept in zip(*(column.tolist() for column in columns), strict=True):

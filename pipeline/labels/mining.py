@@ -1,11 +1,6 @@
-"""Sequential mining: walk along the target's answer, force every draft token, keep those that do no harm.
-
-The walk of arXiv 2504.20039 takes one mismatch after the other, because each outcome decides which text comes next.
-Here many problems walk at once, and a walk is speculated on: a lookahead assumes that its next tokens do no harm, and
-the rollouts behind all of them are made side by side. Up to the first one that does harm the lookahead went the right
-way; what lies behind is given up, and the walk goes on from there. The labels are those of the plain walk. Nothing is
-read twice, as rollouts and lookaheads go on from the lookahead's own keys and values; and no walk waits for another.
-"""
+"""Sequential mining (arXiv 2504.20039): walk along the target's answer, force every draft token, keep the harmless
+ones. Many problems walk at once, and each looks ahead: the rollouts behind its next tokens, assumed harmless, are made
+side by side, and what lies behind the first harmful one is given up. The labels are those of the plain walk."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -37,22 +32,15 @@ WAITING = 2  # rollouts that walks keep under way or waiting for every slot, so 
 
 
 class MismatchRecorder:
-    """An observer that keeps one record for each mismatch that a text really came to.
+    """An observer that keeps one record for each mismatch that a text really came to: the refused token of a block and
+    the loosely accepted ones before it. What was drafted behind a refusal belongs to no text."""
 
-    Those are the refused token of a block and the loosely accepted tokens before it. Tokens behind a refusal were
-    drafted for a text that nobody wrote.
-    """
+    layers: Collection[str] = ()  # hidden states that `more` reads
+    wants_q = False  # whether it reads draft probabilities
 
-    def __init__(
-        self,
-        block: int,
-        more: Callable[[Block], Table] = lambda _block: {},
-        layers: Collection[str] = (),
-        wants_q: bool = False,
-    ) -> None:
-        """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...], for
-        which it reads hidden states of these `layers` and, if it `wants_q`, draft probabilities."""
-        self.block, self.more, self.layers, self.wants_q = block, more, layers, wants_q
+    def __init__(self, block: int, more: Callable[[Block], Table] = lambda _block: {}) -> None:
+        """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...]."""
+        self.block, self.more = block, more
         self._tables: list[Table] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
@@ -117,21 +105,16 @@ class Lookahead(MismatchRecorder):
     """Records the mismatches that walks force ahead of their outcomes, and ends each text once it has met enough."""
 
     def __init__(self, block: int, enough: Sequence[int]) -> None:
-        """`block`: K of the decoder; `enough`: for each text the number of mismatches."""
+        """`block`: K of the decoder; `enough`: for each text the number of mismatches that it has to meet."""
         super().__init__(block)
-        self.enough = enough
-        self._met = [0] * len(enough)
+        self.missing = [*enough]
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         known = len(self._tables)
         super().__call__(block, acceptance, rows)
         for table in self._tables[known:]:
             for row in table["row"].tolist():  # a round meets one mismatch of a row at most: there it ends
-                self._met[row] += 1
-
-    def is_far_enough(self, row: Row) -> str | None:
-        """For `Decoder.resume`: whether this text has met its number of mismatches."""
-        return FAR_ENOUGH if self._met[row.index] >= self.enough[row.index] else None
+                self.missing[row] -= 1
 
 
 @dataclass(eq=False)
@@ -250,8 +233,7 @@ class SequentialLabelling:
 
     @property
     def _depth(self) -> int:
-        """Candidates that a walk may have: enough to fill the batch, as long as each is more likely than not to lie on
-        the walk, by the harm so far."""
+        """Candidates that a walk may have: enough to fill the batch, each more likely than not to lie on the walk."""
         walks = sum(not walk.over for walk in self._walks)
         harm = min(self._lost / self._judged, 0.99)
         return min(-(-WAITING * self.batch_size // walks), 1 + int(log(0.5) / log(1 - harm)))
@@ -266,7 +248,7 @@ class SequentialLabelling:
             [walk.memory for walk in short],
             [(walk.keep, walk.added) for walk in short],
             [len(walk.prompt) for walk in short],
-            is_decided=lookahead.is_far_enough,
+            is_decided=lambda row: None if lookahead.missing[row.index] > 0 else FAR_ENOUGH,
             slots=slots,
             **self.tools.request,
         )
@@ -298,7 +280,7 @@ def collect_strict(
         walked, walked_texts = labelling.walk(sound, ids, own)
         tools.cost.labels += sum(num_rows(table) for table in walked)
         tables, texts = tables + walked, texts + walked_texts
-    return (concatenated(tables) if tables else {}), texts
+    return concatenated(tables), texts
 
 
 def collect_gated(
@@ -310,7 +292,7 @@ def collect_gated(
     decoder = make_decoder(pair, MethodParams("autojudge"), settings, block, gate, observer=recorder)
     slots, request = Slots(params.decoding.batch_size), request_of(prompts, pair)
     tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
-    return (concatenated(tables) if tables else {}), texts
+    return concatenated(tables), texts
 
 
 def written(
@@ -322,11 +304,8 @@ def written(
     slots: Slots,
     **request: Any,
 ) -> tuple[list[Table], list[AnswerText]]:
-    """Decode these problems while `recorder` observes the blocks: the records of every text, and the texts.
-
-    The texts are the answers of this very decoding. In bfloat16 another one may differ in near ties, and the places of
-    a record would then mean nothing in it.
-    """
+    """Decode these problems while `recorder` observes the blocks: the records of every text, and these very texts. In
+    bfloat16 another decoding may differ in near ties."""
     answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
     records = zip(problems, recorder.take(answers), strict=True)
     tables = [stamped(table, problem, policy) for problem, table in records if table]

@@ -1,8 +1,6 @@
-"""Rollouts: how texts go on behind one forced token, made many at once in a batch that is kept full.
-
-Whoever wants some is a `RolloutSource`. It is asked for the next ones whenever slots are free, so that it may ask for
-such as depend on how others end; `RolloutList` asks for some that are all known beforehand.
-"""
+"""Rollouts: how texts go on behind one forced token, made many at once in a batch that is kept full. A `RolloutSource`
+is asked for the next ones whenever slots are free, so that it may ask for such as depend on how others end;
+`RolloutList` asks for some that are all known beforehand."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -94,8 +92,7 @@ class RolloutList(Generic[Outcome]):
         self._bar.update(1)
 
     def made_by(self, runner: Any, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts; `runner` is a `RolloutRunner` or an
-        `EngineRunner` of pipeline/labels/vllm.py, and `title` names the progress bar."""
+        """What is wanted of every rollout, in the order of the rollouts; `title` names the progress bar."""
         with bar(title=title or "rollouts", unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
@@ -103,9 +100,7 @@ class RolloutList(Generic[Outcome]):
 
 def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None) -> str | None:
     """Why a rollout's outcome is known: `rejoin` tokens in a row equal its reference's, or its answer is given.
-
-    `answer` is what there is of it, as token ids; a way of telling that is None ends no rollout.
-    """
+    `answer` is what there is of it, as token ids; a way of telling that is None ends no rollout."""
     # All of it is looked at: an audit that was still going on may have passed over the place.
     if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
         return REJOINED
@@ -163,10 +158,7 @@ def report_costs(folder: Path, name: str, count: int) -> None:
 
 
 class PrefixCache:
-    """What both models remember of the texts that rollouts start from: each is read once, whoever asks for it.
-
-    Those used last are kept, up to a limit of memory, which those of one call may exceed.
-    """
+    """What both models remember of the texts that rollouts start from, those used last, up to a limit of memory."""
 
     def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
         """`decoder` reads what is missing, at most `batch_size` texts at once."""

@@ -1,14 +1,7 @@
-"""The tables on the way from a mismatch to a gate head: their columns, and the check at every door.
-
-    data/mismatches/<pass>   MISMATCHES   where target and draft differ; the stage `collect` writes it
-    data/labels/<pass>       LABELS       the same rows with P(the meaning is kept); the stage `label` writes it
-    data/features/<goal>     FEATURES     the labels with all that a head sees; the stage `features` writes it
-
-The first two hold the texts of their rows as well: many mismatches share a text, and the prefix of each is the text up
-to it. A head is trained on `Rows`, the features side by side, which are divided by problem.
-
-Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature or of all features.
-"""
+"""The tables on the way from a mismatch to a gate head (MISMATCHES, LABELS, FEATURES in data/<the same>), their
+columns, and the check at every door. The first two hold the texts of their rows, since many share one. A head is
+trained on `Rows`. Axis letters: N rows (mismatches), K drafted tokens of a block, F width of a feature or of all
+features."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +30,8 @@ Table = dict[str, Tensor]  # columns by name, all with leading axis N (rows)
 
 
 def concatenated(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, one table below the other; the columns are those of the first table."""
-    return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+    """The rows of all tables, one table below the other; the columns are those of the first table, if there is one."""
+    return {name: torch.cat([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 
 
 def picked(table: Table, index: Tensor) -> Table:
@@ -88,11 +81,7 @@ ROWS = {  # what a head's training needs beside the features
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
-
-
-def feature_columns(names: Iterable[str]) -> Columns:
-    """The columns [N, F] of features, by id; their units are those of gistgate.core.features."""
-    return dict.fromkeys(names, torch.float32)
+FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 
 
 def checked(table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it.") -> Table:
@@ -182,7 +171,7 @@ class Rows:
 def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, dict[str, int]]:
     """All rows of some folders of data/features, and the width of every feature."""
     wanted = tuple(dict.fromkeys((*features, "scalars")))
-    columns = {**ROWS, **feature_columns(wanted)}
+    columns = {**ROWS, **dict.fromkeys(wanted, FEATURE)}
     tables: list[Table] = []
     for folder in folders:
         for file in shard_files(folder):
@@ -223,10 +212,7 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
 
 
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """Soft labels for estimators that know only classes; rows without weight are left out.
-
-    Row index, class (1: kept) and weight, each [M] with N <= M <= 2 N.
-    """
+    """Soft labels for estimators that know only classes: row index, class (1: kept) and weight [M], N <= M <= 2 N."""
     rows = np.arange(len(kept_N))
     index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])

@@ -1,12 +1,6 @@
-"""What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
-
-    python -m pipeline.labels.spans judge     data/labels -> data/spans, and from that the head `judge`
-    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/pairs.safetensors
-
-A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
-all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs
-tell how often which draft token was refused for which target token (arXiv 2604.13634).
-"""
+"""What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains models/judge on labels
+of whole spans, the mismatch and the draft tokens behind it in its block (arXiv 2501.19309); `pairs` counts in
+models/pairs.safetensors how often which draft token was refused for which target token (CSD, arXiv 2604.13634)."""
 
 import torch
 
@@ -19,26 +13,25 @@ from pipeline.labels import schema
 from pipeline.labels.features import Replay, divergence
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
-from pipeline.params import read_params
+from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
-from pipeline.stages.train import train, with_features
+from pipeline.stages.train import train
 
 PAIRS = MODELS / "pairs.safetensors"
 
 
 def main(part: str) -> None:
     if part == "judge":
-        read_spans()
         params = read_params()
-        train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
+        read_spans(params)
+        train("logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features)
     else:
         count_pairs()
 
 
-def read_spans() -> None:
+def read_spans(params: Params) -> None:
     """Label the tokens of every span as its mismatch is labelled."""
-    params = read_params()
     own = params.train
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
@@ -48,7 +41,9 @@ def read_spans() -> None:
     table, texts = schema.read_labels()
     request = request_of(prompts, pair)
     parts = [span_rows(part, block, features, own.span) for part, block in replay.rounds(table, texts, **request)]
-    spans = schema.checked(schema.concatenated(parts), {**schema.ROWS, **schema.feature_columns(features)}, SPANS)
+    spans = schema.checked(
+        schema.concatenated(parts), {**schema.ROWS, **dict.fromkeys(features, schema.FEATURE)}, SPANS
+    )
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
     print(f"{schema.num_rows(spans)} tokens in the spans of {schema.num_rows(table)} mismatches")
 

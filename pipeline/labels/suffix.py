@@ -1,16 +1,8 @@
-"""Labels without rollouts: does the target still like its own text behind a draft token? (after arXiv 2510.02329)
-
-At a mismatch the draft's first choice z differs from the target's token y, both reading the target's text. The target
-reads z and then the next N tokens of its own text, aligned in three ways: behind z in place of y, behind z in front of
-y, and behind z where z is one of the next tokens of the text itself. A label is what these N tokens lose in
-log-probability against the text as it was written, in nats, at the best of the three, and ln p(y) - ln p(z) as well:
-what follows a wrong name or hour may not depend on it at all, so that the loss alone calls it harmless.
-
-The target reads a text once: all candidates of a text stand behind it in one row, each sees the text up to its
-mismatch and itself, as the nodes of a tree do. No rollout, no score of an answer, no draft model is needed.
-
-Axis letters: B texts, T slots of a row, C slots of a part of it, M mismatches of a text, V vocabulary, D width.
-"""
+"""Labels without rollouts (after arXiv 2510.02329): what the next N tokens of the target's own text lose in
+log-probability behind a draft token z, in nats, at the best of three alignments (z in place of the target's token y, in
+front of it, or as one of the next tokens itself), and ln p(y) - ln p(z). What follows a wrong name may not depend on it
+at all, so that the loss alone calls it harmless. Letters: B texts, T slots of a row, C of a part, M mismatches of a
+text, V vocabulary, D width."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -53,7 +45,8 @@ Packed = tuple[Text, list[Candidate]]  # a row for the target
 
 
 class SuffixLabeller:
-    """Labels the mismatches of texts."""
+    """Labels the mismatches of texts, each of which is read once: all candidates stand behind it in one row, and each
+    sees the text up to its mismatch and itself, as the nodes of a tree do."""
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
-"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve.
-
-vLLM is imported when it is started; without it, or with a stand-in for it, everything else here works as well.
-"""
+"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve. vLLM
+is imported when it is started; without it, or with a stand-in for it, everything else here works as well."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,8 +93,7 @@ def check_alone(params: Params) -> None:
 
 
 def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
-    """The `vllm.LLM` of a target that reads and writes token ids; `key` is the parameter that asks for it, `arguments`
-    is what the user adds, and `more` what the stage adds."""
+    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it, `arguments` are the user's."""
     instead = f"or set {key} to own in params.yaml."
     try:
         import vllm

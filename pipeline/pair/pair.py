@@ -20,15 +20,6 @@ from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError
 from gistgate.models import loading
 from gistgate.models.lighter import check_kind, quantise
-from gistgate.models.loading import (
-    RETRIEVAL,
-    check_gguf,
-    check_same_tokenizer,
-    check_smaller,
-    or_refuse,
-    own_tokenizer,
-    warn_generation_config,
-)
 from pipeline.methods import MODEL
 from pipeline.params import block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
@@ -64,7 +55,7 @@ class ModelSource:
         """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked for, is refused."""
         if self.is_folder and not Path(self.model).is_dir():
             raise UserError(f"The model folder {self.model} is missing. Run `dvc repro pair`, or correct its path.")
-        check_gguf(self.model, self.gguf_file)
+        loading.check_gguf(self.model, self.gguf_file)
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
@@ -75,15 +66,15 @@ class PairSource:
 
     target: ModelSource  # the model whose answers count
     draft: ModelSource | None = None  # the model that proposes; None where `drafter` proposes without a model
-    drafter: str = MODEL  # "model" for the draft model, or one of RETRIEVAL, which copies from the text
+    drafter: str = MODEL  # "model" for the draft model, or one of loading.RETRIEVAL, which copies from the text
     tokenizer: str | None = None  # hub id or folder; None takes the target's
     training: dict[str, Any] | None = None  # for pairs that are trained here: what replaces keys of `pair_training`
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
             raise UserError("The pair quantises its target, whose answers count. Only `draft` has `quantise`.")
-        if self.drafter not in (MODEL, *RETRIEVAL):
-            known = [MODEL, *RETRIEVAL]
+        if self.drafter not in (MODEL, *loading.RETRIEVAL):
+            known = [MODEL, *loading.RETRIEVAL]
             raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
         if (self.draft is None) == (self.drafter == MODEL):
             raise UserError("The pair needs one source of drafts: `draft:`, `drafter: suffix` or `drafter: lookup`.")
@@ -119,7 +110,7 @@ def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
 def load_config(source: ModelSource) -> Any:
     """The configuration of a model."""
     place = source.place
-    return or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place))
+    return loading.or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place))
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
@@ -128,7 +119,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     where = {"device_map": source.device_map} if source.device_map else {}
     options = {"dtype": getattr(torch, source.dtype), **where, **source.place}
     model = loading.load_model("model", source.model, device, **options)
-    warn_generation_config(model)
+    loading.warn_generation_config(model)
     return quantise(model.requires_grad_(False), source.quantise)
 
 
@@ -146,7 +137,7 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one it names, else the target's."""
     where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
     place = where.place
-    tokenizer = or_refuse("model", where.model, lambda: AutoTokenizer.from_pretrained(where.model, **place))
+    tokenizer = loading.or_refuse("model", where.model, lambda: AutoTokenizer.from_pretrained(where.model, **place))
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -154,15 +145,12 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 
 def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
-    """Both models have to mean the same token by every id of the tokenizer. Padding behind its last id may differ.
-
-    `sizes` are the rows of the input embeddings of `target` and `draft`.
-    """
+    """Both models have to mean the same token by every id; `sizes` are the rows of their input embeddings by role."""
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
             raise UserError(f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one family.")
-    if (draft := source.draft) and (own := own_tokenizer("draft", draft.model, **draft.place)) is not None:
-        check_same_tokenizer(tokenizer, own)
+    if (draft := source.draft) and (own := loading.own_tokenizer("draft", draft.model, **draft.place)) is not None:
+        loading.check_same_tokenizer(tokenizer, own)
 
 
 @dataclass(frozen=True)
@@ -195,7 +183,7 @@ def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
     check_vocabularies(source, tokenizer, sizes)
     target, draft = models["target"], models.get("draft")
     if draft is not None:
-        check_smaller(target, draft)
+        loading.check_smaller(target, draft)
     files = pair_files(params.pair, folder)
     return Pair(target, draft, tokenizer, params.pair, files, source.drafter, source.names)
 

@@ -19,8 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic iteration: singular values into about [0.7, 1.2] in five steps
 IGNORED = -100  # label of positions without loss: the question and the padding
 
 
@@ -45,11 +44,8 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
-
-    Twice as fast as torch.optim.Muon, which treats one matrix at a time and always in bfloat16: here matrices of equal
-    shape share one batched product in a chosen precision.
-    """
+    """Muon (Jordan et al., 2024). Twice as fast as torch.optim.Muon, which treats one matrix at a time and always in
+    bfloat16: here matrices of equal shape share one batched product in a chosen precision."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.02, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.95})
@@ -85,11 +81,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str
 
 
 def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
-    """Which documents form the batch of each step.
-
-    A pass shuffles the documents, sorts neighbourhoods of 16 batches by length and shuffles the batches again, so a
-    batch pads little and still is random. Incomplete batches are left out unless there is nothing else.
-    """
+    """Which documents form the batch of each step. A pass shuffles the documents, sorts neighbourhoods of 16 batches by
+    length and shuffles the batches again, so a batch pads little and still is random."""
     rng, batches = random.Random(seed), list[list[int]]()
     order = list(range(len(lengths)))
     size = min(batch_size, len(order))
@@ -136,18 +129,11 @@ def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: in
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16
-    (AVX-512 without AVX512_BF16 or AMX does so at about half the speed of float32)."""
+    """Whether bfloat16 products are faster than float32 here; AVX-512 alone takes twice as long for them."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False))
-
-
-def learning_rate(step: int, steps: int, warmup: float) -> float:
-    """Factor of the learning rates: a linear rise over `warmup * steps`, then linearly down to 0."""
-    rise = max(1, round(warmup * steps))
-    return min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
 
 
 class LanguageModule(pl.LightningModule):
@@ -161,10 +147,11 @@ class LanguageModule(pl.LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        """One step of both optimisers on the mean cross entropy of the positions with a label; logits are made for
-        these alone."""
+        """One step of both optimisers; logits are made for the positions with a label alone."""
         ids_BT, labels_BT = batch
-        factor = learning_rate(len(self.losses), self.size.steps, self.warmup)
+        step, steps = len(self.losses), self.size.steps
+        rise = max(1, round(self.warmup * steps))  # learning rates rise linearly, then go linearly down to 0
+        factor = min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
             hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
             has_loss = labels_BT[:, 1:] != IGNORED

@@ -1,9 +1,6 @@
-"""The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of their words.
-
-A problem says who, what, how many and which operations. Its arithmetic decides the answer, all else is ornament. A
-wording ranks what can be said at every site of a text and chooses with Zipf's law, so that one problem is told in many
-ways; target and draft learn different wordings of the same solutions. lexicon.yaml holds the words.
-"""
+"""The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of their words. A wording
+ranks what can be said at every site of a text and chooses with Zipf's law, so that one problem is told in many ways;
+target and draft learn different wordings of the same solutions. lexicon.yaml holds the words."""
 
 import hashlib
 import math
@@ -48,9 +45,8 @@ class Step:
 
     def apply(self, total: int) -> int:
         """The total after this step."""
-        return {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}[
-            self.operation
-        ]
+        after = {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}
+        return after[self.operation]
 
 
 @dataclass(frozen=True)
@@ -126,12 +122,8 @@ def zipf(keys: list[float], skew: float) -> list[float]:
 
 
 def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
-    """The wording of a dialect, `target` or `draft`.
-
-    Both tell questions alike. In solutions the draft ranks what can be said by a mixture of the target's keys and its
-    own: distance 0 gives the target's ranking, distance 1 an unrelated one. In the shifted world questions are told in
-    a dialect that neither has read: its own ranking of the same sentences.
-    """
+    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world as neither has
+    read them. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the target."""
     wording = {}
     for site, sentences in SITES.items():
         asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
@@ -183,12 +175,9 @@ class TextWriter:
 def documents(
     params: WorldParams, seed: int, part: str, count: int, dialect: str = "target", stream: str = ""
 ) -> list[dict[str, str]]:
-    """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`).
-
-    The parts share no arithmetic. Within a part every document is drawn independently of the others, which certificates
-    rely on; an arithmetic may come again in other words. (Without repetitions, later documents would be longer: there
-    are fewer short problems.) Both dialects tell questions alike, only solutions differ. Each `stream` draws others.
-    """
+    """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`). The parts share no
+    arithmetic. Within a part every document is drawn independently of the others, which certificates rely on; an
+    arithmetic may come again in other words. Each `stream` draws others."""
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     writer = TextWriter(make_wording(params, dialect, seed), params.ornaments)
     problems = (draw_problem(params, part, rng) for _ in range(count))
@@ -214,11 +203,7 @@ def answer_of(text: str) -> str | None:
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every word of the world is one token.
-
-    It is trained on uniformly worded texts, with ornaments and without, then on every word of the lexicon after a
-    blank; it depends on no seed and no dial.
-    """
+    """Byte-level BPE in which every word of the world is one token; it depends on no seed and no dial."""
     texts = []
     for ornaments in (True, False):
         params = WorldParams(skew=0.0, max_steps=4, ornaments=ornaments)

@@ -77,8 +77,7 @@ def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -
             axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
         axes.plot([], [], marker + "-", color=colour, label=name)
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
-    axes.set_xlabel("tokens per target forward (tau)")
-    axes.set_ylabel("accuracy lost against strict, points")
+    axes.set(xlabel="tokens per target forward (tau)", ylabel="accuracy lost against strict, points")
     axes.set_title("lines: development prompts; markers: calibration prompts, filled when certified", fontsize=8)
     axes.legend()
     return figure
@@ -109,8 +108,7 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
         )
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.axvline(1, color="grey", lw=0.5)
-    axes.set_xlabel("speed against plain decoding, same engine")
-    axes.set_ylabel("accuracy lost against strict, points")
+    axes.set(xlabel="speed against plain decoding, same engine", ylabel="accuracy lost against strict, points")
     axes.legend()
     return figure
 
@@ -124,8 +122,7 @@ def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
         (colour, marker), bins = look[name], curve["reliability"]
         predicted, observed = [b["predicted"] for b in bins], [b["observed"] for b in bins]
         axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
-    axes.set_xlabel("predicted P(meaning kept)")
-    axes.set_ylabel("observed share kept")
+    axes.set(xlabel="predicted P(meaning kept)", ylabel="observed share kept")
     axes.legend()
     return figure
 
@@ -137,7 +134,6 @@ def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
         counts, block = evaluation[name]["statistics"]["histogram"], evaluation[name]["block"]
         share = [100 * counts.get(str(length), 0) / (sum(counts.values()) or 1) for length in range(block + 1)]
         axes.plot(range(block + 1), share, marker + "-", color=colour, ms=4, label=name)
-    axes.set_xlabel("draft tokens accepted in a round")
-    axes.set_ylabel("share of rounds, per cent")
+    axes.set(xlabel="draft tokens accepted in a round", ylabel="share of rounds, per cent")
     axes.legend()
     return figure

@@ -27,9 +27,7 @@ REFERENCES = {
     "vs_lookup": "transformers_lookup",
 }
 """Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot run everywhere."""
-PER_TOKEN = "per_token"
-"""Tokens per second, as a multiple of those of plain decoding: answers that rounding or looseness changes differ in
-length."""
+PER_TOKEN = "per_token"  # tokens per second to those of plain decoding: answers may differ in length
 SPECULATION = ("transformers_assisted", "transformers_lookup")  # the baselines whose K development prompts chose
 CERTIFIED = (
     "certified", "knob", "fixed", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind",
@@ -169,10 +167,7 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
-    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself.
-
-    A lossless rule with another drafter has a bound of its own, because rounding changes some of its answers.
-    """
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself."""
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
     found = at_budget(results.calibration[name]["budgets"], params.headline_budget)
@@ -181,10 +176,7 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
 
 def frontier(results: Results) -> list[dict[str, Any]]:
     """Every setting that was tried, on development and calibration prompts: its net loss against strict, and the
-    budgets that it is certified for.
-
-    The settings are tested from strict to loose, and all in front of the one that a budget keeps have passed it too.
-    """
+    budgets that it is certified for, since all settings in front of the one that a budget keeps have passed it too."""
     rows = []
     for name, calibration in results.calibration.items():
         knobs = [one["knob"] for one in calibration["settings"]]

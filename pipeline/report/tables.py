@@ -66,10 +66,7 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
 
 
 def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
-    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets.
-
-    A method without a certificate runs strictly, so that the answers of its refused setting say nothing about it.
-    """
+    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
     line = at_budget(method["certificates"], budget)
     if line is None or "capped" not in line:
         return UNKNOWN, UNKNOWN
@@ -140,9 +137,8 @@ def timed(found: dict[str, Any]) -> str:
     where = f", as {found['chosen_on']} development prompts chose" if found["chosen_on"] else ""
     lacking = [spoken for name, spoken in names.items() if name in (found["failed"] or {})]
     missing = f" With this pair transformers has no {' and no '.join(lacking)}." if lacking else ""
-    return (
-        f"Speeds are those of {found['n']} test prompts" + (f"; {', '.join(said)}{where}." if said else ".") + missing
-    )
+    speculation = f"; {', '.join(said)}{where}" if said else ""
+    return f"Speeds are those of {found['n']} test prompts{speculation}.{missing}"
 
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -38,10 +38,7 @@ LEARNING = ("pooling", "loss", "hidden", "epochs", "patience", "lr", "batch_size
 
 
 def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
-    """One row for each prefix: its samples, who wrote them, and their groups by every judge that can be asked.
-
-    Finished shards wait in the scratch folder under a fingerprint of all that they depend on.
-    """
+    """One row for each prefix: its samples, who wrote them, and their groups by every judge that can be asked."""
     own, prompts = params.segments, read_prompts("train")[: params.segments.problems]
     judges, folder, rows = judges_of(own, task), shards_of(params, pair, task).folder, []
     sampler = Sampler(pair, task, params, request_of(prompts, pair))
@@ -86,10 +83,8 @@ class Sampler:
         return Boundaries(self.pair.tokenizer, self.params.segments.style, self.request["eos_ids"])
 
     def prefixes(self, number: int, prompt: dict[str, Any], answer: Sequence[int]) -> list[Prefix]:
-        """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both.
-
-        A prefix that already holds the task's answer is left out: nothing behind it could change the meaning.
-        """
+        """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both. A
+        prefix that already holds the task's answer is left out: nothing behind it could change the meaning."""
         chosen = random.Random(f"{self.params.seed}:{number}")
         ends = [0, *accumulate(map(len, self.boundaries.cut(answer)[:-1]))]
         anywhere = list(range(1, len(answer)))
@@ -106,10 +101,8 @@ class Sampler:
         return found
 
     def segments(self, model: PreTrainedModel, prefixes: Sequence[Prefix], seed: int) -> list[list[list[int]]]:
-        """For each prefix the finished segments among its draws; those that the limit cut are left out.
-
-        Row r of prefix p draws with the seed `seed + p * samples + r`, whatever the batch.
-        """
+        """For each prefix the finished segments among its draws; those that the limit cut are left out. Row r of prefix
+        p draws with the seed `seed + p * samples + r`, whatever the batch."""
         own, size = self.params.segments, self.params.decoding.batch_size
         ends = {"eos_ids": self.request["eos_ids"], "stops": self.request["stops"]}
         writer = SegmentWriter(model, self.pair.tokenizer, self.boundaries, own.limit, **ends)
@@ -236,10 +229,8 @@ class Entailment:
 
 
 class Embedding:
-    """Cosine of pooled states, by any encoder or language model that transformers loads.
-
-    A sentence-transformers model pools as its folder says, any other by the mean.
-    """
+    """Cosine of pooled states, by any encoder or language model that transformers loads. A sentence-transformers model
+    pools as its folder says, any other by the mean."""
 
     def __init__(self, name: str, similarity: float) -> None:
         self.tokenizer, self.model = load(AutoModel, name)
@@ -308,10 +299,7 @@ def load(kind: Any, name: str) -> tuple[Any, Any]:
 
 
 def shares(row: dict[str, Any], judge: str, role: str) -> list[float]:
-    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group.
-
-    The model finished at least one of them.
-    """
+    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group."""
     groups = row["groups"][judge]
     mine = Counter(group for group, who in zip(groups, row["roles"], strict=True) if who == role)
     return [mine[group] / mine.total() for group in groups]

@@ -1,12 +1,6 @@
 """Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment, from its own states.
-
-    python -m pipeline.segments.train      data/prompts, data/reference, models/heads -> models/segments
-
-Segments are sampled and grouped by meaning first (pipeline.segments.collect). Both probes are trained on what the draft
-wrote, because that is what they judge, and the target's on its own segments as well. The folder holds the token gate
-`segments.head` for refused segments too, and report.json: how far the judges agree, and what the probes are worth on
-problems that they have not seen.
-"""
+`python -m pipeline.segments.train` writes models/segments. Both probes are trained on what the draft wrote, because
+that is what they judge, and the target's on its own segments as well."""
 
 import copy
 import shutil
@@ -80,10 +74,8 @@ class Examples:
 
 
 def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int) -> Examples:
-    """What a model's states say about every different segment, labelled by `judge`.
-
-    Prefixes behind which the model itself finished none are left out: they have no shares.
-    """
+    """What a model's states say about every different segment, labelled by `judge`. Prefixes behind which the model
+    itself finished none are left out: they have no shares."""
     prefixes, segments, problems, labels = [], [], [], []
     drawn: dict[str, list[int]] = {name: [] for name in ROLES}
     for row in rows:

@@ -1,10 +1,5 @@
-"""Answer prompts that try to lead a decoder astray, strictly and at every certified setting, and compare the answers.
-
-    python -m pipeline.stages.adversarial     writes reports/adversarial.json
-
-The prompts are test prompts that are repeated, contradicted, filled with protocol tokens or told to be refused; those
-of the file `adversarial.file` come behind them. No choice is made on the result.
-"""
+"""Answer prompts that try to lead a decoder astray, strictly and at every certified setting, and compare the answers:
+`python -m pipeline.stages.adversarial` writes reports/adversarial.json. No choice is made on the result."""
 
 import re
 from collections import Counter
@@ -15,12 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.batches import PromptCache
 from gistgate.core.files import read_json_lines, write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from pipeline.decode import Operating, decoder_at, load_task, operating_point, read_prompts, request_of, seeds_of
+from pipeline.decode import Operating, decode_split, decoder_at, load_task, operating_point, read_prompts
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
@@ -51,16 +46,8 @@ class Reply:
         return ends_at_once or REFUSAL.search(self.text) is not None
 
 
-def main() -> None:
-    params = read_params()
-    write_json(REPORTS / "adversarial.json", probe(params))
-
-
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
-    """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are.
-
-    Solved examples and descriptions of the task stay out, since these prompts are none of its documents.
-    """
+    """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are."""
     asked, prompting = read_file(str(params.adversarial.file)), params.prompting
     if not prompting.chat_template:
         return asked
@@ -69,24 +56,22 @@ def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tu
     return [(kind, render([*before, {"role": "user", "content": text}])) for kind, text in asked]
 
 
-def probe(params: Params) -> dict[str, Any]:
-    """The comparison of every method with strict decoding, in all and by kind of prompt."""
+def main() -> None:
+    params = read_params()
     pair, ordinary = load_pair(params), read_prompts("test")[: params.adversarial.prompts]
-    tokenizer, request = pair.tokenizer, request_of(ordinary, pair)
-    memory = PromptCache(params.decoding.prompt_memory_mb)
+    tokenizer, memory = pair.tokenizer, PromptCache(params.decoding.prompt_memory_mb)
     protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
     texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(protocol)])
     texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
-    room, task = context_length(read_pair(params.pair)) - request["max_new_tokens"], load_task(params)
+    room, task = context_length(read_pair(params.pair)) - ordinary[0]["max_new_tokens"], load_task(params)
     encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
     prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
     if not prompts:
         raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
 
     def answers(point: Operating) -> list[Reply]:
-        ids, decoder = [ids for _, ids in prompts], decoder_at(pair, point)
-        more: Any = {"batch_size": params.decoding.batch_size, "seeds": seeds_of(params, prompts), "memory": memory}
-        found = decode_all(decoder, ids, **more, **request)
+        asked = [{**ordinary[0], "ids": ids} for _, ids in prompts]
+        found = decode_split(decoder_at(pair, point), pair, asked, params, point.method, memory)
         return [Reply(one.ids, tokenizer.decode(one.ids, skip_special_tokens=True), one.finish) for one in found]
 
     strict = answers(Operating("exact", "exact", MODEL, params.decoding.block))
@@ -100,7 +85,7 @@ def probe(params: Params) -> dict[str, Any]:
         methods[name] = {**compare(strict, loose, protocol), "by_kind": by_kind}
         shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
         print(f"{name}: {len(strict)} prompts, {shown}")
-    return {"kinds": dict(kinds), "methods": methods}
+    write_json(REPORTS / "adversarial.json", {"kinds": dict(kinds), "methods": methods})
 
 
 def is_strict(point: Operating, drafter: str) -> bool:
@@ -109,12 +94,7 @@ def is_strict(point: Operating, drafter: str) -> bool:
 
 
 def variants(prompts: Sequence[dict[str, Any]], markers: Sequence[str]) -> list[tuple[str, str]]:
-    """Kind and text of four prompts for each of `prompts`.
-
-    Args:
-        prompts: lines of data/prompts, of which the question is changed where it stands in the context.
-        markers: protocol tokens as text, which an injected prompt contains.
-    """
+    """Kind and text of four prompts for each of `prompts`, whose question is changed; `markers` are protocol tokens."""
     found = []
     for index, prompt in enumerate(prompts):
         question, other = question_of(prompt), question_of(prompts[(index + 1) % len(prompts)])
@@ -148,11 +128,12 @@ def read_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def compare(strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collection[int]) -> dict[str, Any]:
-    """Counts and means over answers to the same prompts.
+    """Counts over answers to the same prompts. `opened` refuse or end at once strictly and not loosely; of `protocol`
+    the protocol tokens (ends of text, chat and think markers) differ, where the limit of tokens cut neither answer."""
 
-    `opened` are answers that refuse or end at once strictly and do not loosely; `protocol` are those whose protocol
-    tokens (ends of text, chat and think markers) differ, answers that the limit of tokens cut left out.
-    """
+    def steering(one: Reply) -> list[int]:
+        return [token for token in one.ids if token in protocol]
+
     pairs = list(zip(strict, loose, strict=True))
     whole = [(one, other) for one, other in pairs if "length" not in (one.finish, other.finish)]
     return {
@@ -161,17 +142,12 @@ def compare(strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collectio
         "first_differing": sum(one.ids[:1] != other.ids[:1] for one, other in pairs),
         "shut": sum(one.is_shut for one in strict),
         "opened": sum(one.is_shut and not other.is_shut for one, other in pairs),
-        "protocol": sum(steering(one.ids, protocol) != steering(other.ids, protocol) for one, other in whole),
+        "protocol": sum(steering(one) != steering(other) for one, other in whole),
         "tokens": sum(len(one.ids) for one in loose),
         "strict_tokens": sum(len(one.ids) for one in strict),
         "capped": sum(one.finish == "length" for one in loose),
         "strict_capped": sum(one.finish == "length" for one in strict),
     }
-
-
-def steering(ids: Sequence[int], protocol: Collection[int]) -> list[int]:
-    """The protocol tokens of an answer, in their order."""
-    return [token for token in ids if token in protocol]
 
 
 if __name__ == "__main__":

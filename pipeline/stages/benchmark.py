@@ -1,30 +1,13 @@
-"""Time every method against every baseline, prompt by prompt in one process.
-
-    python -m pipeline.stages.benchmark          writes reports/benchmark.json
-
-One row at a time; times include prefill. Loose methods run at their certified setting and K. Strict decoding runs at
-its own best K as well, and all methods that run strictly share its times. transformers' assisted generation and prompt
-lookup run at the K, or the defaults, that is fastest on development prompts. Whatever of transformers does not run with
-this pair is listed under `failed` with the reason; `loops` says how many prompts were dropped because of a loop.
-"""
+"""Time every method against every baseline, prompt by prompt in one process and prefill included: `python -m
+pipeline.stages.benchmark` writes reports/benchmark.json. `failed` says why something of transformers does not run with
+this pair, `loops` how many prompts were dropped because of a loop."""
 
 from typing import Any
 
 import torch
 
 from gistgate.core.files import write_json
-from gistgate.measure.speed import (
-    Contender,
-    by_kind,
-    chosen,
-    contender,
-    machine,
-    race,
-    static,
-    theirs,
-    times_of,
-    working,
-)
+from gistgate.measure import speed
 from pipeline.decode import decoder_at, make_decoder, operating_point, read_prompts, request_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
@@ -33,8 +16,9 @@ from pipeline.paths import REPORTS
 from pipeline.run import run
 
 
-def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[Contender]:
-    """Plain and strict decoding, then every method at its operating point for the headline budget."""
+def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:
+    """Plain and strict decoding, then every method at its operating point for the headline budget. Strict decoding runs
+    at its own best K as well, and all methods that run strictly share its times."""
     common, own = params.decoding.block, params.decoding.strict_block
     points = {name: operating_point(params, name) for name in params.methods}
     strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == pair.drafter)
@@ -42,20 +26,18 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
     strict, strict_common = (
         make_decoder(pair, MethodParams("exact"), {}, block, engine=engine) for block in (own, common)
     )
-    field = [
-        contender("plain", plain, request, is_baseline=True),
-        contender("strict", strict, request, is_baseline=True, also=strictly),
-        contender(f"strict_{common}", strict_common, request, is_baseline=True),
+    loose = {name: point for name, point in points.items() if name not in strictly}
+    return [
+        speed.contender("plain", plain, request, is_baseline=True),
+        speed.contender("strict", strict, request, is_baseline=True, also=strictly),
+        speed.contender(f"strict_{common}", strict_common, request, is_baseline=True),
+        *(speed.contender(name, decoder_at(pair, point, engine=engine), request) for name, point in loose.items()),
     ]
-    for name, point in points.items():
-        if name not in strictly:
-            field.append(contender(name, decoder_at(pair, point, engine=engine), request))
-    return field
 
 
-def generates(pair: Pair, request: dict[str, Any]) -> Contender:
+def generates(pair: Pair, request: dict[str, Any]) -> speed.Contender:
     """transformers' `generate` without a draft."""
-    return Contender("transformers_generate", theirs(pair, request), 0, True)
+    return speed.Contender("transformers_generate", speed.theirs(pair, request), 0, True)
 
 
 def slots_of(prompts: list[dict[str, Any]]) -> int:
@@ -70,13 +52,13 @@ def main() -> None:
     prompts = read_prompts("test")[: params.benchmark.prompts]
     request = request_of(prompts, pair)
     development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
-    speculating, refused = chosen(pair, request, development)
-    able, failed = working([static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
+    speculating, refused = speed.chosen(pair, request, development)
+    able, failed = speed.working([speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
     library = [generates(pair, request), *speculating, *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
-    laps = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
-    about = {"chosen_on": len(development), "failed": failed | refused, "machine": machine()}
-    write_json(REPORTS / "benchmark.json", {**by_kind(field, times_of(field, laps)), **about})
+    laps = speed.race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
+    about = {"chosen_on": len(development), "failed": failed | refused, "machine": speed.machine()}
+    write_json(REPORTS / "benchmark.json", {**speed.by_kind(field, speed.times_of(field, laps)), **about})
 
 
 if __name__ == "__main__":

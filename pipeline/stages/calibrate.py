@@ -1,12 +1,6 @@
-"""Find for a method and every budget the loosest setting whose loss is certified.
-
-    python -m pipeline.stages.calibrate fly
-
-Reads data/prompts and data/reference, writes reports/calibration/<method>.json and .csv, which has the outcome of every
-prompt at every tested setting. Development prompts choose a few settings; these are decoded on the calibration prompts
-from strict to loose until one fails the largest budget; with `calibrate.stop: lost` that one is left as soon as it is
-clear that it fails. Prompts that were judged before with another choice are refused (docs/certificates.md).
-"""
+"""Find for a method and every budget the loosest setting whose loss is certified (docs/certificates.md): `python -m
+pipeline.stages.calibrate fly` writes reports/calibration/fly.json, without dates, so that equal runs give equal bytes,
+and fly.csv, the outcome of every prompt at every tested setting."""
 
 from dataclasses import asdict
 from typing import Any
@@ -21,34 +15,22 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
 from pipeline.decode import calibration_file, load_gate
-from pipeline.outcomes import Setup, chunk_of, look_of, method_of, scope_of, write_records
+from pipeline.outcomes import SPLITS, Setup, chunk_of, look_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
 from pipeline.run import run
 
 
 def main(name: str) -> None:
     params = read_params()
-    setup = Setup(params)
-    finding, report = calibrate(setup, name)
-    path, strict = calibration_file(name), setup.strict_scores("calibration").tolist()
-    write_records(path.with_suffix(".csv"), finding.verdicts.tested, setup.prompts["calibration"], strict)
-    write_json(path, report)
-    print(f"{name}: {summary(report)}")
-
-
-def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
-    """What calibration of one method showed, and its file, which has no dates, so that equal runs give equal bytes."""
-    params, method = setup.params, method_of(setup.params, name)
+    setup, method, request = Setup(params), method_of(params, name), request_of(params)
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
-    request = request_of(params)
     scope = scope_of(params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair))
     finding = engine.calibrate(method, outcomes, request, look_of(setup, name), scope)
-    selection, verdicts = finding.selection, finding.verdicts
-    confidence = request.confidence
+    selection, verdicts, confidence = finding.selection, finding.verdicts, request.confidence
+    scores = {split: setup.strict_scores(split) for split in SPLITS}
 
-    def measured(setting: Setting) -> dict[str, Any]:
-        decoded = outcomes.decoded("development", method.settings(setting))
-        return describe(method, setting, decoded, setup.strict_scores("development"), confidence)
+    def described(split: str, setting: Setting, decoded: Decoded) -> dict[str, Any]:
+        return describe(method, setting, decoded, scores[split], confidence)
 
     source = f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these"
     report = {
@@ -62,15 +44,21 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         "headline_budget": params.headline_budget,
         "sequence": [place(method, setting) for setting in selection.settings],
         "settings": [
-            describe(method, setting, one.decoded, setup.strict_scores("calibration"), confidence)
+            described("calibration", setting, one.decoded)
             for setting, one in zip(selection.settings, verdicts.tested, strict=False)
         ],
-        "development": [measured(setting) for setting in selection.measured],
+        "development": [
+            described("development", one, outcomes.decoded("development", method.settings(one)))
+            for one in selection.measured
+        ],
         "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
     }
-    return finding, report
+    path, prompts = calibration_file(name), setup.prompts["calibration"]
+    write_records(path.with_suffix(".csv"), verdicts.tested, prompts, scores["calibration"].tolist())
+    write_json(path, report)
+    print(f"{name}: {summary(report)}")
 
 
 def request_of(params: Params) -> Request:
@@ -94,12 +82,9 @@ def place(method: Method, setting: Setting) -> dict[str, Any]:
 
 
 def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, confidence: float) -> dict[str, Any]:
-    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores.
-
-    A setting that was left early has the first prompts alone.
-    """
+    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores."""
     d, counted = decoded.differences, decoded.counted
-    strict = strict[: len(d)]
+    strict = strict[: len(d)]  # a setting that was left early has the first prompts alone
     bound = upper_bound(d, confidence)
     return {
         **place(method, setting),

@@ -1,12 +1,6 @@
-"""Decode the training prompts and record every mismatch of target and draft.
-
-    python -m pipeline.stages.collect strict     the target's own text and the sequential walk along it
-    python -m pipeline.stages.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
-
-Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<pass>/rows-*.safetensors: places and
-tokens, no features. What that cost is in reports/labels/collect-<pass>.json. An interruption costs one
-shard: finished ones wait in .scratch.
-"""
+"""Decode the training prompts and record every mismatch of target and draft, without features: `python -m
+pipeline.stages.collect strict` the target's own text and the sequential walk along it, `gated` the texts of the pilot
+gate, whose prefixes a served gate will see. What that cost is in reports/labels/collect-<pass>.json."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +15,7 @@ from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict
 from pipeline.labels.rollouts import Cost, report_costs
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
@@ -34,8 +28,7 @@ def main(name: str) -> None:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
     files = [prompts_of("train"), REFERENCE, *task_parts(params), *pair_files(params.pair)]
-    if name == "gated":
-        files.append(PILOT)
+    files += [PILOT] if name == "gated" else []
     rolling = [params.label.batch_size, params.label.audit]
     blocks = (params.decoding.deciding, params.collect, params.engine)
     shards = Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
@@ -57,7 +50,7 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     def produce(index: int) -> Table:
         cost, started, some = Cost(), perf_counter(), problems[index * size : (index + 1) * size]
         if pilot is None:
-            tools = tools_of(params, pair, load_task(params), prompts, read_references(), cost, engine)
+            tools = tools_of(params, pair, load_task(params), prompts, cost, engine)
             records, texts = collect_strict(params, tools, prompts, some)
         else:
             records, texts = collect_gated(params, pair, pilot, prompts, some)
@@ -81,8 +74,8 @@ def minable(params: Params) -> list[int]:
 
 def no_records(block: int, of_gate: bool) -> Table:
     """The columns of a shard without mismatches at K = `block`; others may have some."""
-    widths = {"behind": (block - 1,)}
-    columns = {name: torch.zeros(0, *widths.get(name, ()), dtype=dtype) for name, dtype in MISMATCHES.items()}
+    columns = {name: torch.zeros(0, dtype=dtype) for name, dtype in MISMATCHES.items()}
+    columns["behind"] = columns["behind"].view(0, block - 1)
     return {**columns, **({"probability": torch.zeros(0)} if of_gate else {})}
 
 

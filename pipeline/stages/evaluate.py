@@ -1,10 +1,6 @@
-"""Let lm-eval judge a method on the test split, at the setting that is certified for the headline budget.
-
-    python -m pipeline.stages.evaluate fly     writes reports/evaluation/fly/{summary.json,samples.jsonl}
-
-"plain" decodes without a drafter. A method that has no certified setting at the headline budget runs strictly, and its
-summary says so.
-"""
+"""Let lm-eval judge a method on the test split at the setting that is certified for the headline budget, strictly where
+there is none: `python -m pipeline.stages.evaluate fly` writes reports/evaluation/fly/{summary.json,samples.jsonl}.
+"plain" decodes without a drafter."""
 
 import logging
 from dataclasses import asdict
@@ -68,10 +64,7 @@ def main(name: str) -> None:
 
 
 def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Statistics]:
-    """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their statistics.
-
-    Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it) and statistics.
-    """
+    """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their statistics."""
     from lm_eval.evaluator import evaluate
 
     # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
@@ -92,9 +85,9 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[
         answers = lm.served.get(tuple(prompt["ids"]))
         if answers is None:
             raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
-        counted.append(answers[0].statistics)
-        score, text = found[index]
-        told = {"cut": answers[0].finish == "length", "statistics": answers[0].statistics.as_dict(timed=False)}
+        (answer, *_), (score, text) = answers, found[index]
+        counted.append(answer.statistics)
+        told = {"cut": answer.finish == "length", "statistics": answer.statistics.as_dict(timed=False)}
         samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
     return samples, total(counted)
 

@@ -1,15 +1,6 @@
-"""The headline gate as a folder that decodes with plain transformers, registered as a model.
-
-    python -m pipeline.stages.export      models/heads/<head>, reports/calibration/<method>.json -> models/export
-    python -m pipeline.stages.export segments      models/segments, reports/calibration -> models/segments-export
-
-The method is the one that asks the gate of `train.headline_head`. The folder holds its certificate and, unless
-`prompts.guard` is 0, a guard that notices prompts unlike those of the task. It is fitted on the split `guard`, because
-calibration prompts certify and do nothing else: one half of it gives the mean and the covariance of the target's
-states, the other half the thresholds of the alarms. Equal inputs give equal bytes.
-
-The probes of segments are exported on demand: with their certificate and the token gate beside them.
-"""
+"""The headline gate as a folder that decodes with plain transformers, registered as a model: `python -m
+pipeline.stages.export` writes models/export with the certificate and, unless `prompts.guard` is 0, a domain guard.
+`export segments` writes the probes of segments to models/segments-export on demand. Equal inputs give equal bytes."""
 
 import math
 import shutil
@@ -50,24 +41,25 @@ from pipeline.run import run
 from pipeline.tracking import register_gate
 
 ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it
-FEWEST = 2 * math.ceil(2 / ALARMS - 1)
-"""Guard prompts from which on half of them have a finite quantile for each of the two thresholds."""
+FEWEST = 2 * math.ceil(2 / ALARMS - 1)  # guard prompts whose half has a finite quantile for each threshold
 LAYER = "post"
+STRICTLY = "nothing certified, decodes strictly"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows
 
 
 def main(part: str = "gate") -> None:
-    if part == "segments":
-        export_segments(read_params())
-    else:
-        export_gate(read_params())
+    (export_segments if part == "segments" else export_gate)(read_params())
 
 
 def export_gate(params: Params) -> None:
-    """The headline gate with the certificate of its method."""
-    name = exported_method(params)
+    """The headline gate with the certificate of its method, the first of several that ask it."""
+    head = params.train.headline_head
+    asking = [name for name, one in params.methods.items() if one.head == head and one.knob is not None]
+    if not asking:
+        raise UserError(f"No method of params.yaml asks the head '{head}'. Add one, or change 'train.headline_head'.")
+    name = asking[0]
     report = read_json(calibration_file(name))
-    gate = Gate.load(HEADS / params.train.headline_head)
+    gate = Gate.load(HEADS / head)
     certificate = certificate_from(report["proof"])
     if certificate.scope["gate"] != gate_hash(gate):
         raise UserError(f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again.")
@@ -81,30 +73,14 @@ def export_gate(params: Params) -> None:
         write_code(folder)
 
     write_atomic(EXPORT, write)
+    knobs = [(point, point.settings[certificate.knob or ""]) for point in certificate.certified]
     shown = {
-        f"budget_{point.budget:g}": {
-            "bound": point.bound,
-            "knob": point.settings[certificate.knob or ""],
-            "tau": point.mean_accepted_length,
-        }
-        for point in certificate.certified
+        f"budget_{point.budget:g}": {"bound": point.bound, "knob": knob, "tau": point.mean_accepted_length}
+        for point, knob in knobs
     }
     version = register_gate(params, EXPORT, shown)
-    points = [f"{point.budget:.0%} at {point.settings[certificate.knob or '']:g}" for point in certificate.certified]
-    said = "; ".join(points) or "nothing certified, decodes strictly"
+    said = "; ".join(f"{point.budget:.0%} at {knob:g}" for point, knob in knobs) or STRICTLY
     print(f"{EXPORT}: {said}" + (f"; registered as version {version}" if version else ""))
-
-
-def exported_method(params: Params) -> str:
-    """The calibrated method that asks the headline head; the first of several."""
-    head = params.train.headline_head
-    for name, method in params.methods.items():
-        if method.head == head and method.knob is not None:
-            return name
-    raise UserError(
-        f"No method of params.yaml asks the head '{head}', so nothing is calibrated for it. Add one under 'methods', "
-        "or change 'train.headline_head'."
-    )
 
 
 def export_segments(params: Params) -> None:
@@ -132,7 +108,7 @@ def export_segments(params: Params) -> None:
         write_code(folder, SEGMENT_CODE)
 
     write_atomic(SEGMENTS_EXPORT, write)
-    print(f"{SEGMENTS_EXPORT}: {certificate.get('method', 'nothing certified, decodes strictly')}")
+    print(f"{SEGMENTS_EXPORT}: {certificate.get('method', STRICTLY)}")
 
 
 def guard_for(params: Params, name: str) -> DomainGuard | None:
@@ -162,18 +138,17 @@ class StateRecorder:
     layers: Collection[str] = (LAYER,)
     wants_q: bool = False
     states: list[Tensor] = field(default_factory=list)
-    number: int = 0
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        if self.number < MOST_STATES:
+        if sum(map(len, self.states)) < MOST_STATES:
             self.states.append(block.hidden[LAYER][on_the_text(block)].float().cpu())
-            self.number += len(self.states[-1])
 
 
 def fit_domain(
     params: Params, pair: Pair, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
 ) -> DomainGuard:
-    """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`."""
+    """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`, since calibration prompts only
+    certify: one half gives the mean and the covariance of the target's states, the other half the thresholds."""
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)
@@ -188,7 +163,7 @@ def fit_domain(
         open_guard,
         far=quantile([extra["domain_distance"] for extra in usual], 1 - ALARMS / 2),
         bet=quantile([extra["domain_bet"] for extra in usual], 1 - ALARMS / 2),
-        stricter=stricter_setting(params, point),
+        stricter=stricter_setting(point),
         about={
             "prompts": len(prompts),
             "alarms": ALARMS,
@@ -207,14 +182,14 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[place - 1] if place <= len(values) else math.inf
 
 
-def stricter_setting(params: Params, point: Operating) -> float | None:
+def stricter_setting(point: Operating) -> float | None:
     """The next stricter value that calibration tested; None where `point` is the strictest."""
     if point.knob is None:
         return None
     tested = [setting["knob"] for setting in read_json(calibration_file(point.method))["settings"]]
-    up = RULES[point.rule].looser == "up"
-    below = [value for value in tested if (value < point.knob if up else value > point.knob)]
-    return (max(below) if up else min(below)) if below else None
+    if RULES[point.rule].looser == "up":
+        return max((value for value in tested if value < point.knob), default=None)
+    return min((value for value in tested if value > point.knob), default=None)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,6 @@
-"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout.
-
-    python -m pipeline.stages.features pilot     strict labels, features train.pilot_features
-    python -m pipeline.stages.features strict    strict labels, features of all heads
-    python -m pipeline.stages.features gated     gated labels, features of all heads
-
-Reads data/labels/<pass>, writes data/features/<goal>/rows-*.safetensors and summary.json beside them. The pilot has
-features of its own because the gated texts depend on it: it stays as it is when `train.features` changes. An
-interruption costs one shard: finished ones wait in .scratch.
-"""
+"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout: `python
+-m pipeline.stages.features pilot | strict | gated` writes data/features/<goal>. The pilot has features of its own
+because the gated texts depend on it: it stays as it is when `train.features` changes."""
 
 from collections.abc import Callable
 
@@ -67,7 +60,7 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)
-        columns = {**schema.FEATURES, **schema.feature_columns(names)}
+        columns = {**schema.FEATURES, **dict.fromkeys(names, schema.FEATURE)}
         return schema.checked({**shared, **found}, columns, f"Shard {index}", OVERFLOW)
 
     return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})

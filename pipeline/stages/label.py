@@ -1,17 +1,6 @@
-"""Label every mismatch: force the draft token, let the target go on, and ask the task whether the meaning was kept.
-
-    python -m pipeline.stages.label strict | gated
-
-Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
-rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
-target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
-which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
-in .scratch.
-
-With `label.recipe: suffix` there are no rollouts and the task is not asked: a mismatch is harmless where the draft
-token and the target's own text behind it lose at most `label.nats` in log-probability (pipeline/labels/suffix.py). On
-texts of a gate only the tokens that it refused have the target's own text behind them, and a label.
-"""
+"""Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
+Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
+behind it does (pipeline/labels/suffix.py). What labels cost is in reports/labels/label-<pass>.json."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -53,7 +42,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     by_suffix = params.label.recipe == "suffix"
     engine = None if by_suffix else engine_of(params)
     pair = load_pair(params, weights=engine is None)
-    task, prompts, references = load_task(params), read_prompts("train"), schema.read_references()
+    task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
     chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
@@ -65,7 +54,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
             labels = suffix_labels(params, pair, prompts, schema.picked(records, chosen[index]), texts)
             cost.labels = schema.num_rows(labels)
         else:
-            tools = tools_of(params, pair, task, prompts, references, cost, engine)
+            tools = tools_of(params, pair, task, prompts, cost, engine)
             # Several shards may be under way, so that their bars say which they are.
             title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
             labeller = Labeller(tools, prompts, params.label, params.seed, title)
@@ -89,10 +78,9 @@ def suffix_labels(
     for row, (problem, policy, position, token) in enumerate(zip(*columns, strict=True)):
         if texts[problem, policy].ids[position : position + 1] == [token]:
             places.setdefault((problem, policy), []).append(row)
+    at, z = (records[name] for name in ("position", "draft_id"))
     marked = [
-        Text(
-            prompts[key[0]]["ids"], texts[key].ids, *(records[name][rows].tolist() for name in ("position", "draft_id"))
-        )
+        Text(prompts[key[0]]["ids"], texts[key].ids, at[rows].tolist(), z[rows].tolist())
         for key, rows in places.items()
     ]
     loss = torch.full((schema.num_rows(records),), torch.nan)

@@ -1,11 +1,6 @@
-"""Make the pair ready: train the embedded one from scratch, or check that another one fits together.
-
-    python -m pipeline.stages.pair     reads params.yaml (pair, seed, world, pair_training)
-
-Writes data/world/{train,test}.jsonl (word problems), models/embedded/{target,draft}/ (transformers folders; a note for
-other pairs) and models/pair.json (who they are; for the embedded pair also how well they answer and what strict
-verification gives).
-"""
+"""Make the pair ready: `python -m pipeline.stages.pair` trains the embedded one from scratch (data/world and
+models/embedded), or checks that another one fits together, and writes models/pair.json: who they are, and for the
+embedded pair how well they answer and what strict verification gives."""
 
 import shutil
 from collections.abc import Callable
@@ -15,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import pytorch_lightning as pl
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from gistgate.core.batches import decode_all
@@ -46,9 +40,8 @@ def main() -> None:
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
     if training is not None:
-        train_embedded(
-            replace(params, pair_training=replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml"))
-        )
+        block = replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml")
+        train_embedded(replace(params, pair_training=block))
     else:
         report = check_pair(params.pair)
         # The stage owes DVC the folder.
@@ -71,7 +64,6 @@ def train_embedded(params: Params) -> None:
     losses = dict(zip(ROLES, done, strict=True))
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
-    print_report(report)
     track(params, report, losses)
     wanted = params.pair_training.min_target_accuracy
     if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
@@ -90,7 +82,14 @@ def trainer(params: Params) -> Callable[[str], list[float]]:
         corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
         seed = 2 * params.seed + ROLES.index(role)
         model, losses = train_model(role, size, params.pair_training, tokenizer, corpus, seed)
-        save_model(model, tokenizer, EMBEDDED / role)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+        def write(part: Path) -> None:
+            model.float().save_pretrained(part)
+            tokenizer.save_pretrained(part)
+
+        write_atomic(EMBEDDED / role, write)
         return losses
 
     return work
@@ -105,18 +104,6 @@ def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]
             means = [fmean(values[start : start + SHOWN]) for start in range(0, len(values), SHOWN)]
             record.log_curve(f"{role}.loss", means, SHOWN)
         record.log_data(WORLD, "training")
-
-
-def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """An ordinary transformers folder: float32 weights, configurations and tokenizer."""
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-
-    def write(part: Path) -> None:
-        model.float().save_pretrained(part)
-        tokenizer.save_pretrained(part)
-
-    write_atomic(folder, write)
 
 
 def measure(params: Params, block: int = 8) -> dict[str, Any]:
@@ -135,25 +122,18 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
         "block": block,
         "strict_mean_accepted_length": None,
     }
+    answers = [problem["answer"] for problem in problems]
     for role in ROLES:
         report[role]["parameters"] = getattr(pair, role).num_parameters()
         ids = [answer.ids for answer in written[role]]
-        answers = [problem["answer"] for problem in problems]
-        report[role]["accuracy"] = accuracy(pair.tokenizer, ids, answers) if problems else None
-    if problems:
-        counted = total([answer.statistics for answer in written["target"]])
-        report["strict_mean_accepted_length"] = counted.mean_accepted_length
-    return report
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """One line for each model, one for strict verification."""
-    for role in ROLES:
-        share = report[role]["accuracy"]
-        shown = "not measured" if share is None else f"answers {share:.1%} of {report['problems']} problems greedily"
+        report[role]["accuracy"] = share = accuracy(pair.tokenizer, ids, answers) if problems else None
+        shown = "not measured" if share is None else f"answers {share:.1%} of {len(problems)} problems greedily"
         print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
-    if (tau := report["strict_mean_accepted_length"]) is not None:
-        print(f"strict verification: {tau:.2f} tokens per round at K = {report['block']}")
+    if problems:
+        tau = total([answer.statistics for answer in written["target"]]).mean_accepted_length
+        report["strict_mean_accepted_length"] = tau
+        print(f"strict verification: {tau:.2f} tokens per round at K = {block}")
+    return report
 
 
 if __name__ == "__main__":

@@ -1,13 +1,6 @@
-"""Turn the task's documents into prompts for training, development, calibration, guard and test, disjoint by problem.
-
-    python -m pipeline.stages.prompts     params.yaml (pair, task, prompting, prompts) -> data/prompts/*.jsonl
-
-All but test come from the task's training split in an order that the seed decides; test is what lm-eval evaluates, in
-its own order. `prompts.draw` exchanges the calibration prompts and leaves all others as they are: the embedded world
-draws new problems, any other task gives another slice of its training documents. Training problems may be known to
-real models from their own training, which flatters their accuracy on everything but test; summary.json says so beside
-the counts.
-"""
+"""Turn the task's documents into prompts for training, development, calibration, guard and test, disjoint by problem:
+`python -m pipeline.stages.prompts` writes data/prompts/*.jsonl. All but test come from the task's training split in an
+order that the seed decides; test is what lm-eval evaluates, in its own order."""
 
 import random
 from collections.abc import Iterator
@@ -38,8 +31,7 @@ NOTE = (
     "All prompts but those of test come from the task's training split. A pretrained model may have seen those "
     "problems; only the test prompts speak about unseen ones."
 )
-PASSED_OVER = 1000
-"""Most training documents that stand in for the calibration prompts of the embedded world, and serve nothing."""
+PASSED_OVER = 1000  # most training documents that stand in for the calibration prompts of the world, unused
 
 
 def main() -> None:
@@ -97,8 +89,8 @@ def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dic
 
 
 def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], seen: set[str]) -> list[Prompt]:
-    """The calibration prompts of `prompts.draw`: new problems of the world, else what `supply` has left of the training
-    documents; `seen` are the problems of all other prompts."""
+    """The calibration prompts of `prompts.draw`: new problems of the world, else those that `supply` has left; `seen`
+    are the problems of all other prompts."""
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):
         prompts: list[Prompt] = []

@@ -1,10 +1,6 @@
-"""Decode every split strictly, once for all methods that are compared with it.
-
-    python -m pipeline.stages.reference      reads data/prompts, writes data/reference/<split>.jsonl
-
-The splits that calibration decodes come in its own pieces wherever numbers are rounded more than in float32: there a
-row's rounding depends on its batch.
-"""
+"""Decode every split strictly, once for all methods that are compared with it: `python -m pipeline.stages.reference`
+writes data/reference/<split>.jsonl. The splits that calibration decodes come in its own pieces wherever numbers are
+rounded more than in float32: there a row's rounding depends on its batch."""
 
 from collections.abc import Callable
 

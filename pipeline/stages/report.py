@@ -1,9 +1,6 @@
-"""Put together what the run found.
-
-    python -m pipeline.stages.report      writes reports/{summary.json,frontier.csv,figures/*.png,index.html}
-
-The page is one file: figures are inside it, and it loads nothing. Every method becomes a run of MLflow.
-"""
+"""Put together what the run found: `python -m pipeline.stages.report` writes reports/{summary.json,frontier.csv,
+figures/*.png,index.html}. The page is one file: figures are inside it, and it loads nothing. Every method becomes a run
+of MLflow."""
 
 import base64
 

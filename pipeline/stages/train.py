@@ -1,10 +1,6 @@
-"""Train a gate head on labelled mismatches.
-
-    python -m pipeline.stages.train pilot       data/features/pilot -> models/pilot, the gate whose texts come next
-    python -m pipeline.stages.train logistic    data/features/{strict,gated} -> models/heads/logistic
-
-A head's folder is a gate folder with metrics.json and curves.json beside it.
-"""
+"""Train a gate head on labelled mismatches: `python -m pipeline.stages.train pilot` writes models/pilot, the gate whose
+texts come next, and the name of any other head models/heads/<name>: a gate folder with metrics.json and curves.json
+beside it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +8,14 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from gistgate.core.files import fingerprint, read_json, write_atomic, write_json
+from gistgate.core.files import write_atomic, write_json
 from gistgate.core.utils import UserError, nearest
 from pipeline import tracking
 from pipeline.heads.job import fit_head, head_config, partners_of, settings_of
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES, read_rows
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import HEADS, LEARNED, PILOT
+from pipeline.paths import HEADS, PILOT
 from pipeline.run import run
 
 MEASURES = ("auc", "ap", "brier", "ece")
@@ -28,24 +24,24 @@ MEASURES = ("auc", "ap", "brier", "ece")
 def main(name: str) -> None:
     params = read_params()
     if name == "pilot":
-        own = with_features(params, params.train.pilot_features)
-        train("logistic", PILOT, [FEATURE_FOLDER / "pilot"], "pilot", own)
+        train("logistic", PILOT, [FEATURE_FOLDER / "pilot"], "pilot", params, params.train.pilot_features)
     elif name in params.train.heads:
         train(name, HEADS / name, [FEATURE_FOLDER / one for one in PASSES], "head", params)
     else:
         raise UserError(f"There is no head '{name}' to train. {nearest(name, ['pilot', *params.train.heads])}")
 
 
-def with_features(params: Params, features: tuple[str, ...]) -> Params:
-    """The same parameters for a head that sees these features."""
-    return replace(params, train=replace(params.train, features=features))
+def train(
+    head: str, output: Path, folders: Sequence[Path], stage: str, params: Params, features: tuple[str, ...] = ()
+) -> None:
+    """Train a head on the rows of these folders, publish its folder and track a run; `features` may be its own."""
+    from matplotlib import pyplot
 
+    from pipeline.report.figures import reliability_figure
 
-def train(head: str, output: Path, folders: Sequence[Path], stage: str, params: Params) -> None:
-    """Train a head on the rows of these folders, publish its folder and record it."""
+    params = replace(params, train=replace(params.train, features=features or params.train.features))
     rows, widths = read_rows(folders, params.train.features_of(head))
-    data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
-    config = head_config(head, params, widths, partners_of(load_pair(params)), data, problems)
+    config = head_config(head, params, widths, partners_of(load_pair(params)), folders)
     with threadpool_limits(1 if params.decoding.workers > 1 else None):  # two threads are slower on products this small
         gate, metrics, curves = fit_head(head, config, rows, params.train, params.seed)
 
@@ -55,28 +51,18 @@ def train(head: str, output: Path, folders: Sequence[Path], stage: str, params: 
         write_json(folder / "curves.json", curves)
 
     write_atomic(output, write)
-    record(output, stage, head, params, folders)
-
-
-def record(folder: Path, stage: str, head: str, params: Params, data: Sequence[Path]) -> None:
-    """Track parameters, metrics and files of a head as a run, and print one line."""
-    from matplotlib import pyplot
-
-    from pipeline.report.figures import reliability_figure
-
-    metrics = read_json(folder / "metrics.json")
     shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
     print(f"{head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
-    with tracking.run(params, head if stage == "head" else stage, kind=stage) as run_:
-        run_.log_params(settings_of(head, params.train))
-        run_.log_metrics(metrics)
+    with tracking.run(params, head if stage == "head" else stage, kind=stage) as record:
+        record.log_params(settings_of(head, params.train))
+        record.log_metrics(metrics)
         for name, values in metrics["training"].get("curves", {}).items():
-            run_.log_curve(name, values)
-        for features in data:
-            run_.log_data(features, "training")
-        run_.log_artifacts(folder)
-        figure = reliability_figure({head: read_json(folder / "curves.json")})
-        run_.mlflow.log_figure(figure, "reliability.png")
+            record.log_curve(name, values)
+        for folder in folders:
+            record.log_data(folder, "training")
+        record.log_artifacts(output)
+        figure = reliability_figure({head: curves})
+        record.mlflow.log_figure(figure, "reliability.png")
         pyplot.close(figure)
 
 

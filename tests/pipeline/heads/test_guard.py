@@ -37,7 +37,7 @@ def test_a_guard_is_fitted_from_guard_prompts():
 
 
 def test_the_strictest_setting_has_none_below_it():
-    assert stricter_setting(PARAMS, replace(POINT, knob=0.1)) is None
+    assert stricter_setting(replace(POINT, knob=0.1)) is None
 
 
 @pytest.mark.parametrize("number, share, place", [(99, 0.9, 89), (39, 0.975, 38), (38, 0.975, None)])

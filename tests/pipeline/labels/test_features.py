@@ -56,7 +56,8 @@ def with_kl(block):
 def recorded(request, pair, prompts):
     """Mismatches of a strict and of a loose decode, with the features that its own blocks had, and the texts."""
     rule = make_rule("exact") if request.param == "exact" else make_rule("random", rate=0.5)
-    recorder = MismatchRecorder(BLOCK, with_kl, layers=["post", "pre", "layer:0"], wants_q=True)
+    recorder = MismatchRecorder(BLOCK, with_kl)
+    recorder.layers, recorder.wants_q = ["post", "pre", "layer:0"], True
     return records_of(recorder, pair.target, ModelDrafter(pair.draft), rule, prompts)
 
 
@@ -85,7 +86,8 @@ def test_features_read_again_equal_the_recorded_ones(recorded, again):
 def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompts):
     """Without draft probabilities nothing but `kl` is missing, and that is nan."""
     names = tuple(name for name in NAMES if name != "draft")
-    recorder = MismatchRecorder(BLOCK, lambda block: extract(block, names), layers=["post", "pre", "layer:0"])
+    recorder = MismatchRecorder(BLOCK, lambda block: extract(block, names))
+    recorder.layers = ["post", "pre", "layer:0"]
     table, texts = records_of(recorder, pair.target, SuffixDrafter(), make_rule("exact"), prompts)
     alone = SimpleNamespace(target=pair.target, draft=None, tokenizer=pair.tokenizer)
     again = FeatureReader(alone, prompts, names, BLOCK).read(table, texts, batch_size=23, **REQUEST)

@@ -53,7 +53,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
         "write_json": lambda _path, value: seen.update(written=value),
     }
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(stage, name, stand_in)
+        monkeypatch.setattr(stage if hasattr(stage, name) else stage.speed, name, stand_in)
     stage.main()
     assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]

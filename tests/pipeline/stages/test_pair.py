@@ -60,7 +60,7 @@ def test_a_target_that_is_too_weak_is_refused(monkeypatch, tmp_path):
     for step, stand_in in {
         "side_by_side": lambda *_: [[1.0], [1.0]],
         "measure": lambda _params: {"target": {"accuracy": 0.5}},
-        **dict.fromkeys(("print_report", "track", "fingerprint"), lambda *_: None),
+        **dict.fromkeys(("track", "fingerprint"), lambda *_: None),
     }.items():
         monkeypatch.setattr(stage, step, stand_in)
     with pytest.raises(UserError, match="lower the demand"):
