@@ -73,7 +73,7 @@ class Subset:
         of_tokenizer = None if tokenizer is None else identify_tokenizer(tokenizer).vocabulary
         of_draft = None if self.draft is None else weights_fingerprint(draft)
         if of_tokenizer not in (None, self.tokenizer) or of_draft not in (None, self.draft):
-            raise UserError("The draft vocabulary is of another tokenizer or draft model. Count it again for these.")
+            raise UserError("The draft vocabulary is of another tokenizer or another draft model. Count it again.")
         head = draft.get_output_embeddings()
         if type(head) is not nn.Linear:
             raise UserError("The draft's output layer is no nn.Linear and cannot be cut. Use the whole vocabulary.")
