@@ -32,7 +32,7 @@ from gistgate.core.utils import UserError, nearest, refusing
 from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
 from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
-from gistgate.lm_eval.task import Document, Prompting, Task, load_task
+from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
 
 if TYPE_CHECKING:
     from gistgate.cli.certify import Options
@@ -103,15 +103,17 @@ class OwnPrompts(Task):
     """A JSON-lines file in place of a task: lines with `prompt` or `messages`, and an `answer` where one is known."""
 
     stops, metric, name = (), "the text contains the answer", "own prompts"  # type: ignore[assignment]
-    max_new_tokens = 256
+    max_new_tokens = 0
 
-    def __init__(self, options: Options) -> None:
-        self.rows, self.max_new_tokens = read_json_lines(str(options.file)), options.max_new_tokens or 256
-        is_chat = any("messages" in row for row in self.rows) or bool(options.chat)
-        self.prompting = Prompting(0, is_chat, options.system or None)
+    def __init__(self, file: Path, spec: TaskSpec) -> None:
+        if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
+            raise UserError("--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them out.")
+        self.rows, self.max_new_tokens = read_json_lines(file), spec.max_new_tokens
+        is_chat = spec.prompting.chat_template or any("messages" in row for row in self.rows)
+        self.prompting = replace(spec.prompting, chat_template=is_chat)
         self.judges = all("answer" in row for row in self.rows)
         example = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
-        with refusing(f"{options.file} holds something else than prompts", f"Write lines such as {example}."):
+        with refusing(f"{file} holds something else than prompts", f"Write lines such as {example}."):
             texts = [one["content"] for row in self.rows for one in self.messages(row)]
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 raise ValueError("a prompt is empty or no text")
@@ -146,7 +148,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     if (options.task is None) == (options.file is None):
         raise UserError("Name what both servers are asked: a task (--task), or a file of your own prompts (--file).")
     gate = None if options.gate is None else Gate.load(options.gate)
-    task = OwnPrompts(options) if options.file else load_task(spec_of(options, gate))
+    spec = spec_of(options, gate)
+    task = OwnPrompts(options.file, spec) if options.file else load_task(spec)
     claim = options.claim or ("score" if task.judges else "agreement")
     if claim not in CLAIMS:
         raise UserError(f"There is no claim '{claim}'. {nearest(claim, CLAIMS)}")

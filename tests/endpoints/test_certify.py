@@ -292,7 +292,9 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
     assert (found.claim, found.losses, found.strict_answers["score"]) == ("agreement", 1, None)
     assert strict.asked[0]["messages"] in [row["messages"] for row in chat]
     with pytest.raises(UserError, match="Take --claim agreement"):
-        run(Script(), Script(), **asked | own(tmp_path / "chat.jsonl", chat), claim="score")
+        run(Script(), Script(), **own(tmp_path / "chat.jsonl", chat), claim="score")
+    with pytest.raises(UserError, match="belong to a task"):
+        run(Script(), Script(), **asked, num_fewshot=1)
     for rows in ([{"question": "1 + 1?"}], [{"prompt": ""}], [{"messages": [{"role": "user"}]}], []):
         with pytest.raises(UserError, match="something else than prompts"):
             run(Script(), Script(), **own(tmp_path / "bad.jsonl", rows))
