@@ -243,9 +243,7 @@ def main(
     level, num = max(levels.items(), key=lambda one: one[1])
     if num > len(workload.ids):
         lower = "--each, --most or --users" if level.users is not None else "--seconds or --rates"
-        raise UserError(
-            f"The run has {len(workload.ids)} test prompts, and a round at {level.name} asks {num}. Lower {lower}."
-        )
+        raise UserError(f"A round at {level.name} asks {num} of {len(workload.ids)} test prompts. Lower {lower}.")
     servers = configurations(workload, python, block, gate, aside, options.split())
     if only:
         servers = {name: servers[name] for name in (PLAIN, *names(only, servers, "is no server of this run"))}

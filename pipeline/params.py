@@ -355,10 +355,7 @@ def with_drafter(params: Params, drafter: str) -> Params:
     lost = {head for head in train.heads if not set(head.split("+")[1:]) <= set(extra)}
     for name, method in params.methods.items():
         if "q" in kind_of_rule(method.rule).needs:
-            raise UserError(
-                f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads} Remove the method, or "
-                "choose a pair with a draft model."
-            )
+            raise UserError(f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads} Remove it.")
     asked = {f"methods.{name}.after": method.head for name, method in params.methods.items()}
     for key, head in {**asked, "train.headline_head": train.headline_head}.items():
         if head in lost:
