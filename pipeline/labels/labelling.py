@@ -164,7 +164,7 @@ class Tools:
         **request: Any,
     ) -> None:
         """The `decoder` is strict and speculates; an `engine` makes rollouts instead of it. Greedy ones go token by
-        token: they fill large batches, in which drafts cost more than they save. Draws of sampled ones depend on it."""
+        token, since drafts cost more than they save in large batches; what sampled ones draw depends on drafts."""
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)
