@@ -1,8 +1,6 @@
 """What `gistgate calibrate --strict-endpoint … --loose-endpoint …` does: certify one server against another.
 
-Nothing is known of either server but its answers, so this certifies vLLM's own lossy verification, relaxed acceptance
-of other engines, quantised weights, or anything else that can be put behind an address. Only one claim is tested, so no
-prompt chooses anything. An interrupted run asks again: a server may have been changed meanwhile.
+Only one claim is tested, so no prompt chooses anything. An interrupted run asks again: servers may have been changed.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ import openai
 
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import fixed_sequence
-from gistgate.certificates.judged import Look, check, hash_of, judged_marks, level, record
+from gistgate.certificates.judged import Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import default_n
 from gistgate.core.files import write_json
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, first_line
-from gistgate.lm_eval.calibrate import check_options, learned_by, planned, spec_of
-from gistgate.lm_eval.prompts import distinct_documents, hashes_of, problems_of, used_prompts
+from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
+from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, load_task
 
 if TYPE_CHECKING:
@@ -85,12 +83,6 @@ class ServedCertificate:
     refusal: str | None = None  # why nothing is certified and what would help; None after a success
     made: str = ""  # date in UTC
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `served-certificate.json` into a folder and return its path."""
-        path = Path(folder) / SERVED_FILE
-        write_json(path, asdict(self))
-        return path
-
 
 def certify(options: Options) -> tuple[ServedCertificate, Path]:
     """Plan, ask both servers, test, write. The file is written after a refusal, too, and says so."""
@@ -105,17 +97,14 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body), keys["strict"], names)
     loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body), keys["loose"], names)
     if strict == loose:
-        raise UserError(
-            "Both endpoints are the same server, model and request. Tell them apart by --strict-body and --loose-body."
-        )
+        raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
     look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
         claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
         marks=[hash_of(list(task.question(doc).encode())) for doc in docs]
         + [hashes_of([task.problem(doc)]) for doc in docs],
         spent=1 - confidence,
         error=1 - options.confidence,
-        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh calibration "
-        "prompts.",
+        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
     )
     check(look)
     compared = Compared(task, docs, strict, loose, options.concurrent)
@@ -139,25 +128,22 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         strict_answers=strict_answers, loose_answers=loose_answers,
         refusal=refusal, made=datetime.now(UTC).date().isoformat(),
     )  # fmt: skip
-    return certificate, certificate.save(options.out or Path())
+    path = (options.out or Path()) / SERVED_FILE
+    write_json(path, asdict(certificate))
+    return certificate, path
 
 
 def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]:
-    """Calibration documents in random order, without problems that a finished run used, that a pipeline judged, or that
-    the gate behind the loose server was trained on."""
-    train = task.documents("train")
+    """Calibration documents in random order, without problems of a finished run, or that a pipeline or a gate knows."""
+    train, known = task.documents("train"), known_marks(gate)
     order = random.Random(f"{options.seed} certificates")
-    seen = problems_of(task, used_prompts())
-    known = judged_marks() | set(learned_by(gate).split())
-    unused = (train[index] for index in distinct_documents(task, train, order, seen))
+    unused = (train[index] for index in distinct_documents(task, train, order, used_problems(task)))
     found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
     confidence = level(options.confidence, options.looks)
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
     drawn = found[(options.draw - 1) * n : options.draw * n]
     if not drawn:
-        raise UserError(
-            f"{len(found)} unused documents are too few for draw {options.draw} of {n} prompts. Lower --prompts."
-        )
+        raise UserError(f"{len(found)} unused documents are too few for draw {options.draw} of {n}. Lower --prompts.")
     return drawn
 
 
@@ -274,9 +260,7 @@ class Endpoint:
         choice = done.choices[0] if done.choices else None
         if choice is None or choice.finish_reason in BROKEN:
             reason = choice.finish_reason if choice else getattr(done, "error", None) or "no answer at all"
-            raise UserError(
-                f"{self.url} ended an answer with '{reason}', so it is not whole. Look into the server's log."
-            )
+            raise UserError(f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its log.")
         said = choice.message if hasattr(choice, "message") else choice
         text = said.content if hasattr(said, "content") else said.text
         thought = getattr(said, "reasoning_content", None) or getattr(said, "reasoning", None)
@@ -292,9 +276,8 @@ class Endpoint:
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
     """Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
-    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
-        return {}
-    return {"continue_final_message": True, "add_generation_prompt": False}
+    is_begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
+    return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
 def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
@@ -351,14 +334,11 @@ def explained(url: str) -> Iterator[None]:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
         cause = str(error.__cause__ or error)
-        remedy = next(
-            (remedy for sign, remedy in REMEDIES.items() if sign in cause), "Start or mend the server, and repeat."
-        )
+        known = (remedy for sign, remedy in REMEDIES.items() if sign in cause)
+        remedy = next(known, "Start or mend the server, and repeat.")
         raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
     except openai.AuthenticationError as error:
-        raise UserError(
-            f"{url} asks for another key: {first_line(error)}. Set {' or '.join(KEYS.values())}."
-        ) from error
+        raise UserError(f"{url} wants another key: {first_line(error)}. Set {' or '.join(KEYS.values())}.") from error
     except openai.APIStatusError as error:
         raise UserError(
             f"{url} refused a request with status {error.status_code}: {' '.join(error.response.text.split())[:200]}. "
@@ -367,6 +347,4 @@ def explained(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # an address that is none, or a page of a gateway
-        raise UserError(
-            f"{url} does not speak the OpenAI protocol: {first_line(error)}. Does it end with /v1?"
-        ) from error
+        raise UserError(f"{url} does not speak the OpenAI protocol: {first_line(error)}. End it with /v1.") from error

@@ -82,8 +82,8 @@ class Setup:
                 values = ", ".join(f"{key} {value}" for key, value in settings.items())
                 seeds = seeds_of(self.params, prompts, start)
                 with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as shown:
-                    size = self.params.decoding.batch_size
-                    known[key] = decode_prompts(decoder, prompts, seeds, size, self.memory, shown.update)
+                    given = {"batch_size": self.params.decoding.batch_size, "memory": self.memory}
+                    known[key] = decode_prompts(decoder, prompts, seeds, progress=shown.update, **given)
             return known[key]
 
         return Outcomes(self.prompts, self.scorer, strict, loose, chunk)

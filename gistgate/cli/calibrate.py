@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import DECODER, PANEL, AsJson, Seed, module_of, option, typed
+from gistgate.cli.options import DECODER, PANEL, AsJson, Seed, module_of, option, parameter, typed
 from gistgate.core.utils import UserError
 
 SERVERS = "Two servers"
@@ -53,9 +53,7 @@ class Options:
     ] = "lost"
     task_data: Annotated[str | None, asked("Folder of .jsonl files that replaces the task's data.")] = None
     allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
-    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.", "--chat/--no-chat")] = (
-        None
-    )
+    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.")] = None
     system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
     num_fewshot: Annotated[
         int | None, asked("Solved examples in front; default: the gate's, else the task's own.", min=0)
@@ -64,8 +62,7 @@ class Options:
         str | None, asked("Metric and filter that judge, such as exact_match,strict-match; default: the gate's.")
     ] = None
     max_new_tokens: Annotated[
-        int | None,
-        asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
+        int | None, asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1)
     ] = None
     out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
     draw: Annotated[
@@ -114,7 +111,4 @@ def calibrate(**given: Any) -> None:
         raise UserError(certificate.refusal)
 
 
-typed(
-    calibrate,
-    [*FIELDS.values(), inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)],
-)
+typed(calibrate, [*FIELDS.values(), parameter("as_json", AsJson, False)])

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gistgate.cli import show
+from gistgate.cli.decode import load
 from gistgate.cli.options import (
     DECODER,
     AsJson,
@@ -26,11 +28,12 @@ from gistgate.cli.options import (
     read_prompts,
     refuse_options,
 )
-from gistgate.core.utils import UserError
+from gistgate.core.files import write_atomic, write_json
+from gistgate.core.utils import UserError, printable
 from gistgate.models.options import DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
-    from gistgate.measure.tune import Candidate, Finding
+    from gistgate.measure.tune import Finding
 
 BLOCKS = (2, 4, 6, 8, 10, 12)  # K of the table; costs are measured at the first, the fourth and the last
 DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
@@ -47,8 +50,6 @@ def doctor(
 
     It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
     """
-    from gistgate.cli import show
-    from gistgate.cli.decode import load
     from gistgate.core.request import total
     from gistgate.measure import outlook as prospects
     from gistgate.models.build import HYBRID
@@ -84,8 +85,6 @@ def fit_draft(
     asking: Asking, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
-    from gistgate.cli.decode import load
-
     fitting = module_of("gistgate.measure.fit_draft", "pipeline")
     loaded = load(target, asking, options, read_prompts(prompts))
     stopping = fitting.fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
@@ -125,14 +124,9 @@ def draft_vocabulary(
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
 
 
-def inspect(
-    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
-    as_json: AsJson = False,
-) -> None:
+def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False) -> None:
     """Say what a gate is: its partners, features and certified settings."""
-    from gistgate.cli import show
     from gistgate.core.gate import Gate
-    from gistgate.core.utils import printable
 
     loaded = Gate.load(gate)
     if as_json:
@@ -147,10 +141,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="New folder.")],
 ) -> None:
     """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
-    from gistgate.cli import show
-    from gistgate.core.files import write_atomic
     from gistgate.core.gate import Gate
-    from gistgate.core.utils import printable
     from gistgate.export.write import FOLDER, write_code
 
     loaded = Gate.load(gate)
@@ -181,7 +172,6 @@ def demo(
     options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
-    from gistgate.cli.decode import load
     from gistgate.demo.page import claim
     from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
 
@@ -212,7 +202,6 @@ def tune(
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
-    from gistgate.cli import show
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED
@@ -255,19 +244,17 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
 
 def save(gate: Path, found: Finding, prompts: int) -> Path:
     """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
-    from gistgate.core.files import write_atomic, write_json
     from gistgate.export.write import FOLDER, write_code
     from gistgate.models.build import MEASURED, TUNED, chosen_among
 
-    winner: Candidate | None = found.winner
+    winner, made = found.winner, datetime.now(UTC).date().isoformat()
     assert winner is not None and winner.certificate is not None and winner.point is not None
-    point, made = winner.point, datetime.now(UTC).date().isoformat()
-    certificate = replace(winner.certificate, points=(point,), headline_budget=point.budget)
+    certificate = replace(winner.certificate, points=(winner.point,), headline_budget=winner.point.budget)
+    chosen = {"certificate": chosen_among(gate), "point": asdict(winner.point), "made": made}
 
     def write(part: Path) -> None:
         certificate.save(part)
-        chosen = {"certificate": chosen_among(gate), "point": asdict(point)}
-        write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
+        write_json(part / MEASURED, {**told(found, prompts), **chosen})
 
     write_atomic(gate / TUNED, write)
     if (gate / FOLDER).is_dir():  # the code for plain transformers has to hold what was chosen

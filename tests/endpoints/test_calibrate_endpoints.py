@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     """Certify one script against another, with 80 documents."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "RETRIES", 2)
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=80), False))
+    monkeypatch.setattr(task_files.load_task, "__defaults__", (write_task(tmp_path, num_train=80),))
 
     def certified(strict: Script, loose: Script, **changes: Any) -> Any:
         with ExitStack() as servers:

@@ -53,7 +53,7 @@ def folders(tmp_path_factory):
 def sums(tmp_path, monkeypatch, folders):
     """Options for a task of 90 documents, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90), False))
+    monkeypatch.setattr(task_files.load_task, "__defaults__", (write_task(tmp_path, num_train=90),))
     given = {"rule": "prob-ratio", "target": str(folders[0]), "draft": str(folders[1]), "out": tmp_path / "proof"}
     usual = {"task": "sums", "budget": 0.2, "prompts": 30, "development": 20, "batch_size": 16, **given}
     return lambda **changes: Options(**{**usual, **changes})
