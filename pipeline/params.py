@@ -33,11 +33,11 @@ class PromptingParams:
 @block
 class PromptsParams:
     train: Count = 320
-    development: Count = 300
-    calibration: Count = 1000
+    development: Count = 200
+    calibration: Count = 800
     draw: Count = 1
     guard: Natural = 300
-    test: Count = 1000
+    test: Count = 800
 
 
 @block
@@ -254,7 +254,7 @@ class CalibrateParams:
 
 @block
 class BenchmarkParams:
-    prompts: Count = 60
+    prompts: Count = 40
     development: Count = 16
     repeats: Count = 1
     threads: Count = 1
