@@ -25,12 +25,11 @@ from gistgate.cli.options import (
     TargetName,
     decodes,
     module_of,
-    read_prompts,
     refuse_options,
 )
 from gistgate.core.files import write_atomic, write_json
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import DecodeOptions, PromptFile
+from gistgate.models.options import DecodeOptions, PromptFile, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
@@ -214,7 +213,7 @@ def tune(
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)
     every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stop, "eos_ids": loaded.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stops, "eos_ids": loaded.eos_ids}
     found = race(every, ids, **request)
     for sentence in candidates.refused:
         typer.echo(f"Left out: {sentence}", err=True)
