@@ -34,7 +34,6 @@ from pipeline.run import bar
 
 TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
 SPLITS = ("development", "calibration")
-PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
@@ -83,8 +82,8 @@ class Setup:
                 values = ", ".join(f"{key} {value}" for key, value in settings.items())
                 seeds = seeds_of(self.params, prompts, start)
                 with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as shown:
-                    size = self.params.decoding.batch_size
-                    known[key] = decode_prompts(decoder, prompts, seeds, size, self.memory, shown.update)
+                    given = {"batch_size": self.params.decoding.batch_size, "memory": self.memory}
+                    known[key] = decode_prompts(decoder, prompts, seeds, progress=shown.update, **given)
             return known[key]
 
         return Outcomes(self.prompts, self.scorer, strict, loose, chunk)
@@ -122,15 +121,13 @@ def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[di
     return rows
 
 
-def scope_of(
-    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
-) -> dict[str, Any]:
+def scope_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
-    return {**decoding, **task_scope(task, prompts, pair.tokenizer)}
+    return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
 
 
 COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")

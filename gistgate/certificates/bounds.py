@@ -1,14 +1,8 @@
 """One-sided upper confidence bounds on what looseness costs: d = strict - loose score of the same prompts, in [-1, 1].
 
-Right-or-wrong scores get the exact unconditional bound, all others the empirical Bernstein bound; a sequential test by
-betting may answer earlier. For right-or-wrong scores n pairs fall into losses (strict right, loose wrong), gains (the
-reverse) and the rest. With probabilities p_loss and p_gain, `difference` = p_loss - p_gain is what a budget limits, and
-`discordance` = p_loss + p_gain is the nuisance.
-
-Sources: T. Tango, Statistics in Medicine 17 (1998) 891 (score statistic); R. L. Berger and D. D. Boos, Journal of the
-American Statistical Association 89 (1994) 1012 (region for the nuisance); arXiv 0907.3740 and 2010.09686 (empirical
-Bernstein, betting); arXiv 2110.01052 (Hoeffding-Bentkus).
-
+Of right-or-wrong pairs p_loss lose (strict right, loose wrong) and p_gain gain; a budget limits the `difference`
+p_loss - p_gain, and the `discordance` p_loss + p_gain is the nuisance. T. Tango, Statistics in Medicine 17 (1998) 891;
+R. L. Berger and D. D. Boos, Journal of the American Statistical Association 89 (1994) 1012.
 Axis letters: M numbers of discordant pairs, D discordances, N prompts, S stakes.
 """
 
@@ -20,12 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
+from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
 Array = NDArray[np.float64]
-Answer = Literal["within", "beyond"]
-"""Whether the prompts seen so far show a loss within a budget or beyond it."""
+Answer = Literal["within", "beyond"]  # whether the prompts seen so far show a loss within a budget or beyond it
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
 PLUG_IN = "empirical Bernstein (predictable plug-in)"
@@ -86,25 +79,19 @@ class Bound:
 
 
 def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
-    """The upper bound on mean(d) for `differences [N]`, in the order of the prompts.
-
-    `ternary` says that the score can only differ by -1, 0 or 1; a difference that shows otherwise overrules it.
-    """
+    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all are -1, 0 or 1."""
     d = checked(differences)
     n, alpha = len(d), 1 - confidence
     losses, gains = int((d > 0).sum()), int((d < 0).sum())
     exact = ternary and right_or_wrong(d)
-    value = exact_bound(losses, gains, n, alpha) if exact else float(bernstein_sequence(d, alpha, planned=n)[-1])
+    value = exact_bound(losses, gains, n, alpha) if exact else plug_in_bound(d, alpha)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
     kind = EXACT if exact else PLUG_IN
     return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
-    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs under p_loss - p_gain = `difference`.
-
-    Negative where fewer losses were seen than the difference predicts. `difference` lies in (0, 1).
-    """
+    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs; negative where few losses were seen."""
     b, c = np.asarray(losses, float), np.asarray(gains, float)
     # p_gain under the constraint is the larger root of 2n x^2 + Bx - C = 0, in the form that cancels nothing.
     B = (2 * n - b + c) * difference - b - c
@@ -124,11 +111,10 @@ def discordance_region(discordant: int, n: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=1 << 16)
 def p_value(losses: int, gains: int, n: int, difference: float) -> float:
-    """P-value of H0: p_loss - p_gain >= `difference` (in (0, 1)); small when so few losses speak against it.
+    """P-value of H0: p_loss - p_gain >= `difference` (in (0, 1)), whose worst case is its boundary.
 
     The largest probability, over the discordances of the region, of a table at least as far below `difference` as
-    the one seen, plus what region and enumeration leave out. Among a fixed number of discordant pairs the statistic
-    grows with the losses, so the boundary of H0 is its worst case.
+    the one seen, plus what region and enumeration leave out.
     """
     low, high = discordance_region(losses + gains, n)
     low = max(low, difference)
@@ -165,11 +151,7 @@ def tail(m_M: Array, most_M: Array, n: int, difference: float, discordance_D: Ar
 
 @lru_cache(maxsize=4096)
 def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
-    """One-sided upper confidence bound on p_loss - p_gain at confidence 1 - alpha, in [0, 1].
-
-    The largest difference that `p_value` does not reject. A negative bound is given as 0.
-    """
-
+    """The largest p_loss - p_gain in [0, 1] that `p_value` does not reject; a negative bound is given as 0."""
     mean = (losses - gains) / n
     low, high = max(mean, RESOLUTION), 1 - RESOLUTION
     if low >= high:
@@ -201,22 +183,17 @@ def rounded_up(bound: float) -> float:
     return round(min(1.0, math.ceil(bound / RESOLUTION) * RESOLUTION), 6)
 
 
-def bernstein_sequence(differences: ArrayLike, alpha: float, planned: int | None = None) -> Array:
-    """Upper bounds on mean(d) after each of `differences [N]`, all of them true at once with probability 1 - alpha.
-
-    Theorem 2 of arXiv 2010.09686. `planned` is the number of prompts after which the bound shall be sharpest; None
-    keeps it sharp at all of them.
-    """
+def plug_in_bound(differences: ArrayLike, alpha: float) -> float:
+    """Upper bound on mean(d) of `differences [N]` in their order, the least on the way (arXiv 2010.09686)."""
     x = (1 + checked(differences)) / 2  # the theorem speaks of [0, 1]
     t = np.arange(1, len(x) + 1)
     mean = (0.5 + x.cumsum()) / (t + 1)
     variance = (0.25 + ((x - mean) ** 2).cumsum()) / (t + 1)
     mean_before, variance_before = np.r_[0.5, mean[:-1]], np.r_[0.25, variance[:-1]]
-    spread_over = t * np.log1p(t) if planned is None else planned
-    weight = np.minimum(np.sqrt(2 * math.log(1 / alpha) / (variance_before * spread_over)), LARGEST_WEIGHT)
+    weight = np.minimum(np.sqrt(2 * math.log(1 / alpha) / (variance_before * len(x))), LARGEST_WEIGHT)
     price = (x - mean_before) ** 2 * (-np.log1p(-weight) - weight)  # 4 v psi(weight) of the paper
     bound = ((weight * x).cumsum() + math.log(1 / alpha) + price.cumsum()) / weight.cumsum()
-    return np.minimum.accumulate(np.clip(2 * bound - 1, -1.0, 1.0))
+    return float(np.clip(2 * bound - 1, -1.0, 1.0).min())
 
 
 def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float:
@@ -229,24 +206,15 @@ def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float
 
 
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
-    """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv 2110.01052).
-
-    Both inequalities fall in the tested rate, so the smallest rejected rate is found by halving.
-    """
+    """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv 2110.01052)."""
     total = math.ceil(n * mean - 1e-9)
 
     def rejected(rate: float) -> bool:
         bentkus = math.e * float(binom.cdf(total, n, rate))
-        return min(math.exp(-n * relative_entropy(mean, rate)), bentkus) <= alpha
+        entropy = float(rel_entr(mean, rate) + rel_entr(1 - mean, 1 - rate))
+        return min(math.exp(-n * entropy), bentkus) <= alpha
 
     return halved(mean, 1.0, 1e-9, rejected)
-
-
-def relative_entropy(a: float, b: float) -> float:
-    """KL divergence between coins that show heads with probability a and b, in nats."""
-    heads = a * math.log(a / b) if a > 0 else 0.0
-    tails = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0
-    return heads + tails
 
 
 def growth(d: ArrayLike, loss: float) -> Array:
@@ -265,20 +233,15 @@ def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
 
 
 def betting_bound(differences: ArrayLike, alpha: float) -> float:
-    """Upper bound on mean(d) of `differences [N]` in [-1, 1], in their order, as valid as if one had looked only once.
-
-    The smallest mean that the best moment along the way refutes; wealth grows with the mean that is bet against, so
-    it is found by halving. A negative bound is given as 0.
-    """
+    """The smallest mean that bets refute at the best moment along `differences [N]`; a negative one is given as 0."""
     high = halved(0.0, 1.0, RESOLUTION / 4, lambda mean: refutes(differences, mean, 1 - alpha))
     return rounded_up(high) if high > RESOLUTION / 4 else 0.0
 
 
 class SequentialTest:
-    """Two opposite bets on one budget while prompts come in; once either is won, decoding may stop.
+    """Two opposite bets on one budget while prompts come in; the first that is won is the answer, which stays.
 
-    The answer "within" is a certificate: it is wrong with probability 1 - confidence at most. The answer "beyond" is as
-    sure, and saves the remaining prompts of a setting that loses the budget. An answer once given stays.
+    Each answer is wrong with probability 1 - confidence at most, so that "within" is a certificate.
     """
 
     def __init__(self, budget: float, confidence: float) -> None:

@@ -1,7 +1,4 @@
-"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts.
-
-No prompt does both. Decoding is handed in as `Outcomes`; the command, the pipeline and its studies share this engine.
-"""
+"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,11 +97,7 @@ def calibrate(
     method: Method, outcomes: Outcomes, request: Request, look: Look | None = None,
     scope: Mapping[str, Any] | None = None,
 ) -> Finding:  # fmt: skip
-    """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
-
-    `look` is recorded with the chosen settings before any calibration prompt is decoded, and refused where the prompts
-    may not be judged again; `scope` says what decodes.
-    """
+    """Choose settings on development prompts, record the `look` or refuse it, then test them on calibration prompts."""
 
     def evaluate(setting: Setting) -> tuple[Array, float]:
         done = outcomes.decoded("development", method.settings(setting))
@@ -137,13 +130,9 @@ def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bo
 
 def decoding_scope(
     method: Method, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any, gate: Any, rows: int,
-    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,
+    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,  # what the drafter reads, and its `binding`
 ) -> dict[str, Any]:  # fmt: skip
-    """The part of a certificate's scope that says what decodes; plain JSON, without dates.
-
-    `draft` is None where the drafter does not ask it, `rows` the number of prompts that are decoded together, `data`
-    what the drafter reads, and `drafting` its `binding`.
-    """
+    """The part of a scope, plain JSON, that says what decodes; `draft` is None where the drafter does not ask it."""
     files = named_files(method.fixed)
     return {
         "target": model_scope(identify_model(target)),
@@ -166,11 +155,7 @@ def decoding_scope(
 
 
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
-    """The part that says what is asked and how answers are judged.
-
-    `prompts` tells the calibration prompts from others (token ids, or their file as Path); `tokenizer` is None where a
-    server has the chat template.
-    """
+    """The part about what is asked, of these `prompts`, and how answers are judged; a server needs no `tokenizer`."""
     asked = task.prompting
     has_template = asked.chat_template and tokenizer is not None
     return {

@@ -1,26 +1,20 @@
-"""Fixed-sequence testing: which setting of a rule may be used within each quality budget.
+"""Fixed-sequence testing: settings, fixed beforehand, from strict to loose until one fails the largest budget.
 
-The settings are fixed beforehand and tested from strict to loose; testing stops at the first that fails the largest
-budget. For each budget the last setting of the unbroken run of successes is kept. The confidence then holds for the
-rule without a correction for the number of settings. Choosing the best of several certified rules or budgets afterwards
-multiplies the error.
-
-Three ways to stop. `planned` decodes all planned prompts and tests once. `lost` does the same, but leaves a setting as
-soon as a sequential test shows that it loses the largest budget; stopping only to refuse adds no false certificate.
-`clear` stops on either answer of the sequential test; the error is shared, half for it and half for the test behind the
-last prompt.
+For each budget the last of the unbroken run of successes is kept; the confidence then holds for the rule without a
+correction for the number of settings. docs/certificates.md says when the decoding of a setting ends (`Stop`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 
-from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, SequentialTest, betting_bound, upper_bound
+from gistgate.certificates import bounds
+from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, SequentialTest
 from gistgate.certificates.outcomes import NOTHING, Decoded
-from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, plug_in_certifies
-from gistgate.core.utils import UserError
+from gistgate.certificates.planning import confidence_of_test, fewest, needed_n
 
 Stop = Literal["planned", "lost", "clear"]
 
@@ -44,9 +38,8 @@ class Verdicts:
 
     def passed(self, budget: float) -> int | None:
         """Index of the loosest setting that keeps a budget while all before it do; None where the first fails."""
-        at, kept = self.budgets.index(budget), 0
-        while kept < len(self.tested) and self.tested[kept].within[at]:
-            kept += 1
+        at = self.budgets.index(budget)
+        kept = len(list(takewhile(lambda one: one.within[at], self.tested)))
         return kept - 1 if kept else None
 
     def shown(self, budget: float) -> Tested:
@@ -59,22 +52,21 @@ class Verdicts:
 
     def needed(self, budget: float) -> int | None:
         """Prompts that would certify a refused budget at the strictest setting; None where no number would."""
-        first, bound = self.tested[0], self.tested[0].bounds[self.budgets.index(budget)]
+        bound = self.tested[0].bounds[self.budgets.index(budget)]
         if self.passed(budget) is not None or bound.mean >= budget:
             return None
         if bound.kind == EXACT:
             return needed_n(budget, bound.confidence, bound.spread, bound.mean, more_than=bound.n)
-        seen = first.decoded.differences
-        return fewest(lambda n: plug_in_certifies(np.resize(seen, n), budget, bound.confidence), above=bound.n)
+        seen = self.tested[0].decoded.differences
+        return fewest(lambda n: bounds.plug_in_bound(np.resize(seen, n), 1 - bound.confidence) <= budget, above=bound.n)
 
     def refusal(self, budget: float) -> str | None:
         """Why a budget has no certificate and what would help; None where it has one."""
         if self.passed(budget) is not None:
             return None
         at, bound = self.budgets.index(budget), self.bound(budget)
-        seen = (
-            f"{bound.n} prompts with a loss of {bound.mean:.2%} and {bound.discordant / bound.n:.2%} differing answers"
-        )
+        share = bound.discordant / bound.n
+        seen = f"{bound.n} prompts with a loss of {bound.mean:.2%} and {share:.2%} differing answers"
         if self.tested[0].answers[at] == "beyond":
             return f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no doubt."
         need = self.needed(budget)
@@ -82,25 +74,14 @@ class Verdicts:
         return f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%}; {remedy}."
 
 
-def check_stop(stop: str) -> None:
-    """Refuse an unknown way to stop."""
-    if stop not in get_args(Stop):
-        raise UserError(f"There is no way to stop called '{stop}'. Use one of: {', '.join(get_args(Stop))}.")
-
-
 def fixed_sequence(
-    settings: Iterable[Iterable[Decoded]],
+    settings: Iterable[Iterable[Decoded]],  # chunks of each from strict to loose, read lazily, never behind a failure
     budgets: Sequence[float],
     confidence: float,
     stop: Stop = "planned",
-    ternary: bool = True,
+    ternary: bool = True,  # whether the score can only differ by -1, 0 or 1, so that the exact bound may be used
 ) -> Verdicts:
-    """Test settings, given by their chunks, from strict to loose; the first that fails the largest budget is the last.
-
-    Both iterables are read lazily: a setting behind the first failure and a chunk behind a clear answer are never asked
-    for. `ternary` says that the score can only differ by -1, 0 or 1, so that the exact bound may be used.
-    """
-    check_stop(stop)
+    """Test settings, given by their chunks; the first that fails the largest budget is the last."""
     tested: list[Tested] = []
     for chunks in settings:
         tested.append(try_setting(chunks, budgets, confidence, stop, ternary))
@@ -120,18 +101,18 @@ def try_setting(
         done = done + chunk
         if stop == "planned":
             continue
-        found = [test.update(chunk.differences) for test in tests]
-        if found[largest] == "beyond" or (stop == "clear" and None not in found):
+        now = [test.update(chunk.differences) for test in tests]
+        if now[largest] == "beyond" or (stop == "clear" and None not in now):
             break
     # Under `lost` a sequential test refuses and never certifies.
     answers = tuple(test.answer if stop == "clear" or test.answer == "beyond" else None for test in tests)
-    plain = upper_bound(done.differences, sure, ternary)
-    bounds = [
-        replace(plain, value=betting_bound(done.differences, 1 - sure), kind=BETTING) if answer == "within" else plain
-        for answer in answers
-    ]
+    plain = bounds.upper_bound(done.differences, sure, ternary)
+    won = plain
+    if "within" in answers:
+        won = replace(plain, value=bounds.betting_bound(done.differences, 1 - sure), kind=BETTING)
+    found = tuple(won if answer == "within" else plain for answer in answers)
     within = tuple(
         answer == "within" or (answer is None and bound.within(budget))
-        for answer, bound, budget in zip(answers, bounds, budgets, strict=True)
+        for answer, bound, budget in zip(answers, found, budgets, strict=True)
     )
-    return Tested(done, tuple(bounds), within, answers)
+    return Tested(done, found, within, answers)

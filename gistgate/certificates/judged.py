@@ -1,9 +1,6 @@
 """Calibration prompts that were judged: another look at one of them for the same claim is refused, or paid for.
 
-A certificate's confidence holds over the draw of its calibration prompts, provided that they are judged once. Repeating
-a look spends nothing: the same settings are tested, or the same parameters led to them. Any other look at prompts of
-which even one was judged for the same claim tests a second hypothesis and pays from what the earlier looks have left of
-the error; several looks have to be planned before the first, so that they divide the error between them.
+Repeating a look spends nothing; any other pays from what the earlier looks left of the error (docs/certificates.md).
 """
 
 import hashlib
@@ -39,9 +36,8 @@ class Look:
     @property
     def row(self) -> dict[str, Any]:
         """The entry of the file; `marks` names an entry of its own, because many claims share their prompts."""
-        numbers = {"spent": round(self.spent, 12), "error": round(self.error, 12)}
-        known = {"claim": self.claim, "marks": digest(sorted(set(self.marks)))[:16], **numbers}
-        return {**known, "choice": self.choice, "tested": self.tested}
+        known = {"claim": self.claim, "marks": digest(sorted(set(self.marks)))[:16], "spent": round(self.spent, 12)}
+        return {**known, "error": round(self.error, 12), "choice": self.choice, "tested": self.tested}
 
     def repeats(self, row: dict[str, Any]) -> bool:
         """Whether a look that was taken is the same test as this one."""

@@ -1,7 +1,6 @@
 """What "quality" means when strict and loose answers are compared: four scores with one interface.
 
-Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored.
-
+Each gives d = strict - loose score for every prompt, in [-1, 1]; equal answers have d = 0 and are not scored.
 Axis letters: B rows, T tokens, V vocabulary, N prompts.
 """
 
@@ -58,10 +57,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class LogProbability:
-    """For open text without a right answer: how probable the target finds the answer it did not quite write.
-
-    The mean log-probability per token, clipped to [-CLIP, 0] and moved to [0, 1].
-    """
+    """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to [0, 1]."""
 
     target: PreTrainedModel
     batch_size: int = 32
@@ -156,8 +152,7 @@ class Answer:
 
 Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
 """Answers of a rule at these settings to prompts, the first of which has this index in its split."""
-Strict = Callable[[Sequence[Prompt], int], list[Ids]]
-"""Strict answers to prompts, the first of which has this index in its split."""
+Strict = Callable[[Sequence[Prompt], int], list[Ids]]  # the same of strict answers
 
 
 @dataclass(frozen=True)
@@ -223,11 +218,7 @@ class Outcomes:
 
 
 def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
-    """The same function, but answers that were decoded once are read from `folder`.
-
-    A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the
-    settings with the files that they name, and the prompts.
-    """
+    """The same function, with answers kept in `folder`; `depends` decides them besides settings, files and prompts."""
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
         asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]

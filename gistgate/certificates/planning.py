@@ -1,8 +1,6 @@
-"""How many prompts a budget needs, known before the first one is decoded, by the bound that decides there.
+"""How many prompts a budget needs, at least, known before the first one is decoded, by the bound that decides there.
 
-    python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
-
-A plan is the least to decode: calibration shows worse rates than planned about every other time (docs/certificates.md).
+python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
 """
 
 import math
@@ -13,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.stats import norm
 
-from gistgate.certificates.bounds import Array, bernstein_bound, bernstein_sequence, growth, p_value, wealth
+from gistgate.certificates.bounds import Array, bernstein_bound, growth, p_value, plug_in_bound, wealth
 from gistgate.core.utils import UserError
 
 ENUMERABLE = 200_000  # prompts up to which `needed_n` enumerates; above, the normal approximation is as good
@@ -46,22 +44,8 @@ def would_certify(n: int, budget: float, confidence: float, discordance: float, 
     return bernstein_bound(loss, discordance - loss**2, n, 1 - confidence) <= budget
 
 
-def plug_in_certifies(d: Array, budget: float, confidence: float) -> bool:
-    """Whether the predictable plug-in bound certifies it, tuned to as many prompts as there are."""
-    return float(bernstein_sequence(d, 1 - confidence, planned=len(d))[-1]) <= budget
-
-
-def betting_certifies(losses: int, gains: int, n: int, budget: float, confidence: float) -> bool:
-    """Whether a bet on less than `budget` is won after n right-or-wrong pairs, whatever their order."""
-    log_wealth = np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], budget)
-    return float(wealth(log_wealth)) >= -math.log(1 - confidence)
-
-
 def needed_n(budget: float, confidence: float, discordance: float, loss: float = 0.0, more_than: int = 0) -> int | None:
-    """Prompts by which the exact bound would certify `budget` if they showed this discordance and this mean loss.
-
-    Counts are whole, so a few prompts fewer may pass by luck of rounding. None where the loss uses up the budget.
-    """
+    """Prompts by which the exact bound would certify `budget` if they showed this discordance and this mean loss."""
     if loss >= budget:
         return None
     guess = math.ceil(float(norm.isf(1 - confidence)) ** 2 * max(discordance - loss**2, 0.0) / (budget - loss) ** 2)
@@ -70,7 +54,7 @@ def needed_n(budget: float, confidence: float, discordance: float, loss: float =
     low, high = more_than, max(more_than + 1, guess, 2)
     while not would_certify(high, budget, confidence, discordance, loss, True):
         low, high = high, 2 * high
-    while high - low > 1:
+    while high - low > 1:  # counts are whole, so a few prompts fewer may pass by luck of rounding
         middle = (low + high) // 2
         enough = would_certify(middle, budget, confidence, discordance, loss, True)
         low, high = (low, middle) if enough else (middle, high)
@@ -94,35 +78,41 @@ def confidence_of_test(stop: str, confidence: float) -> float:
 def needed_for(
     budget: float, confidence: float, rate: float, ternary: bool = True, stop: str = "lost", loss: float = 0.0
 ) -> int | None:
-    """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by what decides there: the
-    exact bound where the score is right or wrong, else the plug-in bound, or the bet if it may certify."""
+    """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by the bound that decides."""
     sure = confidence_of_test(stop, confidence)
     if ternary or loss >= budget:
         return needed_n(budget, sure, rate, loss)
 
     def plug_in(n: int) -> bool:
-        return plug_in_certifies(spread_out(*expected_table(loss, rate, n), n), budget, sure)
+        return plug_in_bound(spread_out(*expected_table(loss, rate, n), n), 1 - sure) <= budget
 
     def betting(n: int) -> bool:
-        return betting_certifies(*expected_table(loss, rate, n), n, budget, sure)
+        losses, gains = expected_table(loss, rate, n)
+        log_wealth = np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], budget)
+        return float(wealth(log_wealth)) >= -math.log(1 - sure)
 
     found = [fewest(deciding) for deciding in ((plug_in, betting) if stop == "clear" else (plug_in,))]
     return min((n for n in found if n is not None), default=None)
 
 
-def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost") -> str:
-    """What a budget needs, for people, before the first prompt is decoded."""
-    plan = {rate: needed_for(budget, confidence, rate, ternary, stop) for rate in PLANNED}
+def plan_sentence(
+    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost", lost: float = 0.0
+) -> str:
+    """What a budget needs, for people, before the first prompt is decoded, if this share of what differs is lost."""
+    plan = {rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED}
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
-        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
-        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were {'all' if lost else 'nothing'} lost, "
+        f"about so many prompts by the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
     )
 
 
-def default_n(budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost") -> int:
+def default_n(
+    budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost", rate: float = EXPECTED,
+    lost: float = 0.0,
+) -> int:  # fmt: skip
     """Twice what the expected discordance needs, or all there are."""
-    need = needed_for(budget, confidence, EXPECTED, ternary, stop)
+    need = needed_for(budget, confidence, rate, ternary, stop, lost * rate)
     return min(available, 2 * need) if need else available
 
 

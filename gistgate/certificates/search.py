@@ -1,19 +1,15 @@
-"""Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
+"""Which settings of a rule go to certification: for every budget the loosest that is predicted to keep it.
 
-For every budget the search seeks the loosest value of the knob whose predicted bound on the calibration prompts still
-keeps the budget. A spare slot in the sequence tests a value between the headline's and the next looser one, so that a
-careful prediction does not cost a step. The test stops at its first failure, so the sequence starts with the strictest.
-
-Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may still
-turn out fastest at the headline budget, by halving its open range of values; the remaining measurements refine the
-other budgets of the best variant.
+A spare slot tests a value between the headline's and the next looser one. Decoding is expensive, so each measurement
+halves the open range of the variant that may still be the fastest at the headline budget; the rest refine the others.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,8 +19,7 @@ from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.planning import confidence_of_test, would_certify
 
-Keeps = Callable[[float, float, int, bool], bool]
-"""`Request.keeps` at one budget: whether calibration would certify it."""
+Keeps = Callable[[float, float, int, bool], bool]  # `Request.keeps` at one budget
 
 
 @dataclass
@@ -50,16 +45,8 @@ class Curve:
             return []
         indices = sorted(self.loss)
         losses, spreads = smooth(indices, self.loss), smooth(indices, self.spread)
-        found: list[int] = []
-        for index, loss, spread in zip(indices, losses, spreads, strict=True):
-            if not keeps(loss, spread, self.seen, self.exact):
-                break
-            found.append(index)
-        return found
-
-    def loosest(self, keeps: Keeps) -> int | None:
-        """The loosest measured index that is predicted to keep the budget."""
-        return max(self.kept(keeps), default=None)
+        kept = (keeps(*one, self.seen, self.exact) for one in zip(losses, spreads, strict=True))
+        return [index for index, _ in takewhile(itemgetter(1), zip(indices, kept, strict=True))]
 
     def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
         """A measured index between the loosest that keeps the budget and the next looser one chosen; at most one."""
@@ -104,8 +91,7 @@ class Setting:
     variant: dict[str, Any] = field(default_factory=dict)  # settings that override the method's fixed ones
 
 
-Evaluate = Callable[[Setting], tuple[Array, float]]
-"""Decode the development prompts: differences d = strict - loose score [N], and tau."""
+Evaluate = Callable[[Setting], tuple[Array, float]]  # differences [N] of the development prompts, and tau
 
 
 @dataclass(frozen=True)
@@ -122,11 +108,7 @@ class Request:
     headline: float | None = None  # the budget that decides between variants; None takes the largest
 
     def keeps(self, budget: float, loss: float, spread: float, seen: int, exact: bool) -> bool:
-        """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
-
-        The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
-        is worse than it looks.
-        """
+        """Whether calibration would certify the budget, less the reserve, at this loss and mean of d squared."""
         # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
         variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
         left = budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
@@ -150,12 +132,7 @@ class Selection:
 def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
-    """The sequence for one method, from measurements on development prompts.
-
-    `grid` has the values of the knob from strict to loose; one of the `variants` is chosen. The strictest value need
-    not have been measured. Where nothing is predicted to keep any budget, it is the sequence: certification then says
-    how far off it is.
-    """
+    """The sequence of one variant over a `grid` from strict to loose; it begins with the strictest, measured or not."""
     curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
     main = request.headline_budget
     by_weight = [partial(request.keeps, budget) for budget in (main, *sorted(set(request.budgets) - {main}))]
@@ -185,11 +162,8 @@ def choose_settings(
     measure(hopeful())
     best = max(range(len(variants)), key=lambda at: curves[at].kept_tau(headline))  # the first of equals
     measure(refining(best))
-    chosen: list[int] = []
-    for keeps in by_weight:
-        index = curves[best].loosest(keeps)
-        if index is not None and index not in chosen and len(chosen) < request.settings:
-            chosen.append(index)
+    kept = [curves[best].kept(keeps) for keeps in by_weight]
+    chosen = list(dict.fromkeys(max(indices) for indices in kept if indices))[: request.settings]
     if len(chosen) < request.settings:
         chosen += curves[best].between(headline, chosen)
     measured = [Setting(grid[i], variants[at]) for at, curve in enumerate(curves) for i in sorted(curve.loss)]

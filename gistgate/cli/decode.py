@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gistgate.cli import show
 from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt, read_prompts
 from gistgate.core.utils import UserError, printable
 from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile
@@ -32,7 +33,6 @@ def generate(
     as_json: AsJson = False, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
-    from gistgate.cli import show
     from gistgate.core.block import Sampling
     from gistgate.measure.shadow import shadow, summary
     from gistgate.measure.speed import settle_batches
@@ -75,7 +75,6 @@ def trace(
     options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Continue one prompt and show why every token is there."""
-    from gistgate.cli import show
     from gistgate.measure.trace import trace as traced
 
     if html is not None and as_json:
@@ -101,7 +100,6 @@ def bench(
     target: TargetName, prompts: Prompts, *, asking: Asking, as_json: AsJson = False, options: DecodeOptions
 ) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
-    from gistgate.cli import show
     from gistgate.measure.speed import side_by_side
 
     loaded = load(target, asking, options, read_prompts(prompts))
@@ -127,12 +125,9 @@ class Loaded:
 
 def load(
     name: str, asking: Asking, options: DecodeOptions, prompts: Sequence[EncodedPrompt] = (), temperature: float = 0.0,
-    measures: bool = False,
+    measures: bool = False,  # whether the command finds out itself up to how many rows speculation pays
 ) -> Loaded:  # fmt: skip
-    """The target and its decoder; wrong names and requests are refused before anything is loaded.
-
-    `measures` says that the command finds out itself up to how many rows speculation pays.
-    """
+    """The target and its decoder; wrong names and requests are refused before anything is loaded."""
     from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate

@@ -12,11 +12,11 @@ import typer
 
 import gistgate
 from gistgate.cli.options import Chat, module_of
+from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
-DTYPES = ("float32", "bfloat16", "float16")
 SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
 SHARED = files("gistgate.cli") / "shared"  # links to the repository's own graph, parameters and tasks
 
@@ -45,32 +45,26 @@ def init(
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
     import yaml
 
-    from gistgate.core.files import write_text
-    from gistgate.models.loading import RETRIEVAL
+    from gistgate.models.loading import DTYPES, RETRIEVAL
 
     if embedded and (target or draft or drafter):
         raise UserError("--embedded trains a pair of its own. Leave it, or --target, --draft and --drafter, away.")
     if drafter not in (None, *RETRIEVAL):
         raise UserError(f"There is no drafter '{drafter}' for a project. Use one of: {', '.join(RETRIEVAL)}.")
     if not embedded and not (target and bool(draft) != bool(drafter)):
-        raise UserError(
-            "A project needs --target and either --draft, or --drafter suffix or lookup; or else --embedded."
-        )
-    if dtype not in DTYPES:
-        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
+        raise UserError("A project needs --target and either --draft, or --drafter suffix or lookup; or --embedded.")
+    if dtype not in DTYPES[1:]:
+        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty. Name a new folder for the project.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
-    pair = EMBEDDED if embedded else re.sub(r"[^\w.-]+", "-", folder.resolve().name)
-    models: dict[str, Any] = {}
-    if embedded:
-        pair_text = shared("embedded.yaml")
-    else:
-        models["target"] = model_of(str(target), target_revision, target_gguf, dtype, device_map)
+    pair, pair_text = EMBEDDED, shared("embedded.yaml")
+    if not embedded:
+        models: dict[str, Any] = {"target": model_of(str(target), target_revision, target_gguf, dtype, device_map)}
         models |= {"drafter": drafter} if drafter else {}
         models |= {"draft": model_of(str(draft), draft_revision, draft_gguf, dtype, device_map)} if draft else {}
-        pair_text = yaml.safe_dump(models, sort_keys=False)
-    is_gguf = any("gguf_file" in model for model in models.values() if isinstance(model, dict))
+        pair, pair_text = re.sub(r"[^\w.-]+", "-", folder.resolve().name), yaml.safe_dump(models, sort_keys=False)
+    is_gguf = not embedded and "gguf_file:" in pair_text
     name, contents = task_files(task)
     in_git = any((above / ".git").exists() for above in folder.resolve().parents)  # DVC wants to know
     contents |= {
@@ -111,31 +105,19 @@ def without_code(graph: str) -> str:
 
 
 def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
-    """The repository's parameters for another pair and task."""
-    text = shared("params.yaml")
-
-    def put(key: str, value: object, block: str = "") -> None:
-        nonlocal text
+    """The repository's parameters for another pair and task, no calibration prompt of which was ever judged."""
+    text, own = shared("params.yaml"), {} if embedded else {"decoding.batch_size": 32, "decoding.workers": 1}
+    named = {"pair": pair, "task": task, "prompting.chat_template": chat, "prompting.num_fewshot": None}
+    for key, value in {**named, "prompts.draw": 1, **own}.items():
+        block, _, name = key.rpartition(".")
         start = text.index(f"\n{block}:\n") if block else 0
-        line = re.compile(rf"^{'  ' if block else ''}{key}:( +)\S+", re.M)
-        found = line.search(text, start)
-        assert found is not None, f"params.yaml has no {block}.{key}"
-        text = text[: found.start()] + found[0].split(":")[0] + f": {value}" + text[found.end() :]
-
-    put("pair", json.dumps(pair))  # a name such as 2024 would be a number without quotation marks
-    put("task", json.dumps(task))
-    put("num_fewshot", "null", "prompting")
-    put("chat_template", str(chat).lower(), "prompting")
-    put("draw", 1, "prompts")  # no calibration prompt of a new project was ever judged
-    if not embedded:
-        put("batch_size", 32, "decoding")
-        put("workers", 1, "decoding")
+        found = re.compile(rf"^({'  ' if block else ''}{name}:) +\S+", re.M).search(text, start)
+        assert found is not None, f"params.yaml has no {key}"
+        text = f"{text[: found.start()]}{found[1]} {json.dumps(value)}{text[found.end() :]}"
     return text
 
 
-def model_of(
-    model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None
-) -> dict[str, str | None]:
+def model_of(model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None) -> dict[str, Any]:
     """A model of the pair's file; a local folder by its absolute path, since stages run in the project."""
     from gistgate.models.loading import check_gguf, placed
 
@@ -157,15 +139,14 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
         lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
         documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
         return task, {f"{place}/{task}.yaml": template("task.yaml", task=task), **documents}
-    is_file = task.endswith((".yaml", ".yml"))
+    is_file, tasks = task.endswith((".yaml", ".yml")), module_of("gistgate.lm_eval.task", "pipeline")
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():
-        module_of("gistgate.lm_eval.task", "pipeline").entry_of(task, None)
+        tasks.entry_of(task, None)
         note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
         return task, {f"{place}/README.md": note}
     if not path.is_file():
         raise UserError(f"The task file {task} is missing. Correct the path.")
-    tasks = module_of("gistgate.lm_eval.task", "pipeline")
     text = path.read_text(encoding="utf-8")
     if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
         raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")

@@ -1,7 +1,4 @@
-"""The command line `gistgate`; COMMANDS lists its commands.
-
-Exit status: 0 success; 1 an error, said in one sentence; 2 wrong options; 130 interrupted with Ctrl-C.
-"""
+"""The command line `gistgate`; COMMANDS lists its commands."""
 
 import sys
 import warnings
@@ -14,31 +11,25 @@ import typer
 import gistgate
 from gistgate.cli import decode, tools
 from gistgate.cli.calibrate import calibrate
+from gistgate.cli.certify import certify
 from gistgate.cli.init import init
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
-WITH_GATE = "--draft models/draft --gate models/export"
-OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""A command that leaves its arguments, --help included, to another program."""
+WITH_GATE, VOCABULARY = "--draft models/draft --gate models/export", "models/target answers.txt --draft models/draft"
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
     "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
     "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
+    "certify": (certify, "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05"),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
     "tune": (tools.tune, f"models/target prompts.txt {WITH_GATE}"),
     "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}'),
     "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}'),
     "inspect": (tools.inspect, "models/export"),
     "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly"),
-    "eval": (
-        tools.evaluate,
-        "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k",
-    ),
+    "eval": (tools.evaluate, "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
     "export": (tools.export, "models/heads/logistic my-export"),
     "fit-draft": (tools.fit_draft, "models/target prompts.txt --draft models/draft --block 12 --out stop.json"),
-    "draft-vocabulary": (
-        tools.draft_vocabulary,
-        "models/target answers.txt --draft models/draft --size 16384 --out words.json",
-    ),
+    "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
     "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
 
@@ -67,7 +58,8 @@ def options(
 
 
 for name, (function, arguments) in COMMANDS.items():
-    own = OWN_ARGUMENTS if name == "eval" else {}
+    # lm-eval reads all arguments of `eval` itself, --help included.
+    own = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []} if name == "eval" else {}
     app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(function)
 
 
@@ -104,7 +96,3 @@ def leave(sentence: str, status: int) -> None:
     """End the process with one line."""
     print(printable(" ".join(sentence.split())), file=sys.stderr)
     raise SystemExit(status) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -16,12 +16,8 @@ from gistgate.models.options import DecodeOptions, EncodedPrompt, parse_settings
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")]
-Prompts = Annotated[
-    str,
-    typer.Argument(
-        help="Text file, one prompt per line, or .jsonl with `context` (and `ids`); - reads it from standard input."
-    ),
-]
+TEXTS = "Text file, one prompt per line, or .jsonl with `context` (and `ids`); - reads it from standard input."
+Prompts = Annotated[str, typer.Argument(help=TEXTS)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
@@ -52,10 +48,8 @@ def option(help: str, *names: str, panel: str | None = PANEL, **limits: Any) -> 
 NAMED = {"settings": ["--set"], "guards": ["--guard"]}  # fields whose options have other names
 SHARE = {"min": 0, "max": 1}
 LIMITS: dict[str, Any] = {"block": {"min": 0}, "budget": SHARE, "confidence": SHARE}
-KINDS: dict[str, Any] = {  # of those that are no texts
-    "settings": list[str], "guards": list[str], "block": int | None, "budget": float | None,
-    "confidence": float | None,
-}  # fmt: skip
+KINDS: dict[str, Any] = {"block": int | None, **dict.fromkeys(("settings", "guards"), list[str])}  # if no text
+KINDS |= dict.fromkeys(("budget", "confidence"), float | None)
 DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
     name: option(hint.__metadata__[0], *NAMED.get(name, ()), **LIMITS.get(name, {}))
     for name, hint in get_type_hints(DecodeOptions, include_extras=True).items()
@@ -63,21 +57,13 @@ DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
 
 
 def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameters `asking` and `options` are options in their place, one for each of their fields.
-
-    `usual` has other defaults for fields of `Asking`; None: the command has no such option.
-    """
+    """A command whose parameters `asking` and `options` become options; `usual` has other defaults, None for none."""
     fields = inspect.signature(Asking, eval_str=True).parameters
     asked = [item.replace(default=usual.get(name, item.default)) for name, item in fields.items()]
     asked = [item for item in asked if item.name not in usual or item.default is not None]
     defaults = {**vars(DecodeOptions()), "settings": (), "guards": ()}
-    decoder = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name],
-            annotation=Annotated[KINDS.get(name, str | None), said],
-        )
-        for name, said in DECODER.items()
-    ]  # fmt: skip
+    kinds = {name: Annotated[KINDS.get(name, str | None), said] for name, said in DECODER.items()}
+    decoder = [parameter(name, kind, defaults[name]) for name, kind in kinds.items()]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -92,6 +78,11 @@ def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]
         return typed(run, [part for name, item in own for part in parts.get(name, [item])])
 
     return decorate
+
+
+def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    """A parameter of a command, given by name."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def typed(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
@@ -138,6 +129,4 @@ def module_of(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"This command needs '{error.name}'. Run `pip install '.[{extra}]'` in the clone of GistGate."
-        ) from error
+        raise UserError(f"This needs '{error.name}'. Run `pip install '.[{extra}]'` in GistGate's clone.") from error

@@ -8,12 +8,16 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from gistgate.cli.calibrate import FIELDS, Options
+from gistgate.cli import show
+from gistgate.cli.calibrate import Promise
+from gistgate.cli.decode import load
 from gistgate.cli.options import (
     DECODER,
     AsJson,
@@ -27,14 +31,16 @@ from gistgate.cli.options import (
     read_prompts,
     refuse_options,
 )
-from gistgate.core.utils import UserError
+from gistgate.core.files import write_atomic, write_json
+from gistgate.core.utils import UserError, printable
 from gistgate.models.options import DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
-    from gistgate.measure.tune import Candidate, Finding
+    from gistgate.measure.tune import Finding
 
 DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
-TASK_DATA, ALLOW_CODE = (FIELDS[name].annotation.__metadata__[0] for name in ("task_data", "allow_code"))
+PROMISED = get_type_hints(Promise, include_extras=True)
+TASK_DATA, ALLOW_CODE = (PROMISED[name].__metadata__[0] for name in ("task_data", "allow_code"))
 # Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
 CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
@@ -52,8 +58,6 @@ def doctor(
 
     It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
     """
-    from gistgate.cli import show
-    from gistgate.cli.decode import load
     from gistgate.measure import outlook
     from gistgate.models.build import HYBRID
 
@@ -64,7 +68,7 @@ def doctor(
         raise UserError("Doctor asks the prompts of a file or those of a task (--task). Name one of both.")
     if task is not None:
         judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
-        said = Options(task, task_data=task_data, allow_code=allow_code, chat=asking.chat, system=asking.system)
+        said = Promise(task=task, task_data=task_data, allow_code=allow_code, chat=asking.chat, system=asking.system)
         judge = judging.load_task(judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None))
     free = replace(options, budget=None, confidence=None)  # doctor plans for them, and decodes strictly by itself
     loaded = load(target, asking, free, read_prompts(prompts)[:DOCTOR_PROMPTS] if prompts else ())
@@ -73,7 +77,8 @@ def doctor(
         models, tokenizer = loaded.decoder.parts.models, loaded.target.tokenizer
         context = min(judging.context_of(model.config.get_text_config()) or judging.LONGEST for model in models)
         maker, scorer = judging.PromptMaker(judge, tokenizer, context), judging.TaskScore(judge, tokenizer)
-        chosen = judging.unused_prompts(maker, judge.documents("train"), documents, 0, judging.used_prompts())
+        docs, order, used = judge.documents("train"), Random("0 certificates"), judging.used_problems(judge)
+        chosen = list(islice(judging.fresh_prompts(maker, docs, order, used), documents))
         ids, scores = [one["ids"] for one in chosen], lambda at, ids: scorer.score(chosen[at], ids)
         request |= {"stops": [*judge.stops, *asking.stop], "max_new_tokens": judge.max_new_tokens}
     found = outlook.examine(loaded.decoder, ids, scores, **request)
@@ -94,8 +99,6 @@ def fit_draft(
     asking: Asking, options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
-    from gistgate.cli.decode import load
-
     fitting = module_of("gistgate.measure.fit_draft", "pipeline")
     loaded = load(target, asking, options, read_prompts(prompts))
     stopping = fitting.fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
@@ -135,14 +138,9 @@ def draft_vocabulary(
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
 
 
-def inspect(
-    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
-    as_json: AsJson = False,
-) -> None:
+def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False) -> None:
     """Say what a gate is: its partners, features and certified settings."""
-    from gistgate.cli import show
     from gistgate.core.gate import Gate
-    from gistgate.core.utils import printable
 
     loaded = Gate.load(gate)
     if as_json:
@@ -157,10 +155,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="New folder.")],
 ) -> None:
     """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
-    from gistgate.cli import show
-    from gistgate.core.files import write_atomic
     from gistgate.core.gate import Gate
-    from gistgate.core.utils import printable
     from gistgate.export.write import FOLDER, write_code
 
     loaded = Gate.load(gate)
@@ -191,7 +186,6 @@ def demo(
     options: DecodeOptions,
 ) -> None:  # fmt: skip
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
-    from gistgate.cli.decode import load
     from gistgate.demo.page import claim
     from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
 
@@ -222,7 +216,6 @@ def tune(
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
-    from gistgate.cli import show
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED
@@ -265,19 +258,17 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
 
 def save(gate: Path, found: Finding, prompts: int) -> Path:
     """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
-    from gistgate.core.files import write_atomic, write_json
     from gistgate.export.write import FOLDER, write_code
     from gistgate.models.build import MEASURED, TUNED, chosen_among
 
-    winner: Candidate | None = found.winner
+    winner, made = found.winner, datetime.now(UTC).date().isoformat()
     assert winner is not None and winner.certificate is not None and winner.point is not None
-    point, made = winner.point, datetime.now(UTC).date().isoformat()
-    certificate = replace(winner.certificate, points=(point,), headline_budget=point.budget)
+    certificate = replace(winner.certificate, points=(winner.point,), headline_budget=winner.point.budget)
+    chosen = {"certificate": chosen_among(gate), "point": asdict(winner.point), "made": made}
 
     def write(part: Path) -> None:
         certificate.save(part)
-        chosen = {"certificate": chosen_among(gate), "point": asdict(point)}
-        write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
+        write_json(part / MEASURED, {**told(found, prompts), **chosen})
 
     write_atomic(gate / TUNED, write)
     if (gate / FOLDER).is_dir():  # the code for plain transformers has to hold what was chosen

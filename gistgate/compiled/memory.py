@@ -128,10 +128,7 @@ def program_of(
     model: PreTrainedModel, key: Key, function: Program, memory: Sequence[Tensor], example: Sequence[Tensor],
     builds: bool = True, replays: bool = True,
 ) -> Program:  # fmt: skip
-    """The program of `function`, which `key` tells apart, for this memory of `model` and inputs like `example`.
-
-    It `builds` unless it is made of programs already; a part of such a function `replays` in no graph of its own.
-    """
+    """The program of `function`, told apart by `key`; made of programs it `builds` nothing, a part `replays` none."""
     store, key = store_of(model), (memory[0].shape[0], memory[0].shape[-2], *key)
     if key not in store.programs:
         while len(store.programs) >= MOST_PROGRAMS:  # first, since building needs memory

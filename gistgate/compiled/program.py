@@ -31,10 +31,7 @@ def build(
     function: Program, example: Sequence[Tensor], *, layers: Sequence[nn.Module], compiles: bool,
     known: MutableMapping[str, Program],
 ) -> Program:  # fmt: skip
-    """Trace `function` for tensors like `example`, and compile it; `known` holds the parts that other programs share.
-
-    `UnsupportedError`: its operations depend on values, or the compiler refuses.
-    """
+    """Trace and compile `function` for tensors like `example`, or raise `UnsupportedError`; `known`: shared parts."""
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example, layers)
         if example[0].device.type == "cuda":
@@ -175,7 +172,9 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
     for node in nodes:
         if node.op == "call_function":
             parts.setdefault(node.meta[PART], []).append(node)
-    handed = [node for part in parts.values() for node in part if is_read_outside(node)]
+    inner = [node for part in parts.values() for node in part]
+    read = {node for node in inner if any(user.meta[PART] != node.meta[PART] for user in node.users)} | {*outputs}
+    handed = [node for node in inner if node in read]
     if len(parts) < FEWEST_LAYERS or not all(node.meta[LIKE] for node in (*held, *handed)):
         return None
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -185,7 +184,7 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
     for number, part in enumerate(parts.values()):
         inside = set(part)
         reads = list(dict.fromkeys(read for node in part for read in node.all_input_nodes if read not in inside))
-        gives = [node for node in part if is_read_outside(node)]
+        gives = [node for node in part if node in read]
         module = module_of(part, reads, gives)
         key = f"{module.code} {[node.meta[LIKE] for node in reads]}"
         if (program := known.get(key)) is None:
@@ -196,11 +195,6 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
     for node in last.keys() - {*tensors, *outputs}:
         chain.calls[last[node]][-1].append(node)
     return chain
-
-
-def is_read_outside(node: fx.Node) -> bool:
-    """Whether somebody outside of its part reads this node."""
-    return any(user.meta[PART] != node.meta[PART] or user.op == "output" for user in node.users)
 
 
 def module_of(part: Sequence[fx.Node], reads: Sequence[fx.Node], gives: Sequence[fx.Node]) -> fx.GraphModule:

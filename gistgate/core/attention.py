@@ -109,11 +109,7 @@ OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLE
 
 
 def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
-    """Let this process keep up to 2 GiB that it has freed, where models decode on a processor and glibc allocates.
-
-    Memory that one forward gives back is then there for the next one. Returns whether anything was changed: not where
-    the user has set one of the environment variables `OWN_CHOICE`.
-    """
+    """Let this process keep up to 2 GiB that it frees on a processor with glibc; False where nothing was changed."""
     chosen = any(name in os.environ for name in OWN_CHOICE)
     if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

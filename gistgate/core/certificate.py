@@ -194,11 +194,7 @@ def check_parts(
     drafting: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Refuse parts that the certificate was not made with.
-
-    `data` is the folder or file behind its drafter, `drafting` the drafter's `binding`, `settings` those of the rule,
-    which may name files.
-    """
+    """Refuse parts that the certificate was not made with; `data` is the drafter's file, `drafting` its `binding`."""
     used: dict[str, Any] = {"guards": list(guards), "drafting": drafting or None}
     if target.dtype != torch.float32:
         used["engine"] = engine

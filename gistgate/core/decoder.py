@@ -42,10 +42,7 @@ def check_parts(models: Sequence[PreTrainedModel], drafter: Drafter | None, rule
 def count_ids(
     models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase | None, vocabulary: int | None
 ) -> int:
-    """The number of token ids that count: those that both models know, and no more than `vocabulary`.
-
-    Output layers are padded beyond the tokenizer, none of whose tokens may be lost to a smaller draft model.
-    """
+    """The number of token ids that count: those that both models know, and no more than `vocabulary`."""
     sizes: list[int] = [model.config.get_text_config().vocab_size for model in models]
     target, known = sizes[0], min(sizes)
     if known < target:

@@ -1,7 +1,4 @@
-"""What a drafter is: something cheap that proposes the next tokens of every row.
-
-Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
-"""
+"""What a drafter is: something cheap that proposes the next tokens of every row."""
 
 from __future__ import annotations
 

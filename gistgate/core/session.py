@@ -133,10 +133,7 @@ def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrain
 
 
 class Verifier:
-    """The target's share of a round: it reads the draft behind each text in one forward and says what it expected.
-
-    A rule whose drafts are read in another way names a subclass (`Rule.verifier`).
-    """
+    """Reads the draft behind each text in one forward; a rule whose drafts are read otherwise names a subclass."""
 
     def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
         self.parts, self.sampling = parts, sampling

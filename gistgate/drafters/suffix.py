@@ -123,10 +123,7 @@ class SuffixTree:
     def walk(
         self, place: Place, num: int, min_probability: float, vocabulary: int, pick: Pick | None = None
     ) -> tuple[list[int], float]:
-        """Up to `num` most frequent tokens behind a place, and the sum of their path probabilities.
-
-        Tokens that take the path below `min_probability`, and those outside the vocabulary, are no choice.
-        """
+        """Up to `num` most frequent tokens of the vocabulary behind a place, and the summed path probabilities."""
         ids: list[int] = []
         path, score = 1.0, 0.0
         while len(ids) < num:
@@ -144,10 +141,7 @@ class SuffixTree:
 
 
 class SharedSuffixes:
-    """A suffix tree for answers of several requests of one process, whose speed can thus tell of others' texts.
-
-    Whoever reads or changes it holds `lock`.
-    """
+    """A suffix tree for several requests, whose speed can thus tell of others' texts; users hold its `lock`."""
 
     def __init__(self, capacity: int = 100_000, depth: int = 32, tenant: str | None = None) -> None:
         """An empty tree for the requests of `tenant` (None: everybody's), of `capacity` tokens, about 1 kB each."""

@@ -69,10 +69,7 @@ class RowDrafter(Drafter):
 
 @dataclass
 class PromptLookup(Drafter):
-    """Copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
-
-    For n = n_max .. 1 the last n tokens are looked for earlier in the text; the first n that hits wins.
-    """
+    """Copy what followed the longest n-gram that occurred before (apoorvumang/prompt-lookup-decoding)."""
 
     n_max: int = 3  # longest n-gram looked for, in tokens
     pick: Literal["first", "last"] = "first"  # which earlier occurrence is copied
@@ -103,10 +100,7 @@ class RowSuccessors:
 
 @dataclass
 class TokenRecycling(RowDrafter):
-    """Token Recycling (arXiv 2408.08696), along the likeliest successors: x_1 = A[last token], x_2 = A[x_1], ...
-
-    The paper verifies a tree over the k that are remembered. A is filled from the target's rows.
-    """
+    """Token Recycling (arXiv 2408.08696), along the likeliest successors: x_1 = A[last token], x_2 = A[x_1], ..."""
 
     learns = True
     k: int = 8  # successors remembered for every token; a chain follows the first

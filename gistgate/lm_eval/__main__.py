@@ -1,7 +1,4 @@
-"""The harness's own command line with the model `gistgate` registered; see the package's docstring.
-
-A separate module, because `python -m` would load the one with the class a second time and register it twice.
-"""
+"""lm-eval's own command line with the model `gistgate`, whose module `python -m` would load and register twice."""
 
 import sys
 

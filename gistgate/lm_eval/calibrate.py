@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
-from gistgate.certificates.fixed_sequence import check_stop
+from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.judged import Look, hash_of, judged_marks, level
 from gistgate.certificates.outcomes import (
     Answer,
@@ -30,22 +31,21 @@ from gistgate.certificates.outcomes import (
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
-from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
-from gistgate.core.reader import context_of, num_ids
+from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError, nearest
-from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, hashes_of, unused_prompts, used_prompts
+from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, fresh_prompts, hashes_of, used_problems
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
-from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
-from gistgate.models.choose import BLOCK, GATED, STRICT
+from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
+from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.models.loading import load_draft, load_target
 from gistgate.models.options import parse_settings
-from gistgate.rules import RULES, make_rule, meant
+from gistgate.rules import RULES, meant
 
 if TYPE_CHECKING:
-    from gistgate.cli.calibrate import Options
+    from gistgate.cli.calibrate import Options, Promise
 
 LONGEST = 2048  # context assumed where a model does not say its own, in tokens
 MEMORY_MB = 1000  # room for prompts that are read once and decoded at many settings
@@ -55,6 +55,8 @@ SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that a
 def certify(options: Options) -> tuple[Certificate, Path]:
     """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing could be certified."""
     check_options(options)
+    if not options.gate and (options.out is None or options.target is None):
+        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
     models = load_models(options)
     task = load_task(spec_of(options, models.gate))
     scorer = make_scorer(options, models, task)
@@ -92,20 +94,19 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     return certificate, path
 
 
-def check_options(options: Options) -> None:
-    """Refuse a claim that nobody can certify, and a certificate without a place."""
+def check_options(options: Promise) -> None:
+    """Refuse a claim that nobody can certify."""
     if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
         raise UserError("A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct that.")
     level(options.confidence, options.looks)  # refuses what no number of prompts can reach
-    check_stop(options.stop)
-    if not (options.gate or options.strict_endpoint) and (options.out is None or options.target is None):
-        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
+    if options.stop not in get_args(Stop):
+        raise UserError(f"There is no way to stop called '{options.stop}'. Use one of: {', '.join(get_args(Stop))}.")
 
 
-def planned(options: Options, n: int, ternary: bool) -> float:
+def planned(options: Promise, n: int, ternary: bool, lost: float = 0.0) -> float:
     """Say what n prompts can certify, or refuse; returns the confidence of one look."""
     confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, ternary, options.stop))
+    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, lost))
     check_possible(options.budget, confidence, n, ternary, options.stop)
     return confidence
 
@@ -140,9 +141,7 @@ def load_models(options: Options) -> Models:
     draft_name = options.draft or (trained.name if trained else None)
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
-        raise UserError(
-            "--quantise-draft, --draft-vocabulary and --draft-gguf are of a draft, and no draft is named. Add --draft."
-        )
+        raise UserError("--quantise-draft, --draft-vocabulary, --draft-gguf: no draft is named. Add --draft.")
     if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
         raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
     bits = options.quantise_draft or (trained.quantisation if trained else None)
@@ -165,7 +164,7 @@ def load_models(options: Options) -> Models:
     return Models(target.model, draft, target.tokenizer, gate)
 
 
-def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
+def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
     """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
     prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
     if options.chat is not None:
@@ -180,7 +179,9 @@ def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
     known = {name: value for name, value in known.items() if value is not None}
-    return TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known)
+    return TaskSpec(
+        str(options.task), data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known
+    )
 
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
@@ -202,9 +203,10 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     """Development and calibration prompts, without what a pipeline used or judged and the gate was trained on."""
     read_by = [model for model in (models.target, models.draft) if model is not None]
     context = min(context_of(model.config.get_text_config()) or LONGEST for model in read_by)
-    maker, docs, judged = PromptMaker(task, models.tokenizer, context), task.documents("train"), judged_marks()
-    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned_by(models.gate))
-    found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
+    maker, known = PromptMaker(task, models.tokenizer, context), known_marks(models.gate)
+    order = random.Random(f"{options.seed} certificates")
+    unused = fresh_prompts(maker, task.documents("train"), order, used_problems(task))
+    found = [prompt for prompt in unused if known.isdisjoint(marks_of(task, prompt))]
     available = max(0, len(found) - options.development)
     confidence = level(options.confidence, options.looks)
     n = min(available, options.prompts or default_n(options.budget, confidence, ternary, available, options.stop))
@@ -218,15 +220,15 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     return {"development": found[: options.development], "calibration": calibration}
 
 
-def learned_by(gate: Gate | None) -> str:
-    """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
+def known_marks(gate: Gate | None) -> set[str]:
+    """Marks of what pipelines judged and of the gate's problems; a gate of an earlier version does not say them."""
     if gate is not None and not gate.config.problems:
         warnings.warn(
             "The gate does not say which problems it was trained on. If this task has them, the certificate promises "
             "too much. Train the gate again with this version.",
             stacklevel=2,
         )
-    return "" if gate is None else gate.config.problems
+    return judged_marks() | set(gate.config.problems.split() if gate else ())
 
 
 def marks_of(task: Task, prompt: Prompt) -> set[str]:
@@ -249,23 +251,15 @@ def method_of(options: Options, models: Models) -> Method:
     usual = certificate.drafter if certificate else "model"
     if models.draft is None and asks_draft(usual):
         usual = "lookup"
-    return Method(
-        rule=rule_id,
-        drafter=options.drafter or usual,
-        block=options.block if options.block is not None else (certificate.block if certificate else BLOCK),
-        knob=rule.knob,
-        grid=tuple(rule.grid),
-        fixed=fixed,
-        variants=({},) if fixed else tuple(rule.variants),
-    )
+    block = options.block if options.block is not None else (certificate.block if certificate else BLOCK)
+    variants = ({},) if fixed else tuple(rule.variants)
+    return Method(rule_id, options.drafter or usual, block, rule.knob, tuple(rule.grid), fixed, variants)
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
-        raise UserError(
-            f"'{method.drafter}' reads data; the pipeline certifies it (docs/rules.md). Choose another drafter."
-        )
+        raise UserError(f"'{method.drafter}' reads data; the pipeline certifies it (docs/rules.md). Choose another.")
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)
 
@@ -286,10 +280,10 @@ def outcomes_of(
 
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:
-            drafter, made = drafter_of(options, models, method), make_rule(rule, **settings)
-            parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": num_ids(models.tokenizer)}
-            decoder = Decoder(models.target, drafter, made, method.block, **parts)
-            return decode_prompts(decoder, asked, range(start, start + len(asked)), options.batch_size, memory)
+            choice, drafter = Choice(rule, settings, method.block), drafter_of(options, models, method)
+            decoder = assemble(models.target, models.tokenizer, choice, drafter, gate)
+            seeds = range(start, start + len(asked))
+            return decode_prompts(decoder, asked, seeds, batch_size=options.batch_size, memory=memory)
 
         return cached(decode, SCRATCH, rule, *depends)
 

@@ -1,8 +1,7 @@
 """Tasks whose answers are programs: unit tests decide, and whoever loads such a task has to allow it first.
 
-lm-eval marks these tasks by `unsafe_code: true`. Its metric `code_eval` comes from the hub and forks this process; here
-the same name runs programs with limits in processes of their own. The limits stop accidents of a model and are no
-prison: a program can read the files of its user and open connections (SECURITY.md). Use a container against harm.
+lm-eval's own `code_eval` comes from the hub and forks this process; here programs run with limits in processes of their
+own. The limits stop accidents and are no prison (SECURITY.md): use a container against harm.
 """
 
 import os
@@ -16,7 +15,8 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from math import comb
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from gistgate.core.utils import UserError, replaced
 
@@ -56,27 +56,24 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
-class Limits(NamedTuple):
-    """What a program may use. Further processes are refused as well, unless the user is root."""
-
-    seconds: int = 5  # processor time
-    memory_mb: int = 1024  # address space, the interpreter's own included
-    file_mb: int = 10  # largest file
+SECONDS, MEMORY_MB, FILE_MB = 5, 1024, 10
+"""What a program may use: processor time, address space with that of the interpreter, and the largest file. Further
+processes are refused as well, unless the user is root."""
 
 
 @lru_cache(maxsize=20_000)
-def runs(program: str, limits: Limits = Limits()) -> bool:  # noqa: B008  (it never changes)
+def runs(program: str) -> bool:
     """Whether the program runs to its end without an exception, in an empty folder; equal programs run once."""
     secret = secrets.token_hex(16).encode() + b"\n"
     # Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the path.
-    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *map(str, limits)]
+    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *map(str, (SECONDS, MEMORY_MB, FILE_MB))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
         found = b""
         try:
             with suppress(subprocess.TimeoutExpired):
-                found, _ = process.communicate(secret + program.encode(errors="replace"), PATIENCE * limits.seconds)
+                found, _ = process.communicate(secret + program.encode(errors="replace"), PATIENCE * SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started
@@ -123,33 +120,30 @@ def code_of(answer: str) -> str:
     return before if not fence or ends or block is None else block[2]
 
 
-class CodeEval:
-    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results."""
+def code_eval(
+    references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1, 10, 100), **_: Any
+) -> tuple[dict[str, float], dict[Any, Any]]:
+    """The metric of this name: means over the tasks of `pass_at` for every k that all of them have programs for."""
+    pairs = zip(references, predictions, strict=True)
+    passed = [[runs(f"{program}\n{tests}\n") for program in programs] for tests, programs in pairs]
 
-    def compute(
-        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1, 10, 100), **_: Any
-    ) -> tuple[dict[str, float], dict[Any, Any]]:
-        """Means over the tasks of `pass_at` for every k that all of them have programs for, and no further details."""
-        pairs = zip(references, predictions, strict=True)
-        passed = [[runs(f"{program}\n{tests}\n") for program in programs] for tests, programs in pairs]
+    def pass_at(most: int, one: Sequence[bool]) -> float:
+        """The chance that one of k programs passes that are drawn without replacement (arXiv 2107.03374)."""
+        return 1 - comb(len(one) - sum(one), most) / comb(len(one), most)
 
-        def pass_at(most: int, one: Sequence[bool]) -> float:
-            """The chance that one of k programs passes that are drawn without replacement (arXiv 2107.03374)."""
-            return 1 - comb(len(one) - sum(one), most) / comb(len(one), most)
-
-        able = [most for most in k if most <= min(map(len, passed))]
-        return {f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able}, {}
+    able = [most for most in k if most <= min(map(len, passed))]
+    return {f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able}, {}
 
 
 @contextmanager
 def own_code_eval() -> Iterator[None]:
-    """While the context is open, `evaluate.load("code_eval")` gives CodeEval, without the hub."""
+    """While the context is open, `evaluate.load("code_eval")` gives our own, without the hub."""
     import evaluate  # type: ignore[import-untyped]
 
     usual = evaluate.load
 
     def load(path: str, *arguments: Any, **named: Any) -> Any:
-        return CodeEval() if path == "code_eval" else usual(path, *arguments, **named)
+        return SimpleNamespace(compute=code_eval) if path == "code_eval" else usual(path, *arguments, **named)
 
     with replaced(evaluate, "load", load):
         yield

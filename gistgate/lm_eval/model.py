@@ -1,13 +1,11 @@
-"""An lm-eval model that answers through our decoder. Everything but the generation itself stays the harness's.
-
-Importing this module registers the model `gistgate`.
-"""
+"""An lm-eval model that generates through our decoder; importing this module registers it as `gistgate`."""
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,20 +32,7 @@ HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_gen
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
 
-
-@dataclass
-class Served:
-    """Answers by the token ids of their prompt; a prompt asked several times has several."""
-
-    answers: dict[tuple[int, ...], list[Generation]] = field(default_factory=dict)
-
-    def add(self, prompt: Sequence[int], *answers: Generation) -> None:
-        self.answers.setdefault(tuple(prompt), []).extend(answers)
-
-    @property
-    def statistics(self) -> Statistics:
-        """The sum over all answers."""
-        return total([answer.statistics for answers in self.answers.values() for answer in answers])
+Served = defaultdict[tuple[int, ...], list[Generation]]  # answers by the ids of their prompt, one for each request
 
 
 @register_model("gistgate")
@@ -57,19 +42,16 @@ class GatedLM(HFLM):
     def __init__(
         self,
         pretrained: str | PreTrainedModel,
-        decoder: Decoder | None = None,
-        guards: str = "",
-        seed: int = 0,
+        decoder: Decoder | None = None,  # around the loaded model that `pretrained` is
+        guards: str = "",  # their ids, joined by "+"
+        seed: int = 0,  # of sampled answers; greedy ones have no use for it
         **kwargs: Any,
     ) -> None:
-        """Either hand over a loaded model and a decoder around it, or names, as `--model_args` does.
+        """Take a loaded model and a decoder around it, or names, as `--model_args` does.
 
-        Args:
-            guards: ids of guards, joined by "+".
-            seed: of sampled answers; greedy ones have no use for it.
-            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings
-                of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named
-                certificate does not cover are refused, and so is a gate that has nothing certified.
+        `kwargs` are the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings of
+        the rule (theta=0.9), and all that lm-eval's `hf` model takes. Requests that a named certificate does not cover
+        are refused, and so is a gate that has nothing certified.
         """
         options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.is_in_segments = options.segments is not None
@@ -86,27 +68,31 @@ class GatedLM(HFLM):
         self.rows, self.is_quiet = 0, False
         self.rendered: dict[str, str | None] = {}  # system texts by the prompts that the harness put into the template
         self.prompting: list[dict[str, Any]] = []  # chat and system text of the present requests, each way once
-        self.served = Served()  # every answer by its prompt; after a run of several processes the first one has all
-        self.present = Served()  # those of the present requests
+        self.served = Served(list)  # every answer; after a run of several processes the first one has all
+        self.present = Served(list)  # those of the present requests
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
-        with replaced(self, "AUTO_MODEL_CLASS", Whole):
+
+        def whole(name: str, **options: Any) -> PreTrainedModel:
+            return or_refuse("model", name, lambda: whole_model(name, **options))
+
+        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
         rows: int | str = self.batch_size_per_gpu
         self.is_quiet = disable_tqdm or self.rank != 0
-        self.rows, self.present = rows if isinstance(rows, int) else 0, Served()
+        self.rows, self.present = rows if isinstance(rows, int) else 0, Served(list)
         ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
         self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
         with replaced(self, "batch_size_per_gpu", rows * WAITING if self.rows else rows):
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
         if self.world_size > 1:
             for rank, served in enumerate(self.gather_object(self.present) or []):
-                for prompt, answers in served.answers.items() if rank != self.rank else ():
-                    self.served.add(prompt, *answers)
+                for prompt, answers in served.items() if rank != self.rank else ():
+                    self.served[prompt] += answers
         return texts
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -138,8 +124,8 @@ class GatedLM(HFLM):
         with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
             answers = decode_all(self.decoder, prompts, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
-            self.served.add(prompt, answer)
-            self.present.add(prompt, answer)
+            for served in (self.served, self.present):
+                served[tuple(prompt)].append(answer)
         longest, pad = max(len(answer.ids) for answer in answers), self.tokenizer.pad_token_id
         new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])
         return torch.cat([context, new.to(context)], dim=1)
@@ -159,19 +145,22 @@ class GatedLM(HFLM):
         """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
         asked, seeds = Counter[tuple[int, ...]](), []
         for prompt in prompts:
-            repeats = len(self.served.answers.get(tuple(prompt), [])) + asked[tuple(prompt)]
+            repeats = len(self.served.get(tuple(prompt), [])) + asked[tuple(prompt)]
             seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
             asked[tuple(prompt)] += 1
         return seeds
 
+    @property
+    def statistics(self) -> Statistics:
+        """The sum over all answers."""
+        return total([answer.statistics for answers in self.served.values() for answer in answers])
+
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
-        rule = self.decoder.rule
-        settings = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]
-        counted = self.served.statistics
+        rule, counted = self.decoder.rule, self.statistics
         ours = {
             "rule": rule.id,
-            "settings": settings,
+            "settings": {field.name: getattr(rule, field.name) for field in fields(rule)},  # type: ignore[arg-type]
             "block": self.decoder.block,
             "speculate_up_to": self.decoder.speculate_up_to,
             "mean_accepted_length": counted.mean_accepted_length,
@@ -179,14 +168,6 @@ class GatedLM(HFLM):
             "statistics": counted.as_dict(),
         }
         return {**super().get_model_info(), "gistgate": ours}
-
-
-class Whole:
-    """Stands in for transformers' class of models while the harness loads one: its weights are checked."""
-
-    @staticmethod
-    def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
-        return or_refuse("model", name, lambda: whole_model(name, **options))
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:

@@ -1,18 +1,17 @@
 """Prompts from the documents of a task, and the prompts that a finished run has not used."""
 
 import json
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.certificates.outcomes import Answer
-from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.batches import decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import eos_ids
@@ -61,9 +60,7 @@ class PromptMaker:
         }
 
 
-def fresh_prompts(
-    maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
-) -> Iterator[Prompt]:
+def fresh_prompts(maker: PromptMaker, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[Prompt]:
     """Prompts of the documents in random order, every problem once."""
     for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
@@ -71,7 +68,7 @@ def fresh_prompts(
             yield prompt
 
 
-def distinct_documents(task: Task, docs: Sequence[Document], order: random.Random, seen: set[str]) -> Iterator[int]:
+def distinct_documents(task: Task, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[int]:
     """Places of the documents in random order, every problem once and none of `seen`, which grows."""
     for index in order.sample(range(len(docs)), len(docs)):
         problem = task.problem(docs[index])
@@ -85,47 +82,18 @@ def hashes_of(problems: Iterable[str]) -> str:
     return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
 
 
-def used_prompts(folder: Path = USED) -> list[Prompt]:
-    """All prompts of a finished run, if there is one: each shaped the gate or its settings, or was judged."""
-    return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
-
-
-def problems_of(task: Task, prompts: Iterable[Prompt]) -> set[str]:
-    """The problems of a task among prompts; documents of another task, which this one cannot show, are none of them."""
+def used_problems(task: Task) -> set[str]:
+    """The problems of a finished run, each of which shaped the gate or its settings, or was judged."""
     found = set()
-    for prompt in prompts:
-        with suppress(KeyError, TypeError, TemplateError):
+    for prompt in (row for file in sorted(USED.glob("*.jsonl")) for row in read_json_lines(file)):
+        with suppress(KeyError, TypeError, TemplateError):  # of another task, which this one cannot show
             found.add(task.problem(prompt["doc"]))
     return found
 
 
-def unused_prompts(
-    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt], learned: str = ""
-) -> list[Prompt]:
-    """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
-    seen, hashes = problems_of(maker.task, used), set(learned.split())
-    seen |= {problem for problem in map(maker.task.problem, docs) if hashes_of([problem]) in hashes}
-    return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))
-
-
-def decode_prompts(
-    decoder: Decoder,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    batch_size: int,
-    memory: PromptCache,
-    progress: Callable[[int], object] = lambda _: None,
-) -> list[Answer]:
-    """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
-    done = decode_all(
-        decoder,
-        [prompt["ids"] for prompt in prompts],
-        batch_size=batch_size,
-        seeds=list(seeds),
-        progress=progress,
-        memory=memory,
-        max_new_tokens=prompts[0]["max_new_tokens"],
-        stops=prompts[0]["stops"],
-        eos_ids=eos_ids(decoder.target, decoder.tokenizer),
-    )
+def decode_prompts(decoder: Decoder, prompts: Sequence[Prompt], seeds: Sequence[int], **batches: Any) -> list[Answer]:
+    """Answers in the order of the prompts; `batches` (batch_size, memory, progress) go to `decode_all`."""
+    request = {name: prompts[0][name] for name in ("max_new_tokens", "stops")}
+    request["eos_ids"] = eos_ids(decoder.target, decoder.tokenizer)
+    done = decode_all(decoder, [prompt["ids"] for prompt in prompts], seeds=list(seeds), **request, **batches)
     return [Answer(answer.ids, answer.statistics) for answer in done]

@@ -1,7 +1,6 @@
 """An lm-eval task defines meaning: its prompts, its stops, what an answer is worth, and which answers are the same.
 
-Everything is lm-eval's own: the prompts are identical to those that the harness serves, and a metric behind a filter
-judges as it does there.
+Prompts are identical to those that the harness serves, and a metric behind a filter judges as it does there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,28 +32,6 @@ log = logging.getLogger(__name__)
 
 TASKS = Path("data/tasks")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-
-
-def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
-    """The task `name` of `folder`, or else of lm-eval's own collection.
-
-    `data` is a folder that replaces where its documents come from; `allow_code` lets programs of the model run.
-    """
-    manager, entry = entry_of(name, folder)
-    check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
-    overrides, index = local_data(Path(data), entry.cfg or {}) if data else None, manager.task_index
-    try:
-        with own_code_eval() if allow_code else nullcontext():
-            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
-    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
-        raise UserError(
-            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
-            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
-        ) from error
-    check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
-        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
-    return task
 
 
 def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
@@ -97,35 +74,13 @@ class Prompting:
     system: str | None = None  # system text of the chat template; None for none
 
 
-class WithoutItself:
-    """lm-eval's sampler of few-shot examples, kept from showing a document its own solution."""
-
-    def __init__(self, sampler: Any, doc: Document) -> None:
-        self.sampler, self.doc = sampler, doc
-
-    def sample(self, n: int, **_: Any) -> Sequence[Document]:
-        """`n` examples other than the document."""
-        pool = self.sampler.fewshot_docs()
-        # lm-eval draws one document more than it needs where it has to leave one out.
-        doc: Document | None = self.doc if len(pool) > n else None
-        if doc is None and (len(pool) < n or self.doc in pool):
-            raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
-        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=doc)
-        return examples
-
-
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     """The function that renders a chat as lm-eval does, with this tokenizer."""
     from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
 
     if not tokenizer.chat_template:
         raise UserError("The tokenizer has no chat template. Switch it off (`prompting.chat_template: false`).")
-    bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
-
-    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
-
-    return render
+    return partial(HFLM.apply_chat_template, SimpleNamespace(tokenizer=tokenizer, chat_template_args={}))
 
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
@@ -161,9 +116,23 @@ class TaskSpec:
     allow_code: bool = False  # whether a task may run programs that the model writes
 
 
-def load_task(spec: TaskSpec) -> Task:
-    """The task, prompted as `spec.prompting` says."""
-    return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
+def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
+    """The task of `folder`, else of lm-eval's own, prompted as `spec.prompting` says."""
+    name, (manager, entry) = spec.name, entry_of(spec.name, folder)
+    check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), spec.allow_code)
+    overrides, index = local_data(Path(spec.data), entry.cfg or {}) if spec.data else None, manager.task_index
+    try:
+        with own_code_eval() if spec.allow_code else nullcontext():
+            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
+    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
+        raise UserError(
+            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
+            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
+        ) from error
+    check_allowed(name, getattr(task, "UNSAFE_CODE", False), spec.allow_code)  # an included file may have said so
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
+        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
+    return Task(task, spec)
 
 
 def words_of(text: str) -> str:
@@ -173,12 +142,12 @@ def words_of(text: str) -> str:
 class Task:
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
+    judges = True  # whether right answers are known
+
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
-            raise UserError(
-                f"The task '{self.name}' has no training split. Choose one whose YAML names a `training_split`."
-            )
+            raise UserError(f"The task '{self.name}' has no training split. Choose one that names a `training_split`.")
         settings = dict(harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
             log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
@@ -213,11 +182,7 @@ class Task:
         return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
 
     def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem.
-
-        Their words and numbers, whatever case, spaces and punctuation; in a task whose documents differ in other signs,
-        such as sums and brackets, the whole text but for its spaces.
-        """
+        """What makes two documents the same problem: words and numbers, or the text in tasks that need other signs."""
         text = " ".join(self.question(doc).split())
         return words_of(text) if self._tells_by_words else text
 
@@ -250,20 +215,28 @@ class Task:
         """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
         return self._context(doc, self._prompting(tokenizer))
 
+    def prompt(self, doc: Document) -> str | list[dict[str, str]]:
+        """What a server is asked: a text to continue, or the messages of a chat."""
+        return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
+
     def messages(self, doc: Document) -> list[dict[str, str]]:
         """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
-
-        def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-            return json.dumps(history)
-
-        rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
-        messages: list[dict[str, str]] = json.loads(rendered)
+        prompting = {**self._prompting(None), "chat_template": lambda history, *_, **__: json.dumps(history)}
+        messages: list[dict[str, str]] = json.loads(self._context(doc, prompting))
         return messages
 
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
-        seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
-        self.harness.set_fewshot_seed(seed)
-        with replaced(self.harness, "sampler", WithoutItself(self.harness.sampler, doc)):
+        seed, sampler = hashlib.sha256(self.question(doc).encode()).digest()[:4], self.harness.sampler
+        self.harness.set_fewshot_seed(int.from_bytes(seed, "big"))
+
+        def others(n: int, **_: Any) -> Any:
+            """`n` examples other than the document; lm-eval draws one more where it has to leave one out."""
+            pool = sampler.fewshot_docs()
+            if len(pool) < n or (len(pool) == n and doc in pool):
+                raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
+            return sampler.sample(n=n, eval_doc=doc if len(pool) > n else None)
+
+        with replaced(self.harness, "sampler", SimpleNamespace(sample=others)):
             number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
             context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
         return str(context)
@@ -311,18 +284,13 @@ class Task:
         """The metric's value among results of lm-eval, refused where it is no number from 0 to 1."""
         value = results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-            raise UserError(
-                f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set another `task_metric`."
-            )
+            raise UserError(f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set `task_metric`.")
         return float(value)
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
-        """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
+        """Whether filter and metric cannot tell `text` from `reference`; None where nothing is known.
 
-        The filtered answers are compared, so that two different wrong ones differ; the metric sees the reference's as
-        the solution, so that what it ignores (case, commas) is ignored here as well. A task with a scoring function of
-        its own, or with unit tests, hides its answers; then equal verdicts other than zero are the same, and two
-        failures with different texts unknown.
+        Where a scoring function or unit tests hide answers, two failures with different texts are unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):

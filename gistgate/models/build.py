@@ -25,8 +25,7 @@ from gistgate.rules import RULES, complete, make_rule, meant
 
 CORPUS, HYBRID = "corpus", "hybrid"
 STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
-STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
-"""Drafters that read a datastore; the lexical ones ask for no states."""
+STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")  # read a datastore; the lexical ones ask for no states
 KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
@@ -53,7 +52,7 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     stopping = sources.stopping
     if stopping is not None and drafter not in STOPPING:
-        raise UserError(f"'{drafter}' does not ask when its drafts stop paying. Leave stop_drafting away, or take {', '.join(STOPPING)}.")
+        raise UserError(f"'{drafter}' never ends drafts early. Leave stop_drafting away or take {', '.join(STOPPING)}.")
     if isinstance(stopping, str | Path | float | int):
         from gistgate.drafters.stopping import stopping_from
 
@@ -79,14 +78,14 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
             raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
         # Without the tokens that a tokenizer puts around a text.
         return CorpusDrafter(SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids))
-    if not asks_draft(drafter):
-        made: Drafter = DRAFTERS[drafter]()
-        return made
-    if sources.draft is None:
-        raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft, draft= or draft_model=), or take 'lookup'.")
-    if drafter == HYBRID:
-        return hybrid(sources.draft, stopping)
-    made = DRAFTERS[drafter](sources.draft, **({} if stopping is None else {"stopping": stopping}))
+    parts: tuple[Any, ...] = ()
+    if asks_draft(drafter):
+        if sources.draft is None:
+            raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft), or take 'lookup'.")
+        if drafter == HYBRID:
+            return hybrid(sources.draft, stopping)
+        parts = (sources.draft,)
+    made: Drafter = DRAFTERS[drafter](*parts, **({} if stopping is None else {"stopping": stopping}))
     return made
 
 
@@ -101,7 +100,7 @@ def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
 
     measured = {} if stopping is None else stopping.measured
     if not {"block", "cost", "verify"} <= measured.keys():
-        raise UserError("The drafter 'hybrid' needs measured costs: those of `gistgate fit-draft`, named as stop_drafting.")
+        raise UserError("The drafter 'hybrid' needs measured costs, those of `gistgate fit-draft`, as stop_drafting.")
     block, verify = int(measured["block"]), measured["verify"]
     by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
     costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
@@ -163,22 +162,21 @@ def build_decoder(
         shared["guards"] = make_guards(options.guards, options.gate)
         check_guards(shared["guards"], gate, target)
     parts = (target, tokenizer, draft, gate)
-    if not isinstance(options.certificate, TunedChoice):
-        return decoder_of(*parts, options, policy, **shared)
-    untuned = replace(options, certificate=None)
-    if gate is not None and gate.strict_reason is not None:
+    if isinstance(options.certificate, TunedChoice) and gate is not None and gate.strict_reason is not None:
         tuned = read_certificate(options.certificate)  # one of other weights is of no use where they hold the gate back
         if tuned is None or tuned.mismatch(target=target, draft=draft):
-            return decoder_of(*parts, untuned, policy, **shared)
+            options = replace(options, certificate=None)
     try:
         return decoder_of(*parts, options, policy, **shared)
     except UserError as error:
+        if not isinstance(options.certificate, TunedChoice):
+            raise
         warnings.warn(
             "What `gistgate tune` chose is left aside: it does not go with these options "
             f"({str(error).partition(':')[0]}). Tune again with them to have a choice.",
             stacklevel=2,
         )
-        return decoder_of(*parts, untuned, policy, **shared)
+    return decoder_of(*parts, replace(options, certificate=None), policy, **shared)
 
 
 def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:
@@ -234,13 +232,13 @@ def check_used(options: DecodeOptions, drafter: str, sources: Sources) -> None:
     """Refuse options about drafts that this drafter would ignore: texts, and a lighter draft model."""
     for name, is_read in (("corpus", drafter == CORPUS), ("datastore", drafter in STORED)):
         if getattr(options, name) is not None and not is_read:
-            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does (--drafter), or leave it away.")
+            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does, or leave it away.")
     if options.quantise_draft in (None, "none") and not options.draft_vocabulary:
         return
     if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
     if not asks_draft(drafter) and not isinstance(options.certificate, TunedChoice):  # nobody named a tuned drafter
-        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does (--drafter), or leave --draft away.")
+        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does, or leave --draft away.")
 
 
 def assemble(
@@ -283,27 +281,19 @@ def named_certificate(options: DecodeOptions) -> Certificate | None:
     return None if options.certificate is None else load_certificate(options.certificate)
 
 
-def options_from(
-    arguments: dict[str, Any], load: Callable[[DecodeOptions], DecodeOptions] | None = None
-) -> DecodeOptions:
-    """Remove options and settings of the rule from keyword arguments, such as `rule="fly", theta=0.9`; return them.
-
-    `load` may put loaded parts in place of names before the certificate beside a gate is looked at.
-    """
-    options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
-    options = options if load is None else load(options)
+def options_from(arguments: dict[str, Any], load: Callable[..., DecodeOptions] = lambda said: said) -> DecodeOptions:
+    """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts in place of names."""
+    options = load(DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments}))
     if options.segments:
         from gistgate.segments.build import SETTINGS
 
         settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
-        rule = options.rule
-        if rule is None:
-            certificate, gate = named_certificate(options), options.gate
-            if certificate is None and gate is not None:
-                certificate = gate.certificate if isinstance(gate, Gate) else read_certificate(gate)
-            rule = certificate.rule if certificate else GATED if gate is not None else STRICT
-        names = complete(meant(rule)[0], {})
+        certificate, gate = named_certificate(options), options.gate
+        if certificate is None and gate is not None and options.rule is None:
+            certificate = gate.certificate if isinstance(gate, Gate) else read_certificate(gate)
+        usual = certificate.rule if certificate else GATED if gate is not None else STRICT
+        names = complete(meant(options.rule or usual)[0], {})
         settings = {name: arguments.pop(name) for name in names if name in arguments}
     # Settings go first: a rule may have one called `budget`.
     taken = [name for name in NAMES if arguments.pop(name, None) is not None]

@@ -25,8 +25,7 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
     block: int = BLOCK  # K, drafted tokens per round
     drafter: str = NONE  # drafter id
-    doubts: tuple[str, ...] = ()
-    """Why no certificate covers the loss; empty where one does and where nothing can be lost."""
+    doubts: tuple[str, ...] = ()  # why no certificate covers the loss; empty where one does or nothing can be lost
     fell_back: bool = False  # whether strict decoding replaces a loose setting because none is certified
 
     def warn(self, policy: Policy = "warn", stacklevel: int = 3) -> None:
@@ -42,11 +41,7 @@ class Choice:
 def choose(
     options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
 ) -> Choice:
-    """Rule, settings, K and drafter from what is certified and what users say; docs/troubleshooting.md is its table.
-
-    `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
-    that contradict each other or a named certificate, are a UserError.
-    """
+    """What runs by options and a certificate, named or beside the gate; docs/troubleshooting.md has the table."""
     if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")
     if options.certificate is not None and certificate is not None:
@@ -134,8 +129,7 @@ def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     """What a named certificate says. A user who names a certificate wants it to hold, so nothing may contradict it."""
     point = certified_point(options, certificate)
     if point is None:
-        why = refusal(options, certificate)
-        raise UserError(f"The certificate cannot be kept: {why}. Decode without the certificate.")
+        raise UserError(f"The certificate cannot be kept: {refusal(options, certificate)}. Decode without it.")
     asked = {"rule": options.rule, "drafter": options.drafter, "block": options.block, "segments": options.segments}
     rule = complete(certificate.rule, point.settings)
     certified = {"rule": certificate.rule, "drafter": certificate.drafter, "block": certificate.block, **rule}
@@ -143,5 +137,5 @@ def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     for name, value in named.items():
         if value != certified.get(name):
             known = "none" if certified.get(name) is None else certified[name]
-            raise UserError(f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one of both away.")
+            raise UserError(f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one away.")
     return Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)

@@ -1,8 +1,4 @@
-"""Lighter draft models: a part of the output layer, and weights of 8 or 4 bits.
-
-A draft step mostly waits for weights, so fewer bytes make it cheaper. Only weights are rounded; activations and sums
-keep the model's dtype. The kernels are PyTorch's own for processors.
-A draft is verified whatever its weights are, so lossless rules stay lossless.
+"""Lighter draft models, whose steps wait for fewer bytes: a part of the output layer, and weights of 8 or 4 bits.
 
 Axis letters: O outputs of a layer, I inputs, G groups of I / 32 inputs.
 """
@@ -77,7 +73,7 @@ class Subset:
         of_tokenizer = None if tokenizer is None else identify_tokenizer(tokenizer).vocabulary
         of_draft = None if self.draft is None else weights_fingerprint(draft)
         if of_tokenizer not in (None, self.tokenizer) or of_draft not in (None, self.draft):
-            raise UserError("The draft vocabulary is of another tokenizer or another draft model. Count it again for these.")
+            raise UserError("The draft vocabulary is of another tokenizer or another draft model. Count it again.")
         head = draft.get_output_embeddings()
         if type(head) is not nn.Linear:
             raise UserError("The draft's output layer is no nn.Linear and cannot be cut. Use the whole vocabulary.")
@@ -107,16 +103,11 @@ class SubsetHead(nn.Module):
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
 GROUP = 32  # inputs of an output that share scale and offset in `int4`
-MOST_ROWS = 12
-"""Rows up to which packed weights are read: beyond that a product with unpacked ones is faster on processors."""
+MOST_ROWS = 12  # rows up to which packed weights are read: unpacked ones are faster beyond, on processors
 
 
 class Packed(nn.Module):
-    """A linear layer that reads packed weights for few rows, and the same weights unpacked for many.
-
-    A single row waits for weights, so that fewer bytes make it faster; a prompt or a batch waits for products, and the
-    kernels of packed weights are slower at those. Both copies are kept, which costs the memory of one more layer.
-    """
+    """A linear layer that reads packed weights for few rows, and the same weights unpacked, kept as well, for many."""
 
     dense: Tensor
 
@@ -188,20 +179,15 @@ def frozen(values: Tensor) -> nn.Parameter:
 
 
 def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
-    """Round the weights of all linear layers of a draft model in place, output layer included, and return it.
-
-    Layers whose shape the kernel of `int4` does not take are kept in 8 bits. `None` and "none" change nothing.
-    """
+    """Round the weights of all linear layers of a draft model in place; those of a shape odd for `int4` to 8 bits."""
     check_kind(kind or "none")
-    if kind in (None, "none", getattr(model, "quantised", None)):
+    known = getattr(model, "quantised", None)
+    if kind in (None, "none", known):
         return model
-    why = None
     if model.device.type != "cpu":
-        why = f"8 and 4 bits are for processors, and it is on {model.device.type}. Leave the quantisation out"
-    elif getattr(model, "quantised", None) or getattr(model.config, "quantization_config", None):
-        why = "it is quantised already. Name the checkpoint with its original weights, or leave the quantisation out"
-    if why is not None:
-        raise UserError(f"The draft model cannot be quantised to {kind}: {why}.")
+        raise UserError(f"{kind} drafts are for processors, and it is on {model.device.type}. Leave quantisation out.")
+    if known or getattr(model.config, "quantization_config", None):
+        raise UserError("The draft is quantised already. Name its original weights, or leave the quantisation out.")
     for name, layer in [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]:
         fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
         model.set_submodule(name, Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer))
@@ -213,4 +199,3 @@ def check_kind(kind: Any) -> None:
     """Refuse what is no kind."""
     if kind not in KINDS:
         raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")
-

@@ -1,7 +1,6 @@
 """Models and tokenizers from hub ids, folders and GGUF files: the one loader of the library and the pipeline.
 
-Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs. A draft model whose
-token ids mean something else than the target's is refused.
+Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
 import warnings
@@ -31,10 +30,7 @@ RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a 
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
-    """What `from_pretrained` is called with: the folder or hub id, and the GGUF file in it if there is one.
-
-    A name that is itself a GGUF file stands for its folder and that file.
-    """
+    """The folder or hub id for `from_pretrained`, and the GGUF file in it if there is one or the name is one."""
     path = Path(name).expanduser()
     if gguf is None and path.suffix == GGUF and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
@@ -52,11 +48,10 @@ def check_gguf(name: str, file: str | None) -> None:
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
     """A file of a model in its folder, in the cache of the hub or, unless `local`, on the hub; None without one."""
-    try:
+    with suppress(OSError):
         found = cached_file(name, file, revision=revision, local_files_only=local)
-    except OSError:
-        return None
-    return None if found is None else Path(found)
+        return None if found is None else Path(found)
+    return None
 
 
 def weight_files(name: str, revision: str | None = None, local: bool = True) -> list[Path]:
@@ -79,10 +74,7 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
 
 
 def whole_model(name: str, **options: Any) -> PreTrainedModel:
-    """A model from safetensors files that hold all of its weights, all finite; pickled weights are never read.
-
-    transformers fills weights that a file lacks with random numbers, and says so in a warning only.
-    """
+    """A model from safetensors or GGUF files that hold all of its weights, which transformers would else make up."""
     options = {"trust_remote_code": False, **options, "use_safetensors": None if options.get("gguf_file") else True}
     model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     found: PreTrainedModel = model
@@ -115,10 +107,9 @@ def or_refuse(role: str, name: str, load: Callable[[], T], file: str | None = No
         ) from error
 
 
-def load_remedy(name: str, error: BaseException) -> str:
+def load_remedy(name: str, error: BaseException | None) -> str:
     """What helps after `error`; transformers hides the hub's own error behind its own."""
-    one: BaseException | None = error
-    text = ""
+    one, text = error, ""
     while one is not None:
         text, one = f"{text} {type(one).__name__} {one}".lower(), one.__cause__ or one.__context__
     if isinstance(error, ImportError):
@@ -230,11 +221,7 @@ def load_draft(
     vocabulary: str | Path | None = None,  # file of a `gistgate.models.lighter.Subset`
     gguf: str | None = None,  # GGUF file in the folder or hub repository that `draft` names
 ) -> PreTrainedModel:
-    """The draft model in the target's dtype and on its device, made lighter where that is asked for.
-
-    A model that is loaded already keeps its dtype and device, and is made lighter in place. Its tokenizer is compared
-    with the target's where both can be read.
-    """
+    """The draft model in the target's dtype and on its device, made lighter; a loaded one is changed in place."""
     check_kind(quantised or "none")
     if draft is target and (vocabulary is not None or quantised not in (None, "none")):
         raise UserError("Target and draft are one loaded model. Load the draft a second time to make it lighter.")
@@ -247,26 +234,20 @@ def load_draft(
         check_draft_tokenizer(target, draft, tokenizer, lambda: own_tokenizer("draft", name, **place))
     else:
         check_draft_tokenizer(target, draft, tokenizer)
-    if subset is not None:
-        draft = subset.apply(draft, tokenizer)
-        draft.subset_file = str(vocabulary)
-    return quantise(draft, quantised)
+    return quantise(draft if subset is None else subset.apply(draft, tokenizer), quantised)
 
 
 def check_smaller(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft whose weights take more memory than its target's: a step of it could only slow decoding down."""
-    of_target, of_draft = (sum(one.nbytes for one in model.parameters()) for model in (target, draft))
-    if of_draft > of_target:
-        raise UserError(f"Drafting would cost more than it saves: {of_draft:,} bytes of weights for {of_target:,}. Swap the two.")
+    most, size = (sum(one.nbytes for one in model.parameters()) for model in (target, draft))
+    if size > most:
+        raise UserError(f"Drafting would cost more than it saves: {size:,} bytes for {most:,}. Swap the two.")
 
 
 def check_draft_tokenizer(
     target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None, read: Callable[[], Any] | None = None
 ) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's; each pair is compared once.
-
-    A pair is trusted where one of the two tokenizers cannot be read. None: that of what the model was loaded from.
-    """
+    """Refuse a draft whose token ids mean something else than the target's, where both tokenizers can be read."""
     partner = target if tokenizer is None else tokenizer
     if draft is target or partner in COMPARED.get(draft, ()):
         return

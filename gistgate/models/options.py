@@ -31,9 +31,9 @@ class DecodeOptions:
     draft_revision: Annotated[str, "Revision of the draft model on the hub."] = "main"
     draft_gguf: Annotated[str | None, "GGUF file in the draft's folder or repository."] = None
     quantise_draft: Annotated[str | None, "Weights of the draft: int8, int4 or none (on processors)."] = None
-    stop_drafting: Annotated[
-        str | None, "File of fit-draft, or a confidence such as 0.4, below which drafts end."
-    ] = None
+    stop_drafting: Annotated[str | None, "File of fit-draft, or a confidence such as 0.4, below which drafts end."] = (
+        None
+    )
     draft_vocabulary: Annotated[str | None, "File of draft-vocabulary: tokens that the draft may propose."] = None
     drafter: Annotated[
         str | None,
@@ -60,13 +60,13 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         if self.draft_gguf is not None and self.draft is None:
-            raise UserError(f"{self.draft_gguf} (draft_gguf, --draft-gguf) is of a draft, and no draft is named. Name it as draft= (--draft).")
+            raise UserError(f"--draft-gguf {self.draft_gguf} is of a draft, and no draft is named. Name it (--draft).")
 
     @property
     def lighter(self) -> dict[str, Any]:
         """Which draft model is loaded, and how it is made lighter: arguments of `load_draft`."""
-        said = (self.draft_revision, self.draft_gguf, self.quantise_draft, self.draft_vocabulary)
-        return dict(zip(("revision", "gguf", "quantised", "vocabulary"), said, strict=True))
+        place = {"revision": self.draft_revision, "gguf": self.draft_gguf}
+        return {**place, "quantised": self.quantise_draft, "vocabulary": self.draft_vocabulary}
 
     @property
     def most_rows(self) -> int | None:
@@ -138,11 +138,7 @@ class PromptFile:
 
 
 def is_rendered(target: Target, text: str, system: str | None = None, begins: bool = False) -> bool:
-    """Whether a text holds what the chat template puts behind a user's turn.
-
-    With `begins` it also has to begin as the template does with this system text. A template that writes the date
-    begins otherwise on another day.
-    """
+    """Whether a text holds what the chat template puts behind a user's turn, and perhaps `begins` as it does."""
     if target.tokenizer.chat_template is None:
         return False
     mark = "GISTGATE"  # stands for the user's text: what the template puts around it counts

@@ -101,10 +101,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
 @dataclass(frozen=True)
 class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
-    """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure of something.
-
-    The token is not looked at. Both distributions are those of the request: top-k and top-p make it far stricter.
-    """
+    """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure, whatever the token."""
 
     tau: float = 0.4  # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
     max_p: PositiveShare = 0.9  # guard: where the target's best token is more probable, it is strict; 1: no guard

@@ -12,10 +12,7 @@ from gistgate.core.rule import Rule, State, own_token
 
 @dataclass(frozen=True)
 class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
-    """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j.
-
-    A later token may redeem an earlier one. Texts are distributed as by `exact`; greedy requests are `exact` itself.
-    """
+    """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j."""
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.greedy:

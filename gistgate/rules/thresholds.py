@@ -117,10 +117,7 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
 
 @dataclass(frozen=True)
 class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
-    """SGLang's thresholds (sgl-project/sglang): accept where u <= p(x) / acc or p(x) >= single; greedy without u.
-
-    q is ignored on purpose: with acc = single = 1 the text has the distribution p, with fewer accepted tokens.
-    """
+    """SGLang's thresholds (sgl-project/sglang), without q: accept where u <= p(x) / acc or p(x) >= single."""
 
     acc: PositiveShare = 1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
     single: PositiveShare = 1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless

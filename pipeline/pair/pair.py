@@ -145,8 +145,7 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 
 def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
-    """Both models have to mean the same token by every id of the tokenizer. Padding behind its last id may differ.
-    `sizes` are the rows of the input embeddings of `target` and `draft`."""
+    """Both models have to mean the same token by every id; `sizes` are the rows of their input embeddings by role."""
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
             raise UserError(f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one family.")

@@ -122,9 +122,8 @@ def zipf(keys: list[float], skew: float) -> list[float]:
 
 
 def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
-    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world in a ranking that
-    neither has read. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the
-    target."""
+    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world as neither has
+    read them. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the target."""
     wording = {}
     for site, sentences in SITES.items():
         asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
@@ -214,9 +213,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
             texts.append(f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}")
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([split, in_bytes])
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=8192,  # far more than needed: merging ends when every word is whole

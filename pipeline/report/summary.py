@@ -167,8 +167,7 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
-    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself. A lossless
-    rule with another drafter has a bound of its own, because rounding changes some of its answers."""
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself."""
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
     found = at_budget(results.calibration[name]["budgets"], params.headline_budget)

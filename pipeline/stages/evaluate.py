@@ -82,7 +82,7 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[
     found = task.verdicts_of(results)
     samples, counted = [], []
     for index, prompt in wanted.items():
-        answers = lm.served.answers.get(tuple(prompt["ids"]))
+        answers = lm.served.get(tuple(prompt["ids"]))
         if answers is None:
             raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
         (answer, *_), (score, text) = answers, found[index]

@@ -98,9 +98,6 @@ def test_the_harm_bound_is_valid_and_not_far_from_exact_and_without_a_harmed_pro
     assert 0.0337 < hoeffding_bentkus(0.02, 500, ALPHA) < 0.045
     assert hoeffding_bentkus(1.0, 10, ALPHA) == 1.0
     assert hoeffding_bentkus(0.0, 60, ALPHA) == pytest.approx(1 - ALPHA ** (1 / 60), abs=1e-8)
-    assert bounds.relative_entropy(1.0, 0.5) == pytest.approx(np.log(2))
-    assert bounds.relative_entropy(0.25, 0.5) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
-
     for ternary in (True, False):  # gains do not lower it
         bound = upper_bound(outcomes(10, 30, 500), 0.95, ternary)
         assert bound.harm == pytest.approx(hoeffding_bentkus(10 / 500, 500, ALPHA))

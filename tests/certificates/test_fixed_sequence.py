@@ -8,7 +8,6 @@ from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound,
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, spread_out, would_certify
-from gistgate.core.utils import UserError
 
 
 def chunks(d, size=100, seen=None):
@@ -131,8 +130,3 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     assert 400 < named < fixed_n  # the fixed-n bound, which decides nothing, wants more
     for n, kept in ((named, True), (named - 20, False)):
         assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (kept,)
-
-
-def test_an_unknown_way_to_stop_is_refused():
-    with pytest.raises(UserError, match="no way to stop called 'soon'. Use one of: planned, lost, clear."):
-        fixed_sequence([], [0.01], 0.95, "soon")

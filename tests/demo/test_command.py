@@ -22,7 +22,7 @@ def pair(tmp_path_factory):
 
 def start(pair, *arguments):
     """Begin the command; the browser stays closed."""
-    line = [sys.executable, "-m", "gistgate.cli.main", "demo", pair / "target", "--draft", pair / "draft"]
+    line = [sys.executable, "-m", "gistgate", "demo", pair / "target", "--draft", pair / "draft"]
     line += ["--no-browser", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, line)], **pipes)

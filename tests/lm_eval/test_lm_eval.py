@@ -68,7 +68,7 @@ def test_strict_answers_are_those_of_transformers(tmp_path, pair, tokenizer, bat
 
     theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
     assert answers(evaluate(strict, tasks)) == answers(evaluate(theirs, tasks))
-    assert strict.served.statistics.forwards < strict.served.statistics.tokens
+    assert strict.statistics.forwards < strict.statistics.tokens
 
 
 def test_a_loose_rule_changes_answers_and_is_counted(tmp_path, pair, tokenizer):
@@ -78,19 +78,20 @@ def test_a_loose_rule_changes_answers_and_is_counted(tmp_path, pair, tokenizer):
     assert answers(results) != answers(evaluate(strict, tasks))
     info = results["config"]["gistgate"]
     assert (info["rule"], info["settings"]["rate"]) == ("random", 1.0) and info["statistics"]["loose"] > 0
-    assert strict.served.statistics.loose == 0
-    assert info["mean_accepted_length"] > strict.served.statistics.mean_accepted_length
+    assert strict.statistics.loose == 0
+    assert info["mean_accepted_length"] > strict.statistics.mean_accepted_length
 
 
 def test_every_prompt_keeps_its_own_counters(tmp_path, pair, tokenizer):
     """What a process had answered in an earlier evaluation was gathered then."""
     tasks, lm = write_task(tmp_path, num_test=5), gated(pair, tokenizer)
     for repeats in (1, 2):
-        before = lm.served.statistics.tokens
+        before = lm.statistics.tokens
         evaluate(lm, tasks, limit=3)
-        assert lm.present.statistics.tokens == lm.served.statistics.tokens - before > 0
-        assert len(lm.served.answers) == 3
-        found = lm.served.answers[tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))]
+        present = sum(one.statistics.tokens for answers in lm.present.values() for one in answers)
+        assert present == lm.statistics.tokens - before > 0
+        assert len(lm.served) == 3
+        found = lm.served[tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))]
         assert len(found) == repeats and all(one.statistics.tokens == len(one.ids) <= 12 for one in found)
 
 

@@ -4,9 +4,15 @@ import os
 
 import pytest
 
-from gistgate.lm_eval.code_tasks import Limits, runs
+from gistgate.lm_eval import code_tasks
+from gistgate.lm_eval.code_tasks import runs
 
-SMALL = Limits(seconds=1, memory_mb=512, file_mb=1)
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, most in (("SECONDS", 1), ("MEMORY_MB", 512), ("FILE_MB", 1)):
+        monkeypatch.setattr(code_tasks, name, most)
+
 
 FINE = {
     "a passing test": "def double(x):\n    return 2 * x\nassert double(3) == 6",
@@ -33,22 +39,22 @@ BROKEN = {
 
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
 def test_what_runs_to_its_end_passes(program):
-    assert runs(program, SMALL)
+    assert runs(program)
 
 
 @pytest.mark.parametrize("program", BROKEN.values(), ids=BROKEN)
 def test_what_does_not_run_to_its_end_fails(program):
-    assert not runs(program, SMALL)
+    assert not runs(program)
 
 
 def test_the_environment_stays_here(monkeypatch):
     monkeypatch.setenv("GISTGATE_SECRET", "a key")
     assert os.environ["GISTGATE_SECRET"]
-    assert runs("import os\nassert 'GISTGATE_SECRET' not in os.environ and 'HOME' not in os.environ", SMALL)
+    assert runs("import os\nassert 'GISTGATE_SECRET' not in os.environ and 'HOME' not in os.environ")
 
 
 def test_an_equal_program_has_an_equal_verdict():
     """The order of a set of texts is the same in every process."""
     program = "assert list({'ab', 'cd', 'ef', 'gh', 'ij'})[0] == 'VALUE'"
-    found = [word for word in ("ab", "cd", "ef", "gh", "ij") if runs(program.replace("VALUE", word), SMALL)]
+    found = [word for word in ("ab", "cd", "ef", "gh", "ij") if runs(program.replace("VALUE", word))]
     assert len(found) == 1

@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Task, find_task
+from gistgate.lm_eval.task import Task, load_task
 from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
@@ -26,7 +26,7 @@ def params(**blocks: Any) -> Params:
 
 
 def load(folder: Path, **blocks: Any) -> Task:
-    return Task(find_task("sums", folder=folder / "tasks"), task_spec(params(**blocks)))
+    return load_task(task_spec(params(**blocks)), folder / "tasks")
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def test_documents_may_come_from_a_folder(tmp_path):
     write_task(tmp_path)
     write_rows(elsewhere / "train.jsonl", [{"question": "other?", "answer": "#### 1"}])
     with pytest.raises(UserError, match=r"test\.jsonl is missing"):
-        find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks")
+        load(tmp_path, task_data=str(elsewhere))
     write_rows(elsewhere / "test.jsonl", [{"question": "another?", "answer": "#### 1"}])
-    moved = Task(find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks"), task_spec(params()))
+    moved = load(tmp_path, task_data=str(elsewhere))
     assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
 
 

@@ -11,7 +11,7 @@ from gistgate.lm_eval import __main__ as command
 from gistgate.lm_eval import code_tasks
 from gistgate.lm_eval import task as tasks
 from gistgate.lm_eval.code_tasks import own_code_eval, program_of
-from gistgate.lm_eval.task import Task, TaskSpec, load_task
+from gistgate.lm_eval.task import TaskSpec, load_task
 from tests.tiny import write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -85,8 +85,7 @@ def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", [row])
     folder = Path(next(iter(package.__path__)))
     (tmp_path / "heads.yaml").write_text(HUMANEVAL.format(folder=folder, data=tmp_path))
-    harness = tasks.find_task("heads", folder=tmp_path, allow_code=True)
-    task = Task(harness, TaskSpec("heads", allow_code=True))
+    task = tasks.load_task(TaskSpec("heads", allow_code=True), tmp_path)
     assert [task.score(row, text) for text in ("    return 2 * x", "    return x")] == [1, 0]
     assert task.same_meaning(row, "    return 2 * x", "    return x + x") is True
     assert task.same_meaning(row, "    return x", "    return x + x") is False

@@ -90,7 +90,6 @@ def test_without_a_draft_model_nothing_drafts_until_a_certificate_names_a_drafte
     assert choose(DecodeOptions(), GATE, has_gate=True).drafter == "model"
 
 
-
 def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
     certified = certificate(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
     looser = choose(DecodeOptions(settings={"w": 0.0}), certified, has_gate=True, has_draft=True)

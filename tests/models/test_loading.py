@@ -11,7 +11,6 @@ import torch
 from huggingface_hub import get_session
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from transformers import LlamaForCausalLM
-from transformers.utils import hub as hub_files
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
@@ -20,7 +19,6 @@ from gistgate.models import loading
 from gistgate.models.build import build_decoder
 from gistgate.models.loading import (
     Target,
-    check_draft_tokenizer,
     check_same_tokenizer,
     check_smaller,
     is_finite,
@@ -28,11 +26,7 @@ from gistgate.models.loading import (
     load_remedy,
     load_target,
     own_tokenizer,
-    placed,
-    readable_tokenizer,
     tokenizer_of,
-    warn_generation_config,
-    warn_untemplated,
     weight_files,
 )
 from gistgate.models.options import DecodeOptions
@@ -88,8 +82,6 @@ def test_a_damaged_gguf_file_is_named(tmp_path: Path, folder: Path) -> None:
         load_target(str(file), "float32", "cpu")
 
 
-
-
 def test_only_the_files_that_are_loaded_are_files_with_weights(tmp_path: Path) -> None:
     model, whole = tiny_pair()[0], tmp_path / "model.safetensors"
     model.save_pretrained(tmp_path)
@@ -106,8 +98,6 @@ def test_weights_of_one_byte_are_tested_too() -> None:
     whole, broken = (torch.tensor([1.0, last]).to(torch.float8_e4m3fn) for last in (-2.0, float("nan")))
     assert is_finite(whole) and not is_finite(broken)
     assert is_finite(torch.tensor([1, 2], dtype=torch.int8))
-
-
 
 
 def caused(error: Exception) -> OSError:
@@ -191,8 +181,6 @@ def test_a_few_additional_tokens_of_one_tokenizer_pass_and_others_are_refused() 
         check_same_tokenizer(tokens(*names), tokens(*names[:100]))
 
 
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A pair of one tokenizer in target/ and draft/, and the draft with another one in other/."""
@@ -207,8 +195,6 @@ def loaded(folder: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(folder)
 
 
-
-
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), None], ids=["given", "of the target's folder"])
 @pytest.mark.parametrize("as_name", [True, False], ids=["named", "loaded"])
 def test_a_draft_with_another_tokenizer_is_refused(saved: Path, as_name: bool, tokenizer: Any) -> None:
@@ -218,8 +204,6 @@ def test_a_draft_with_another_tokenizer_is_refused(saved: Path, as_name: bool, t
     for build in (load_draft, lambda draft, *given: build_decoder(*given, DecodeOptions(draft=draft, rule="exact"))):
         with pytest.raises(UserError, match=OTHER):
             build(other, target, tokenizer)
-
-
 
 
 def test_a_model_of_unknown_origin_is_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,16 +218,12 @@ def test_a_model_of_unknown_origin_is_trusted(saved: Path, monkeypatch: pytest.M
     load_draft(loaded(saved / "other"), gone)  # nobody knows the tokenizer of this target
 
 
-
-
 def test_a_loaded_draft_is_refused_with_its_origin_and_what_helps(saved: Path) -> None:
     target, draft = loaded(saved / "target"), loaded(saved / "other")
     with pytest.raises(UserError, match=f"is that of '{saved / 'other'}'.*draft.config.name_or_path = ''"):
         load_draft(draft, target)
     draft.config.name_or_path = ""
     load_draft(draft, target)
-
-
 
 
 def test_a_model_from_the_hub_is_compared_from_the_cache_alone(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,5 +242,3 @@ def test_a_model_from_the_hub_is_compared_from_the_cache_alone(saved: Path, monk
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="'nobody/here' could not be read from tokenizer.json"):
         own_tokenizer("draft", "nobody/here")
-
-

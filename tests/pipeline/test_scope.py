@@ -15,6 +15,7 @@ from pipeline.methods import MethodParams
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import Pair
 from pipeline.params import DecodingParams, Params
+from pipeline.paths import prompts_of
 from tests.tiny import byte_tokenizer, tiny_pair
 
 MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}
@@ -23,17 +24,17 @@ TASK = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, 
 
 def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for file in [*files_behind("choice"), *files_behind("sen")]:
+    for file in [*files_behind("choice"), *files_behind("sen"), prompts_of("calibration")]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("known")
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     params = Params(methods={name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS})
     for name, has_model in MODELS.items():
-        made = scope_of(params, name, pair, TASK, None, prompts=[])
+        made = scope_of(params, name, pair, TASK, None)
         assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
         assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
     files_behind("sen")[0].write_text("something else")
-    assert scope_of(params, "sen", pair, TASK, None, prompts=[])["drafter_data"] != made["drafter_data"]
+    assert scope_of(params, "sen", pair, TASK, None)["drafter_data"] != made["drafter_data"]
 
 
 def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
@@ -42,12 +43,13 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     params = Params(methods={"fly": MethodParams("fly", block=4, knob="theta", grid=(0.1,))})
     params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
-    assert scope_of(params, "fly", pair, TASK, None, prompts=[[1]]) == {
+    write_text(prompts_of("calibration"), "[1]")
+    assert scope_of(params, "fly", pair, TASK, None) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
-        "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
-        "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
+        "prompts": fingerprint(prompts_of("calibration")), "prompting": asdict(Prompting()), "rule": "fly",
+        "drafter": "model", "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistgate.lm_eval.task import Task, TaskSpec, find_task
+from gistgate.lm_eval.task import TaskSpec, load_task
 from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
 from pipeline.labels.rollouts import ANSWERED, REJOINED, FinishedRollout, Rollout, decided, rejoined_at
 from tests.tiny import byte_tokenizer, write_task
@@ -22,7 +22,7 @@ def meaning_of(tmp_path_factory):
 
     def made(metric: str) -> Meaning:
         tasks = write_task(tmp_path_factory.mktemp("task"), **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
-        task = Task(find_task("sums", None, tasks), TaskSpec("sums", metric=f"exact_match,{metric}"))
+        task = load_task(TaskSpec("sums", metric=f"exact_match,{metric}"), tasks)
         docs = [{"question": "41 + 1?", "answer": "#### 42"}, {"question": "7 + 1?", "answer": "#### 8"}]
         return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE), 1: ids(OTHER)})
 

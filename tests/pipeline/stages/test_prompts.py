@@ -12,7 +12,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import PromptMaker, hashes_of
-from gistgate.lm_eval.task import Task, find_task
+from gistgate.lm_eval.task import load_task
 from pipeline.decode import task_spec
 from pipeline.params import parse_params
 from pipeline.stages import prompts as stage
@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Make:
         if not (tmp_path / "tasks").exists():
             write_task(tmp_path)
         given = parse_params({"task": "sums", "prompts": {**SIZES, **(sizes or {})}, **blocks})
-        task = Task(find_task("sums", folder=tmp_path / "tasks"), task_spec(given))
+        task = load_task(task_spec(given), tmp_path / "tasks")
         stage.write_prompts(PromptMaker(task, byte_tokenizer(), context), given, tmp_path / "prompts")
         return {name: read_json_lines(tmp_path / "prompts" / f"{name}.jsonl") for name in SIZES}
 
