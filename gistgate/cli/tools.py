@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
 DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
-PROMISED = get_type_hints(Promise, include_extras=True)
-TASK_DATA, ALLOW_CODE = (PROMISED[name].__metadata__[0] for name in ("task_data", "allow_code"))
 # Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
 CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
@@ -50,7 +48,8 @@ CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "gu
 def doctor(
     target: TargetName, prompts: Prompts = "", *,
     task: Annotated[str | None, typer.Option(help="Task in place of PROMPTS, which also scores the answers.")] = None,
-    task_data: Annotated[str | None, TASK_DATA] = None, allow_code: Annotated[bool, ALLOW_CODE] = False,
+    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
     documents: Annotated[int, typer.Option(help="Documents of the task that are asked.", min=1)] = DOCTOR_PROMPTS,
     asking: Asking, as_json: AsJson = False, options: DecodeOptions,
 ) -> None:  # fmt: skip

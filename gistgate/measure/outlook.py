@@ -81,10 +81,7 @@ class Mismatches(Observer):
 
 
 def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> list[Costs]:
-    """Costs of the pair of a strict decoder, from decoding the first prompts plainly and with every K of `blocks`.
-
-    First those of all turns, then those of either half, which agree up to `STABLE` unless the machine is too busy.
-    """
+    """Costs by all turns and by either half of them, from decoding the first prompts plainly and with every K."""
     ways = {0: decoder.plain(), **{block: decoder.strict(block) for block in blocks}}
     longest, timed = min(request.pop("max_new_tokens"), LONGEST), prompts[:TIMED]
     turns = list[dict[tuple[int, int], list[Statistics]]]()
@@ -236,8 +233,9 @@ def verdict(found: Findings) -> tuple[bool | None, str]:
     ceiling, _, most = ranged([max(one.ceiling for one in some) for some in found.outlooks])
     gains = [max(one.half for one in some) / max(1.0, best.strict) for some, best in zip(found.outlooks, fastest)]
     room, little, much = ranged(gains)
-    kept = f"strict decoding keeps {strict.tau:.1f} of {BLOCK + 1} tokens with K = {BLOCK}"
-    kept += f" (agreement {found.agreement:.2f})"
+    kept = (
+        f"strict decoding keeps {strict.tau:.1f} of {BLOCK + 1} tokens (K {BLOCK}, agreement {found.agreement:.2f})"
+    )
     gate = f"a gate that passes half of the mismatches would be {room} times as fast as decoding without loss"
     drafts = f"with every draft token accepted, speculation would be {ceiling} times as fast as plain decoding"
     fewer = f"loose answers need at best {saved:.2f} times fewer target forwards"
