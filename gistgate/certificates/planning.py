@@ -107,12 +107,9 @@ def plan_sentence(
     )
 
 
-def default_n(
-    budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost", rate: float = EXPECTED,
-    lost: float = 0.0,
-) -> int:  # fmt: skip
+def default_n(budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost") -> int:
     """Twice what the expected discordance needs, or all there are."""
-    need = needed_for(budget, confidence, rate, ternary, stop, lost * rate)
+    need = needed_for(budget, confidence, EXPECTED, ternary, stop)
     return min(available, 2 * need) if need else available
 
 

@@ -28,28 +28,23 @@ class Promise:
     budget: Annotated[float, asked("Largest loss to certify, as a share: 0.01 is one point.")] = 0.02
     confidence: Annotated[float, asked("Probability with which the certificate holds.")] = 0.95
     gate: Annotated[str | None, DECODER["gate"]] = None
-    prompts: Annotated[
-        int | None,
-        asked("Calibration prompts; default: twice what the budget needs if 5 % of the answers differ.", min=1),
-    ] = None
+    prompts: Annotated[int | None, asked("Calibration prompts; default: twice what the plan asks for.", min=1)] = None
     stop: Annotated[str, asked(ENDS)] = "lost"
     task_data: Annotated[str | None, asked("Folder of .jsonl files that replaces the task's data.")] = None
     allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
     chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.")] = None
     system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
-    num_fewshot: Annotated[
-        int | None, asked("Solved examples in front; default: the gate's, else the task's own.", min=0)
-    ] = None
+    num_fewshot: Annotated[int | None, asked("Solved examples; default: the gate's, else the task's own.", min=0)] = (
+        None
+    )
     metric: Annotated[
-        str | None, asked("Metric and filter that judge, such as exact_match,strict-match; default: the gate's.")
+        str | None, asked("Metric and filter, such as exact_match,strict-match; default: the gate's.")
     ] = None
     max_new_tokens: Annotated[
         int | None, asked("Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1)
     ] = None
     out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
-    draw: Annotated[
-        int, asked("Number of the set of calibration prompts; another number takes other prompts.", min=1)
-    ] = 1
+    draw: Annotated[int, asked("Number of the set of calibration prompts; another takes other prompts.", min=1)] = 1
     looks: Annotated[int, asked("Planned looks at the same prompts; they divide the error.", min=1)] = 1
     seed: Seed = 0
 

@@ -20,10 +20,9 @@ class Options(Promise):
         Path | None, asked("In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known.")
     ] = None
     claim: Annotated[
-        str | None,
-        asked("score (default where right answers are known), agreement (with the strict answer) or length (growth)."),
+        str | None, asked("score (usual if right answers are known), agreement (with the strict answer) or length.")
     ] = None
-    changed: Annotated[float, asked("Guessed share of answers that differ, for the plan.", min=0, max=1)] = 0.05
+    changed: Annotated[float, asked("Share of answers that the plan expects to differ.", min=0, max=1)] = 0.05
     stop: Annotated[str, asked(ENDS)] = "clear"
     out: Annotated[Path | None, asked("Folder of the card; default: this one.")] = None
     strict_model: Annotated[str | None, asked("Model of the reference server; default: its only one.")] = None

@@ -64,7 +64,8 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
 
 def compared(certificate: ServedCertificate) -> str:
     """The verdict about one server against another, and means over the answers of both."""
-    lines = [certificate.sentence]
+    hint = "" if certificate.differing else " No answer differs: make sure that these are two servers."
+    lines = [certificate.sentence + hint]
     for side, means in (("strict", certificate.strict_answers), ("loose", certificate.loose_answers)):
         lines.append(f"{side:7} " + ", ".join(f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None))
     return "\n".join(lines)

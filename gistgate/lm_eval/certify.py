@@ -25,7 +25,7 @@ from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import default_n, needed_for
+from gistgate.certificates.planning import needed_for
 from gistgate.core.files import read_json_lines, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
@@ -43,7 +43,7 @@ CLAIMS = {
     "agreement": ("answers at most {:.4g} % of the prompts otherwise than", "changed", "changed", "mended"),
     "length": ("writes at most {:.4g} % more than", "growth", "longer", "shorter"),
 }  # what is said of the loose server by budget; words for what is bounded, and for prompts on both sides of it
-MOST_LENGTHS = 500  # prompts for a claim on lengths, which nothing predicts before the first answers
+LENGTHS = 250  # prompts that a claim on lengths plans for, which nothing predicts before the first answers
 PILOT = 10  # prompts after which the seconds of the plan are said
 TICK, SELDOM = 0.5, 10.0  # seconds between two lines about the progress, on a terminal and elsewhere
 
@@ -109,11 +109,11 @@ class OwnPrompts(Task):
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError("--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them out.")
         self.rows, self.max_new_tokens = read_json_lines(file), spec.max_new_tokens
-        is_chat = spec.prompting.chat_template or any("messages" in row for row in self.rows)
-        self.prompting = replace(spec.prompting, chat_template=is_chat)
-        self.judges = all("answer" in row for row in self.rows)
         example = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
         with refusing(f"{file} holds something else than prompts", f"Write lines such as {example}."):
+            is_chat = spec.prompting.chat_template or any("messages" in row for row in self.rows)
+            self.prompting = replace(spec.prompting, chat_template=is_chat)
+            self.judges = all("answer" in row for row in self.rows)
             texts = [one["content"] for row in self.rows for one in self.messages(row)]
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 raise ValueError("a prompt is empty or no text")
@@ -155,11 +155,14 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         raise UserError(f"There is no claim '{claim}'. {nearest(claim, CLAIMS)}")
     if claim == "score" and not task.judges:
         raise UserError(f"{options.file} has prompts without `answer`, so no score is known. Take --claim agreement.")
-    docs, lost = documents(task, options, gate, claim), float(claim == "agreement")
-    confidence = level(options.confidence, options.looks)
-    if claim != "length":  # how many prompts that takes, their answers will show
+    confidence, lost = level(options.confidence, options.looks), float(claim == "agreement")
+    stop: Any = options.stop
+    keys, names = keys_of(options.strict, options.loose), tuple(options.same_model)
+    need = needed_for(options.budget, confidence, options.changed, True, stop, lost * options.changed)
+    need = LENGTHS if claim == "length" else need
+    docs = documents(task, options, gate, need)
+    if claim != "length":
         planned(options, len(docs), True, lost)
-    keys, names, stop = keys_of(options.strict, options.loose), tuple(options.same_model), options.stop
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
         one = options.strict, options.strict_model, options.strict_body
@@ -179,9 +182,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
         )
         check(look)
-        need = needed_for(options.budget, confidence, options.changed, True, stop, lost * options.changed)
-        compared = Compared(task, docs, (strict, loose), claim, options, len(docs) if claim == "length" else need)
-        verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, claim != "length")  # type: ignore[arg-type]
+        compared = Compared(task, docs, (strict, loose), claim, options, need)
+        verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, claim != "length")
     compared.check_something_to_lose()
     record(look)
     certificate = compared.certificate(verdicts, confidence)
@@ -191,15 +193,13 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     return certificate, path
 
 
-def documents(task: Task, options: Options, gate: Gate | None, claim: str = "score") -> list[Document]:
+def documents(task: Task, options: Options, gate: Gate | None, need: int | None = None) -> list[Document]:
     """Calibration documents in random order, without problems of a finished run, or that a pipeline or a gate knows."""
     train, known = task.documents("train"), known_marks(gate)
     order = random.Random(f"{options.seed} certificates")
     unused = (train[index] for index in distinct_documents(task, train, order, used_problems(task)))
     found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
-    confidence, lost = level(options.confidence, options.looks), float(claim == "agreement")
-    usual = default_n(options.budget, confidence, True, len(found), options.stop, options.changed, lost)
-    n = options.prompts or (MOST_LENGTHS if claim == "length" else usual)
+    n = options.prompts or (2 * need if need else len(found))
     drawn = found[(options.draw - 1) * n : options.draw * n]
     if not drawn:
         raise UserError(f"{len(found)} unused documents are too few for draw {options.draw} of {n}. Lower --prompts.")
@@ -266,9 +266,7 @@ class Compared:
             return np.array([float(texts[0] != texts[1] and not task.same_meaning(doc, texts[1], texts[0]))])
         strict, loose = (one.tokens for one in both)
         if strict is None or loose is None or max(strict, loose) > limit:
-            raise UserError(
-                f"Of answers of at most {limit} tokens the servers say {strict} and {loose}. Claim another."
-            )
+            raise UserError(f"The servers say {strict} and {loose} tokens, of at most {limit}. Claim something else.")
         return np.array([budget + (1 - budget) * (loose - (1 + budget) * strict) / limit])  # mean = budget: just kept
 
     def check_something_to_lose(self) -> None:
@@ -294,15 +292,14 @@ class Compared:
             mean, value = (budget + (one - budget) * unit for one in (bound.mean, bound.value))
             growths = [other.tokens - one.tokens for one, other in zip(*self.answers, strict=True)]  # type: ignore[operator]
             counts = {"losses": sum(one > 0 for one in growths), "gains": sum(one < 0 for one in growths)}
-            verdicts = replace(
-                verdicts, tested=(replace(tested, bounds=(replace(bound, mean=mean, value=value, **counts),)),)
-            )
+            shown = replace(bound, mean=mean, value=value, **counts)
+            verdicts = replace(verdicts, tested=(replace(tested, bounds=(shown,)),))
         refusal = verdicts.refusal(budget)
         return ServedCertificate(
             strict={**self.sides[0].described(), "reported": self.sides[0].reported},
             loose={**self.sides[1].described(), "reported": self.sides[1].reported},
             **verdicts.bound(budget).entries,
-            scope=task_scope(task, [task.question(doc) for doc in self.docs]),
+            scope=task_scope(task, [task.question(doc) for doc in self.docs[: len(self.answers[0])]]),
             budget=budget, confidence=confidence, certified=refusal is None, strict_answers=strict, loose_answers=loose,
             differing=sum(one.text != other.text for one, other in zip(*self.answers, strict=True)),
             refusal=refusal, made=datetime.now(UTC).date().isoformat(), claim=self.claim, task=task.name,
