@@ -233,9 +233,7 @@ def verdict(found: Findings) -> tuple[bool | None, str]:
     ceiling, _, most = ranged([max(one.ceiling for one in some) for some in found.outlooks])
     gains = [max(one.half for one in some) / max(1.0, best.strict) for some, best in zip(found.outlooks, fastest)]
     room, little, much = ranged(gains)
-    kept = (
-        f"strict decoding keeps {strict.tau:.1f} of {BLOCK + 1} tokens (K {BLOCK}, agreement {found.agreement:.2f})"
-    )
+    kept = f"strict decoding keeps {strict.tau:.1f} of {BLOCK + 1} tokens (K {BLOCK}, agreement {found.agreement:.2f})"
     gate = f"a gate that passes half of the mismatches would be {room} times as fast as decoding without loss"
     drafts = f"with every draft token accepted, speculation would be {ceiling} times as fast as plain decoding"
     fewer = f"loose answers need at best {saved:.2f} times fewer target forwards"
