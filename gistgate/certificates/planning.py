@@ -95,13 +95,15 @@ def needed_for(
     return min((n for n in found if n is not None), default=None)
 
 
-def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost") -> str:
-    """What a budget needs, for people, before the first prompt is decoded."""
-    plan = {rate: needed_for(budget, confidence, rate, ternary, stop) for rate in PLANNED}
+def plan_sentence(
+    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost", lost: float = 0.0
+) -> str:
+    """What a budget needs, for people, before the first prompt is decoded, if this share of what differs is lost."""
+    plan = {rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED}
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
-        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
-        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were {'all' if lost else 'nothing'} lost, "
+        f"about so many prompts by the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
     )
 
 

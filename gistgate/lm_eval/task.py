@@ -141,6 +141,9 @@ def known(value: Any) -> Any:
 class Task:
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
+    judges = True  # whether right answers are known
+    examples = 0  # solved ones in front of a question
+
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
@@ -161,7 +164,8 @@ class Task:
                 "its filter expects. Set prompting.num_fewshot to null (or --num-fewshot %d), or choose another task.",
                 *(self.name, own, asked, own),
             )
-        harness.set_config("num_fewshot", own if asked is None else asked)
+        self.examples = own if asked is None else asked
+        harness.set_config("num_fewshot", self.examples)
         self._filter, self._metric = choose_metric(harness, spec.metric)
 
     @property
@@ -222,6 +226,10 @@ class Task:
         """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
         return self._context(doc, self._prompting(tokenizer))
 
+    def prompt(self, doc: Document) -> str | list[dict[str, str]]:
+        """What a server is asked: a text to continue, or the messages of a chat."""
+        return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
+
     def messages(self, doc: Document) -> list[dict[str, str]]:
         """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
         prompting = {**self._prompting(None), "chat_template": lambda history, *_, **__: json.dumps(history)}
@@ -240,7 +248,7 @@ class Task:
             return sampler.sample(n=n, eval_doc=doc if len(pool) > n else None)
 
         with replaced(self.harness, "sampler", SimpleNamespace(sample=others)):
-            number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
+            number, prefix = self.examples, self.harness.doc_to_prefix(doc)
             context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
         return str(context)
 
