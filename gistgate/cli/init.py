@@ -119,15 +119,12 @@ def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
 
 def model_of(model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None) -> dict[str, Any]:
     """A model of the pair's file; a local folder by its absolute path, since stages run in the project."""
-    from gistgate.models.loading import check_gguf, placed
+    from gistgate.models.loading import check_place, placed
 
     name, place = placed(model, gguf)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        name = str(path.resolve())
-        check_gguf(name, place.get("gguf_file"))
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
+    check_place("model", name, place.get("gguf_file"))
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())
     values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}
     return {**{key: value for key, value in values.items() if value is not None}, "dtype": dtype}
 

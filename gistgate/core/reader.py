@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from gistgate.core.attention import attending, fused_on_cpu, pays, unplanned
+from gistgate.core.utils import UserError
 
 # ---- A key-value cache that grows in place, forgets its tail for free, and hands single rows out and in again.
 
@@ -167,7 +168,7 @@ def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, 
 def context_of(config: Any) -> int | None:
     """Tokens that a model reads, of its text configuration; None where it does not say. The second name is MPT's."""
     names = ("max_position_embeddings", "max_seq_len")
-    return next((int(value) for name in names if (value := getattr(config, name, None))), None)
+    return next((int(value) for name in names if (value := getattr(config, name, None)) and value > 0), None)
 
 
 def num_ids(tokenizer: Any) -> int:
@@ -218,7 +219,7 @@ class Reader:
 
         A `layout` says where the new tokens stand and what they see; without one each follows those before it.
         """
-        batch, num = ids.shape
+        (batch, num), before = ids.shape, self.slots
         mask: Tensor | dict[str, Tensor] | None
         known = torch.tensor(self.known, device=ids.device)
         if valid is None and self.mask is None:
@@ -236,6 +237,8 @@ class Reader:
             logits = last_logits(
                 self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
             )
+        if self.slots - before != num:
+            raise UserError(f"{type(self.model).__name__} fills no cache of keys and values. Use a decoder-only model.")
         added = [num] * batch if valid is None else valid.sum(-1).tolist()
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
         return logits
@@ -333,6 +336,42 @@ class Reader:
         """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
         self.cache, self.known = join_rows(caches, list(lengths)), list(lengths)
         self.mask = right_aligned(self.known, self.model.device)
+
+
+class SingleReader(Reader):
+    """Reads one row with a model that remembers otherwise than by keys and values, so that nothing is taken back."""
+
+    _own: dict[str, Any]
+
+    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        """Begin a text anew, of which nothing was remembered."""
+        self._own, self.known = {}, [0]
+
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
+        out = self.model(input_ids=ids, use_cache=True, **self._own)
+        self._own = {name: out[name] for name in MEMORIES if out.get(name) is not None}
+        self.known = [self.known[0] + ids.shape[1]]
+        logits: Tensor = out.logits[:, -keep:].float()
+        return logits
+
+    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
+        return [RowCache([]) for _ in rows]
+
+
+MEMORIES = ("past_key_values", "cache_params", "state")  # names under which models hand out what they remember
+KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # layers of caches that forget at will
+
+
+def keeps_states(model: PreTrainedModel) -> bool:
+    """True when a model remembers more of a text than keys and values: states of convolutions, recurrences, indices."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config()).layers
+    except KeyError:  # a kind of layer that has no cache of its own before the model is loaded
+        return True
+    except (AttributeError, ValueError):  # the configuration does not name its layers
+        layers = []
+    kinds = {type(layer).__name__ for layer in layers}
+    return getattr(model, "_is_stateful", False) or not kinds <= {*KEYS_AND_VALUES}
 
 
 def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[RowCache]:

@@ -3,6 +3,8 @@
 Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
+import os
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +15,16 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    __version__,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file, has_file
 
 from gistgate.core.attention import keep_freed_memory
@@ -26,24 +37,80 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GGUF = ".gguf"
+PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
+OTHER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a draft model: they copy from the text
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
     """The folder or hub id for `from_pretrained`, and the GGUF file in it if there is one or the name is one."""
-    path = Path(name).expanduser()
-    if gguf is None and path.suffix == GGUF and path.is_file():
+    path = Path(name := os.path.expanduser(name))
+    if gguf is None and path.suffix.lower() == GGUF and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
     return name, {} if gguf is None else {"gguf_file": gguf}
 
 
-def check_gguf(name: str, file: str | None) -> None:
-    """Refuse a GGUF file that the folder `name` lacks, or that no installed package reads."""
-    if file is not None and Path(name).exists() and not (Path(name) / file).is_file():
-        known = ", ".join(sorted(path.name for path in Path(name).glob(f"*{GGUF}"))) or "none"
-        raise UserError(f"The folder {name} has no file {file} (GGUF files there: {known}). Correct the name.")
-    if file is not None and find_spec("gguf") is None:
-        raise UserError("GGUF files are read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone.")
+def is_path(name: str) -> bool:
+    """Whether a name can only be of something here; hub ids are `owner/name` or `name`."""
+    return not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or name.lower().endswith(GGUF)
+
+
+def check_place(role: str, name: str, file: str | None = None, revision: str | None = None) -> None:
+    """Refuse what holds no model that continues texts, or not the GGUF file, and say what is there instead."""
+    path, said = Path(name), f"The {role} '{name}'"
+    if is_path(name) and not path.exists():
+        raise UserError(f"{said} does not exist. Correct the path, or name a model on the hub as owner/name.")
+    if path.is_file():
+        raise UserError(f"{said} is a file, but none in the format GGUF. Name the folder of a model.")
+    if file is not None:
+        if path.is_dir() and not (path / file).is_file():
+            raise UserError(f"{said} has no file {file} (GGUF files there: {gguf_files(path) or 'none'}). Correct that.")
+        if find_spec("gguf") is None:
+            raise UserError("GGUF is read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone.")
+        if PART.search(file):
+            raise UserError(f"{file} is a part of a GGUF file. Join all parts with `llama-gguf-split --merge`.")
+        if not file.endswith(GGUF):
+            raise UserError(f"transformers knows GGUF files by their ending. Rename {file} to end in {GGUF}.")
+    elif role != "tokenizer":
+        why = lacking(path) if path.is_dir() else None
+        if why is None and (config := stored_file(name, "config.json", revision)) is not None:
+            why = foreign(read_json(config))
+        if why is not None:
+            raise UserError(f"{said} {why}")
+
+
+def gguf_files(folder: Path) -> str:
+    return ", ".join(sorted(one.name for one in folder.iterdir() if one.suffix.lower() == GGUF))
+
+
+def lacking(folder: Path) -> str | None:
+    """What a folder holds in place of a model, and what helps; None where it should hold one."""
+    weights = [*folder.glob("model*.safetensors")]
+    if not weights and (adapter := folder / "adapter_config.json").is_file():
+        base = read_json(adapter).get("base_model_name_or_path")
+        return f"is an adapter of '{base}'. Merge both (PEFT: merge_and_unload, save_pretrained) and name the result."
+    places = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
+    if not weights and places:
+        found = sorted((str(one.parent) for one in places), key=lambda name: (len(name), name))
+        return f"is a folder of models. Name one of them: {', '.join(found)}."
+    if (folder / "config.json").is_file():
+        return None
+    if known := gguf_files(folder):
+        return f"holds GGUF files. Name one with its path: {known}."
+    return "has no config.json. Name a folder as `save_pretrained` and `hf download` write it."
+
+
+def foreign(config: dict[str, Any]) -> str | None:
+    """Why a model of this configuration cannot be read or does not continue texts, and what helps; None if it does."""
+    kind, heads = config.get("model_type"), config.get("architectures") or []
+    if kind is not None and kind not in CONFIG_MAPPING:
+        if "auto_map" in config:
+            return "runs code of its makers, which GistGate never does. Name a model that transformers has code for."
+        return f"is a '{kind}', which transformers {__version__} does not know. Install a newer one, or name another."
+    reads = kind not in CONFIG_MAPPING_NAMES or kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if reads and not config.get("is_encoder_decoder") and not any(head.endswith(OTHER_HEADS) for head in heads):
+        return None
+    return f"is a {heads[0] if heads else kind}, which does not continue texts. Name a causal language model."
 
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
@@ -65,8 +132,7 @@ def weight_files(name: str, revision: str | None = None, local: bool = True) -> 
 
 def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedModel:
     """A model for decoding on a device; None leaves it where `options`, which go to transformers, put it."""
-    check_gguf(name, options.get("gguf_file"))
-    model = or_refuse(role, name, lambda: whole_model(name, **options), options.get("gguf_file"))
+    model = or_refuse(role, name, lambda: whole_model(name, **options), **options)
     if device is not None:
         model = model.to(device)
         keep_freed_memory(device)
@@ -94,20 +160,26 @@ def is_finite(parameter: torch.Tensor) -> bool:
     return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())
 
 
-def or_refuse(role: str, name: str, load: Callable[[], T], file: str | None = None) -> T:
+def or_refuse(
+    role: str, name: str, load: Callable[[], T], gguf_file: str | None = None, revision: str | None = None, **_: Any
+) -> T:
     """What `load` returns; whatever fails is one sentence that names the cause and the remedy."""
+    check_place(role, name, gguf_file, revision)
     try:
         return load()
+    except UserError:
+        raise
     except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
         if is_out_of_memory(error):
             raise
-        named = name if file is None else str(Path(name) / file)
+        check_place(role, name, gguf_file, revision)  # the hub may have sent the configuration by now
+        named = name if gguf_file is None else str(Path(name) / gguf_file)
         raise UserError(
-            f"The {role} '{named}' could not be loaded ({first_line(error)}). {load_remedy(name, error)}"
+            f"The {role} '{named}' could not be loaded ({first_line(error)}). {load_remedy(name, error, role)}"
         ) from error
 
 
-def load_remedy(name: str, error: BaseException | None) -> str:
+def load_remedy(name: str, error: BaseException | None, role: str = "model") -> str:
     """What helps after `error`; transformers hides the hub's own error behind its own."""
     one, text = error, ""
     while one is not None:
@@ -116,6 +188,8 @@ def load_remedy(name: str, error: BaseException | None) -> str:
         return "Install what the message names, or leave out what asks for it."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
+    if role == "tokenizer" and Path(name).is_dir() and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
+        return "Copy tokenizer.json and tokenizer_config.json there from the model that it was made from."
     if Path(name).is_dir():
         return "Its files are damaged or incomplete; restore the folder or write it again."
     if "gatedrepo" in text or "gated repo" in text:
@@ -203,8 +277,19 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model("model", name, device, dtype=wanted, **place)
     warn_generation_config(model)
-    read = AutoTokenizer.from_pretrained
-    return Target(model, or_refuse("tokenizer", name, lambda: read(name, trust_remote_code=False, **place)))
+    return Target(model, load_tokenizer(name, **place))
+
+
+def load_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer by hub id or folder; `place` goes to `from_pretrained`."""
+
+    def read() -> PreTrainedTokenizerBase:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **{**place, "trust_remote_code": False})
+        if set(found.get_vocab().values()) <= found.added_tokens_decoder.keys():  # made up, for want of files
+            raise ValueError("it has no tokens of its own")
+        return found
+
+    return or_refuse("tokenizer", name, read, **place)
 
 
 SPARE = 64  # tokens that only one of two tokenizers may know, or a hundredth of all: families add special tokens later
@@ -315,9 +400,11 @@ def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase
         ) from error
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
 def tokenizer_files(name: str, revision: str | None = None, gguf_file: str | None = None, **_: Any) -> list[str]:
     """Names of the files with a tokenizer, in a folder or in what is here of a repository on the hub."""
     if gguf_file is not None:
         return [gguf_file]
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-    return [file for file in files if stored_file(name, file, revision)]
+    return [file for file in TOKENIZER_FILES if stored_file(name, file, revision)]

@@ -95,7 +95,7 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--target", "./nowhere", "--draft", "a/b"], "The model folder ./nowhere is missing"),
+        (["--target", "./nowhere", "--draft", "a/b"], "The model './nowhere' does not exist"),
         (["--target", "a/b"], "A project needs --target and either --draft"),
         (["--target", "a/b", "--draft", "a/c", "--task", "nowhere.yaml"], "The task file nowhere.yaml is missing"),
         (["--target", "a/b", "--draft", "a/c", "--dtype", "int8"], "There is no dtype 'int8'"),
