@@ -334,9 +334,7 @@ def main(
         measure(name, cells, block, device, Path(file))
         return
     if device == "cpu" and pairs == PAIRS:
-        raise UserError(
-            "PyTorch finds no GPU here. Start this on a machine with one, or try it with --pairs tiny:tiny."
-        )
+        raise UserError("PyTorch finds no GPU here. Take a machine with one, or try it with --pairs tiny:tiny.")
     ends, known = perf_counter() + seconds, dict[str, list[dict[str, Any]]]()
     jobs = [("pair", pair, cells) for pair in pairs.split(",")]
     jobs.insert(1, ("library", pairs.split(":")[0], cells.split(",")[0]))

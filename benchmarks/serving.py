@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
+from operator import truediv
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic, perf_counter, sleep
@@ -77,15 +78,11 @@ class Round:
     seconds: float  # from the first request to the last token
     waited: list[Waited]
 
-    @property
-    def tokens(self) -> int:
-        return sum(one.tokens for one in self.waited)
-
     def as_dict(self) -> dict[str, float]:
         """Figures of the round: seconds, tokens, and the median and mean over its requests, in seconds."""
         return {
             "seconds": self.seconds,
-            "tokens": self.tokens,
+            "tokens": sum(one.tokens for one in self.waited),
             "first_token": median(one.first for one in self.waited),
             "between_tokens": fmean(one.between for one in self.waited),
         }
@@ -243,9 +240,7 @@ def main(
     level, num = max(levels.items(), key=lambda one: one[1])
     if num > len(workload.ids):
         lower = "--each, --most or --users" if level.users is not None else "--seconds or --rates"
-        raise UserError(
-            f"The run has {len(workload.ids)} test prompts, and a round at {level.name} asks {num}. Lower {lower}."
-        )
+        raise UserError(f"A round at {level.name} asks {num} of {len(workload.ids)} test prompts. Lower {lower}.")
     servers = configurations(workload, python, block, gate, aside, options.split())
     if only:
         servers = {name: servers[name] for name in (PLAIN, *names(only, servers, "is no server of this run"))}
@@ -312,18 +307,18 @@ def measure(
 
 def against(own: list[Round], plain: list[Round]) -> dict[str, Any]:
     """Figures of one server, and its ratio of tokens per second to the plain one."""
-    rounds = [one.as_dict() for one in own]
-    tokens, seconds = ([one[key] for one in rounds] for key in ("tokens", "seconds"))
+
+    def ratio(n: Any, s: Any, m: Any, t: Any, axis: int) -> Any:
+        return n.sum(axis) / s.sum(axis) / (m.sum(axis) / t.sum(axis))
+
+    rounds, others = ([one.as_dict() for one in side] for side in (own, plain))
+    tokens, seconds, *theirs = (
+        [one[key] for one in side] for side in (rounds, others) for key in ("tokens", "seconds")
+    )
     return {
         "tokens_per_second": sum(tokens) / sum(seconds),
-        "best_tokens_per_second": max(one.tokens / one.seconds for one in own),
-        "vs_plain": over_rounds(
-            lambda n, s, m, t, axis: n.sum(axis) / s.sum(axis) / (m.sum(axis) / t.sum(axis)),
-            tokens,
-            seconds,
-            [one.tokens for one in plain],
-            [one.seconds for one in plain],
-        ),
+        "best_tokens_per_second": max(map(truediv, tokens, seconds)),
+        "vs_plain": over_rounds(ratio, tokens, seconds, *theirs),
         **{key: fmean(one[key] for one in rounds) for key in ("first_token", "between_tokens")},
         "n": len(rounds),
         "rounds": rounds,

@@ -167,8 +167,7 @@ def decode_split(
     memory: PromptCache | None = None,
     first: int = 0,
 ) -> list[Generation]:
-    """Answers to prompts of a split, of which `first` is the place of the first: it decides the seeds. `memory`
-    remembers the prompts for the next setting that decodes them."""
+    """Answers to prompts of a split; the place `first` of the first one decides the seeds."""
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
         return decode_all(
             decoder,

@@ -33,11 +33,11 @@ class PromptingParams:
 @block
 class PromptsParams:
     train: Count = 320
-    development: Count = 300
-    calibration: Count = 1000
+    development: Count = 200
+    calibration: Count = 800
     draw: Count = 1
     guard: Natural = 300
-    test: Count = 1000
+    test: Count = 800
 
 
 @block
@@ -254,7 +254,7 @@ class CalibrateParams:
 
 @block
 class BenchmarkParams:
-    prompts: Count = 60
+    prompts: Count = 40
     development: Count = 16
     repeats: Count = 1
     threads: Count = 1
@@ -355,10 +355,7 @@ def with_drafter(params: Params, drafter: str) -> Params:
     lost = {head for head in train.heads if not set(head.split("+")[1:]) <= set(extra)}
     for name, method in params.methods.items():
         if "q" in kind_of_rule(method.rule).needs:
-            raise UserError(
-                f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads} Remove the method, or "
-                "choose a pair with a draft model."
-            )
+            raise UserError(f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads} Remove it.")
     asked = {f"methods.{name}.after": method.head for name, method in params.methods.items()}
     for key, head in {**asked, "train.headline_head": train.headline_head}.items():
         if head in lost:

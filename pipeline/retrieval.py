@@ -132,8 +132,7 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
 
 
 def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
-    """SENSE's drafter, the corpus of training texts (REST), or the choice among corpus, lookup and model. The costs of
-    the choice are those of params.yaml, because texts must not depend on the clock."""
+    """SENSE's drafter, the corpus (REST), or the choice, whose costs are set: texts must not depend on the clock."""
     if name in STORED:
         if not DATASTORE.is_dir():
             raise UserError(f"{DATASTORE} is missing. Run `dvc repro datastore` first.")

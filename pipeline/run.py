@@ -140,8 +140,7 @@ def revision() -> str:
 
 
 class Shards:
-    """Numbered safetensors files that are made one by one and published together. DVC empties outputs before every
-    start, so finished shards wait in .scratch, under a fingerprint of what they depend on."""
+    """Numbered safetensors files, published together. DVC empties outputs, so finished ones wait in .scratch."""
 
     def __init__(self, name: str, *parts: Any) -> None:
         self.folder = SCRATCH / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"

@@ -81,8 +81,7 @@ def root() -> Path:
 
 
 def connect(params: Params) -> Any:
-    """The mlflow module, pointed at MLFLOW_TRACKING_URI, else at a SQLite file in the repository, and the experiment.
-    There is one experiment for each pair and task unless params.yaml names it."""
+    """The mlflow module at MLFLOW_TRACKING_URI, else a SQLite file in the repository, in this pair's experiment."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import mlflow
 

@@ -32,8 +32,7 @@ from pipeline.params import TrainParams
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
-    """Scikit-learn's regression on standardised features, folded into one linear layer on raw ones. Returns it, and for
-    each C the log loss per row on folds of unseen problems; folds whose training labels are all alike are left out."""
+    """Scikit-learn's regression, folded into one linear layer on raw features, and each C's log loss per unseen row."""
     kept, raw = rows.kept.double().numpy(), rows.x.double().numpy()
     if not 0 < kept.mean() < 1:
         raise UserError(f"All {len(kept)} training labels are alike. Raise prompts.train in params.yaml.")
@@ -71,8 +70,7 @@ def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = N
 
 
 class EpochBatches(Sampler[Tensor]):
-    """Batches of row numbers in an order that follows from seed and epoch alone. Where several processes train
-    together, each gets its part of every batch, so that the mean of their gradients is the gradient of the batch."""
+    """Batches of row numbers in an order of seed and epoch alone; of each batch every process takes its part."""
 
     def __init__(self, num: int, size: int, seed: int) -> None:
         self.num, self.size, self.seed, self.epoch = num, size, seed, 0

@@ -112,8 +112,7 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
 
 
 def reliability(kept_N: Array, probability_N: Array) -> list[dict[str, float]]:
-    """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
-    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has."""
+    """Mean prediction against mean label, in bins of equal mass; `calibration_curve` refuses soft labels."""
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
     cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // BINS], side="left") for b in range(1, BINS)]

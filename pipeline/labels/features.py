@@ -53,8 +53,7 @@ class Replay:
         return self._blocks.pop()
 
     def rounds(self, table: Table, texts: Texts, **request: Any) -> Iterator[tuple[Table, Block]]:
-        """What the decoder would do at every record of `table`, one row per record, in batches. Records whose token the
-        drafter does not propose again are left out: near ties may fall differently in another batch."""
+        """Records of `table` in batches with their blocks; those whose token a near tie changes are left out."""
         for part in batches(table, self.batch_size):
             block = self.block(part, texts, **request)
             if block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere

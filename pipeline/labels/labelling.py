@@ -164,7 +164,7 @@ class Tools:
         **request: Any,
     ) -> None:
         """The `decoder` is strict and speculates; an `engine` makes rollouts instead of it. Greedy ones go token by
-        token: they fill large batches, in which drafts cost more than they save. Draws of sampled ones depend on it."""
+        token, since drafts cost more than they save in large batches; what sampled ones draw depends on drafts."""
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)
@@ -211,8 +211,7 @@ class Labeller:
     title: str | None = None  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
-        """The records as rows of the schema LABELS, without those on a text that has lost its meaning before; `chosen
-        [N]` names those to label, where it is not all of them."""
+        """Records as rows of LABELS, but for texts that have lost their meaning before; `chosen [N]` picks some."""
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
         comparable = [one for one in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(one)]
         table = picked(table, torch.isin(table["problem"], torch.tensor(comparable, dtype=torch.int64)))

@@ -265,8 +265,7 @@ class SequentialLabelling:
 def collect_strict(
     params: Params, tools: Tools, prompts: Sequence[dict[str, Any]], problems: Sequence[int]
 ) -> tuple[Table, list[AnswerText]]:
-    """Records of mismatches and the texts that these lie on, of some problems by index: on the target's own texts and,
-    if that is the recipe, on the walk that keeps harmless replacements."""
+    """Mismatches of some problems and their texts: the target's own and, if that is the recipe, those of the walk."""
     walks = params.collect.recipe == "walk"
     sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
     num = round(params.collect.strict_share * len(problems)) if walks else len(sound)

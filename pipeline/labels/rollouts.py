@@ -99,8 +99,7 @@ class RolloutList(Generic[Outcome]):
 
 
 def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None) -> str | None:
-    """Why a rollout's outcome is known: `rejoin` tokens in a row equal its reference's, or its answer is given.
-    `answer` is what there is of it, as token ids; a way of telling that is None ends no rollout."""
+    """Why an outcome is known: `rejoin` tokens in a row equal the reference's, or the answer so far is given."""
     # All of it is looked at: an audit that was still going on may have passed over the place.
     if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
         return REJOINED

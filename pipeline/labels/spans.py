@@ -41,9 +41,8 @@ def read_spans(params: Params) -> None:
     table, texts = schema.read_labels()
     request = request_of(prompts, pair)
     parts = [span_rows(part, block, features, own.span) for part, block in replay.rounds(table, texts, **request)]
-    spans = schema.checked(
-        schema.concatenated(parts), {**schema.ROWS, **dict.fromkeys(features, schema.FEATURE)}, SPANS
-    )
+    columns = {**schema.ROWS, **dict.fromkeys(features, schema.FEATURE)}
+    spans = schema.checked(schema.concatenated(parts), columns, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
     print(f"{schema.num_rows(spans)} tokens in the spans of {schema.num_rows(table)} mismatches")
 

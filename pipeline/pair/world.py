@@ -213,9 +213,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
             texts.append(f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}")
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([split, in_bytes])
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=8192,  # far more than needed: merging ends when every word is whole

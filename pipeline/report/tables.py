@@ -76,8 +76,7 @@ def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
 
 
 def adversarial(found: dict[str, Any] | None) -> str:
-    """Of the answers to adversarial prompts those that differ from strict ones, those that are open where strict ones
-    are shut, their length as a multiple of the strict length, and those that the limit cut."""
+    """Shares of answers that differ and that opened, their length to that of strict ones, and the share of cut ones."""
     if found is None:
         return UNKNOWN
     differing, opened, capped = (f"{percent(found[key] / found['n'])} %" for key in ("differing", "opened", "capped"))

@@ -83,8 +83,7 @@ class Sampler:
         return Boundaries(self.pair.tokenizer, self.params.segments.style, self.request["eos_ids"])
 
     def prefixes(self, number: int, prompt: dict[str, Any], answer: Sequence[int]) -> list[Prefix]:
-        """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both. A
-        prefix that already holds the task's answer is left out: nothing behind it could change the meaning."""
+        """Some prefixes of an answer, the first at a segment's end; none holds the task's answer already."""
         chosen = random.Random(f"{self.params.seed}:{number}")
         ends = [0, *accumulate(map(len, self.boundaries.cut(answer)[:-1]))]
         anywhere = list(range(1, len(answer)))
@@ -101,8 +100,7 @@ class Sampler:
         return found
 
     def segments(self, model: PreTrainedModel, prefixes: Sequence[Prefix], seed: int) -> list[list[list[int]]]:
-        """For each prefix the finished segments among its draws; those that the limit cut are left out. Row r of prefix
-        p draws with the seed `seed + p * samples + r`, whatever the batch."""
+        """The finished segments among each prefix's draws: row r of prefix p has the seed `seed + p * samples + r`."""
         own, size = self.params.segments, self.params.decoding.batch_size
         ends = {"eos_ids": self.request["eos_ids"], "stops": self.request["stops"]}
         writer = SegmentWriter(model, self.pair.tokenizer, self.boundaries, own.limit, **ends)
@@ -229,8 +227,7 @@ class Entailment:
 
 
 class Embedding:
-    """Cosine of pooled states, by any encoder or language model that transformers loads. A sentence-transformers model
-    pools as its folder says, any other by the mean."""
+    """Cosine of states of any encoder or language model, pooled as its folder says, else by the mean."""
 
     def __init__(self, name: str, similarity: float) -> None:
         self.tokenizer, self.model = load(AutoModel, name)

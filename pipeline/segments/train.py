@@ -74,8 +74,7 @@ class Examples:
 
 
 def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int) -> Examples:
-    """What a model's states say about every different segment, labelled by `judge`. Prefixes behind which the model
-    itself finished none are left out: they have no shares."""
+    """What a model's states say about every different segment, labelled by `judge`, where it finished one itself."""
     prefixes, segments, problems, labels = [], [], [], []
     drawn: dict[str, list[int]] = {name: [] for name in ROLES}
     for row in rows:

@@ -23,9 +23,8 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
     points = {name: operating_point(params, name) for name in params.methods}
     strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == pair.drafter)
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
-    strict, strict_common = (
-        make_decoder(pair, MethodParams("exact"), {}, block, engine=engine) for block in (own, common)
-    )
+    exact = MethodParams("exact")
+    strict, strict_common = (make_decoder(pair, exact, {}, block, engine=engine) for block in (own, common))
     loose = {name: point for name, point in points.items() if name not in strictly}
     return [
         speed.contender("plain", plain, request, is_baseline=True),

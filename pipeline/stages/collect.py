@@ -64,9 +64,8 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
 def minable(params: Params) -> list[int]:
     """Indices of the problems to mine."""
-    problems = [
-        i for i, row in enumerate(read_json_lines(REFERENCE)) if row["score"] > 0 or not params.collect.solved_only
-    ]
+    every = not params.collect.solved_only
+    problems = [index for index, row in enumerate(read_json_lines(REFERENCE)) if every or row["score"] > 0]
     if not problems:
         raise UserError("The target solves no training prompt. Take an easier task, or collect.solved_only: false.")
     return problems

@@ -89,8 +89,7 @@ def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dic
 
 
 def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], seen: set[str]) -> list[Prompt]:
-    """The calibration prompts of `prompts.draw`: new problems of the world, else those that `supply` has left; `seen`
-    are the problems of all other prompts."""
+    """Calibration prompts of `prompts.draw`, of the world or else of `supply`; `seen` are all other problems."""
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):
         prompts: list[Prompt] = []
