@@ -95,13 +95,20 @@ def needed_for(
     return min((n for n in found if n is not None), default=None)
 
 
-def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost") -> str:
-    """What a budget needs, for people, before the first prompt is decoded."""
-    plan = {rate: needed_for(budget, confidence, rate, ternary, stop) for rate in PLANNED}
+def plan_sentence(
+    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost", asked: int | None = None
+) -> str:
+    """What a budget needs, for people, before the first prompt is decoded; `asked` prompts may not be there."""
+    plan, fewer = {rate: needed_for(budget, confidence, rate, ternary, stop) for rate in PLANNED}, ""
+    if asked not in (None, n):
+        few, many = (max((r for r, need in plan.items() if need and need <= m), default=0.0) for m in (n, asked))
+        fewer = f", not the {asked} asked for" + f": {few:.0%} of answers may differ where {many:.0%} might" * (
+            few < many
+        )
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
         f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
-        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}{fewer}."
     )
 
 

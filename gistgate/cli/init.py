@@ -139,7 +139,8 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     is_file, tasks = task.endswith((".yaml", ".yml")), module_of("gistgate.lm_eval.task", "pipeline")
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():
-        tasks.entry_of(task, None)
+        if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
+            tasks.check_files(task, file)
         note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
         return task, {f"{place}/README.md": note}
     if not path.is_file():
@@ -147,6 +148,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
         raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")
+    tasks.check_files(path.stem, path)
     found = {f"{place}/{path.stem}.yaml": text}
     for part in tasks.files_of(path):
         inside = Path(os.path.relpath(part, path.parent))

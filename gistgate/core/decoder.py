@@ -341,13 +341,12 @@ class Decoder:
         """Read texts with both models and return what they remember, to `resume` from any token of them."""
         check_ids(self.parts.models, texts)
         with model_lock(self.parts.models):
-            is_single = self.parts.reader is SingleReader
-            targets = [RowCache([]) for _ in texts] if is_single else remembered(self.target, texts)
+            targets = remembered(self.target, texts)
             drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [PrefixState(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
 
     def _slots(self, slots: Slots | None) -> Slots:
-        """The slots of a request: one for a model whose states no padding may reach."""
+        """The slots of a request: one for a model that keeps states, which padding would change."""
         return replace(slots or Slots(), number=1) if self.parts.reader is SingleReader else slots or Slots()
 
     def _parts_for(self, rows: int) -> DecoderParts:

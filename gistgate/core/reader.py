@@ -8,8 +8,9 @@ Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import zip_longest
 from typing import Any
 
@@ -338,40 +339,33 @@ class Reader:
         self.mask = right_aligned(self.known, self.model.device)
 
 
-class SingleReader(Reader):
-    """Reads one row with a model that remembers otherwise than by keys and values, so that nothing is taken back."""
-
-    _own: dict[str, Any]
-
-    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        """Begin a text anew, of which nothing was remembered."""
-        self._own, self.known = {}, [0]
-
-    def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
-        out = self.model(input_ids=ids, use_cache=True, **self._own)
-        self._own = {name: out[name] for name in MEMORIES if out.get(name) is not None}
-        self.known = [self.known[0] + ids.shape[1]]
-        logits: Tensor = out.logits[:, -keep:].float()
-        return logits
-
-    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
-        return [RowCache([]) for _ in rows]
-
-
 MEMORIES = ("past_key_values", "cache_params", "state")  # names under which models hand out what they remember
-KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # layers of caches that forget at will
+KEYS_AND_VALUES = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}  # layers of caches that forget at will
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
     """True when a model remembers more of a text than keys and values: states of convolutions, recurrences, indices."""
-    try:
-        layers = DynamicCache(config=model.config.get_text_config()).layers
-    except KeyError:  # a kind of layer that has no cache of its own before the model is loaded
-        return True
-    except (AttributeError, ValueError):  # the configuration does not name its layers
-        layers = []
-    kinds = {type(layer).__name__ for layer in layers}
-    return getattr(model, "_is_stateful", False) or not kinds <= {*KEYS_AND_VALUES}
+    kinds: set[str] = set()
+    with suppress(AttributeError, KeyError, ValueError):  # the configuration does not name its layers
+        kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config.get_text_config()).layers}
+    return getattr(model, "_is_stateful", False) or not kinds <= KEYS_AND_VALUES
+
+
+class SingleReader(Reader):
+    """Reads one row with a model that keeps states, and takes nothing back."""
+
+    _states: dict[str, Any]
+
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
+        known, end = self.known[0], self.known[0] + ids.shape[1]
+        given = {"position_ids": torch.arange(known, end, device=ids.device)[None], **(self._states if known else {})}
+        if "position_ids" not in signature(self.model.forward).parameters:  # recurrences alone know no positions
+            del given["position_ids"]
+        out = self.model(input_ids=ids, use_cache=True, **given)
+        self._states = {name: out[name] for name in MEMORIES if out.get(name) is not None}
+        self.known = [end]
+        logits: Tensor = out.logits[:, -keep:].float()
+        return logits
 
 
 def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[RowCache]:

@@ -106,7 +106,7 @@ def check_options(options: Options) -> None:
 def planned(options: Options, n: int, ternary: bool) -> float:
     """Say what n prompts can certify, or refuse; returns the confidence of one look."""
     confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, ternary, options.stop))
+    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, options.prompts))
     check_possible(options.budget, confidence, n, ternary, options.stop)
     return confidence
 

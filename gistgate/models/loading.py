@@ -3,7 +3,6 @@
 Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -15,14 +14,8 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    __version__,
-)
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file, has_file
@@ -38,16 +31,17 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GGUF = ".gguf"
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
+ADAPTER = "adapter_config.json"  # of PEFT
 OTHER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a draft model: they copy from the text
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
     """The folder or hub id for `from_pretrained`, and the GGUF file in it if there is one or the name is one."""
-    path = Path(name := os.path.expanduser(name))
+    path = Path(name).expanduser()
     if gguf is None and path.suffix.lower() == GGUF and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
-    return name, {} if gguf is None else {"gguf_file": gguf}
+    return str(path) if name.startswith("~") else name, {} if gguf is None else {"gguf_file": gguf}
 
 
 def is_path(name: str) -> bool:
@@ -56,61 +50,42 @@ def is_path(name: str) -> bool:
 
 
 def check_place(role: str, name: str, file: str | None = None, revision: str | None = None) -> None:
-    """Refuse what holds no model that continues texts, or not the GGUF file, and say what is there instead."""
-    path, said = Path(name), f"The {role} '{name}'"
-    if is_path(name) and not path.exists():
-        raise UserError(f"{said} does not exist. Correct the path, or name a model on the hub as owner/name.")
-    if path.is_file():
-        raise UserError(f"{said} is a file, but none in the format GGUF. Name the folder of a model.")
-    if file is not None:
-        if path.is_dir() and not (path / file).is_file():
-            raise UserError(f"{said} has no file {file} (GGUF files there: {gguf_files(path) or 'none'}). Correct that.")
-        if find_spec("gguf") is None:
-            raise UserError("GGUF is read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone.")
-        if PART.search(file):
-            raise UserError(f"{file} is a part of a GGUF file. Join all parts with `llama-gguf-split --merge`.")
-        if not file.endswith(GGUF):
-            raise UserError(f"transformers knows GGUF files by their ending. Rename {file} to end in {GGUF}.")
-    elif role != "tokenizer":
-        why = lacking(path) if path.is_dir() else None
-        if why is None and (config := stored_file(name, "config.json", revision)) is not None:
-            why = foreign(read_json(config))
-        if why is not None:
-            raise UserError(f"{said} {why}")
-
-
-def gguf_files(folder: Path) -> str:
-    return ", ".join(sorted(one.name for one in folder.iterdir() if one.suffix.lower() == GGUF))
-
-
-def lacking(folder: Path) -> str | None:
-    """What a folder holds in place of a model, and what helps; None where it should hold one."""
-    weights = [*folder.glob("model*.safetensors")]
-    if not weights and (adapter := folder / "adapter_config.json").is_file():
-        base = read_json(adapter).get("base_model_name_or_path")
-        return f"is an adapter of '{base}'. Merge both (PEFT: merge_and_unload, save_pretrained) and name the result."
-    places = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
-    if not weights and places:
-        found = sorted((str(one.parent) for one in places), key=lambda name: (len(name), name))
-        return f"is a folder of models. Name one of them: {', '.join(found)}."
-    if (folder / "config.json").is_file():
-        return None
-    if known := gguf_files(folder):
-        return f"holds GGUF files. Name one with its path: {known}."
-    return "has no config.json. Name a folder as `save_pretrained` and `hf download` write it."
-
-
-def foreign(config: dict[str, Any]) -> str | None:
-    """Why a model of this configuration cannot be read or does not continue texts, and what helps; None if it does."""
+    """Refuse what is no model that continues texts, and say what lies there instead and what helps."""
+    path, is_whole = Path(name), file is None and role != "tokenizer"
+    place = stored_file(name, "config.json", revision) if is_whole else None
+    config = {} if place is None else read_json(place)
     kind, heads = config.get("model_type"), config.get("architectures") or []
-    if kind is not None and kind not in CONFIG_MAPPING:
-        if "auto_map" in config:
-            return "runs code of its makers, which GistGate never does. Name a model that transformers has code for."
-        return f"is a '{kind}', which transformers {__version__} does not know. Install a newer one, or name another."
-    reads = kind not in CONFIG_MAPPING_NAMES or kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if reads and not config.get("is_encoder_decoder") and not any(head.endswith(OTHER_HEADS) for head in heads):
-        return None
-    return f"is a {heads[0] if heads else kind}, which does not continue texts. Name a causal language model."
+    is_empty = is_whole and path.is_dir() and not any(path.glob("model*.safetensors"))
+    found = {one.parent for deep in ("*", "snapshots/*") for one in path.glob(f"{deep}/model*.safetensors")}
+    inner = ", ".join(sorted(map(str, found), key=lambda one: (len(one), one))) if is_empty else ""
+    files = ", ".join(sorted(one.name for one in path.glob("*.[gG][gG][uU][fF]")))
+    adapter = read_json(path / ADAPTER) if is_empty and (path / ADAPTER).is_file() else {}
+    is_new = kind not in (None, *transformers.CONFIG_MAPPING)
+    is_other = kind in CONFIG_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_other |= bool(config.get("is_encoder_decoder")) or any(head.endswith(OTHER_HEADS) for head in heads)
+    version = f"transformers {transformers.__version__}"
+    causes = {
+        "does not exist. Correct the path, or name a model on the hub as owner/name":
+            not name or (is_path(name) and not path.exists()),
+        "is a file. Name the folder of a model, or a file in the format GGUF": path.is_file(),
+        f"has no file {file} (GGUF files there: {files or 'none'}). Correct the name":
+            file and path.is_dir() and not (path / file).is_file(),
+        f"is not whole in {file}. Join the parts with `llama-gguf-split --merge`": file and PART.search(file),
+        f"is in {file}, which {version} would know by its ending. Rename it to end in {GGUF}":
+            file and not file.endswith(GGUF),
+        "is read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone":
+            file and find_spec("gguf") is None,
+        f"is an adapter of '{adapter.get('base_model_name_or_path')}'. Merge both (PEFT: merge_and_unload, "
+        "save_pretrained) and name the result": adapter,
+        f"is a folder of models. Name one: {inner}": inner,
+        f"holds GGUF files. Name one with its path: {files}": is_empty and not config and files,
+        "has no config.json. Name a folder as `save_pretrained` writes it": is_empty and not config,
+        "runs code of its makers, which GistGate never does. Name another model": is_new and "auto_map" in config,
+        f"is a '{kind}', which {version} does not know. Install a newer one, or name another model": is_new,
+        f"is a {heads[0] if heads else kind}, which does not continue texts. Name a causal language model": is_other,
+    }  # fmt: skip
+    if (why := next((said for said, holds in causes.items() if holds), None)) is not None:
+        raise UserError(f"The {role} '{name}' {why}.")
 
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
@@ -175,11 +150,11 @@ def or_refuse(
         check_place(role, name, gguf_file, revision)  # the hub may have sent the configuration by now
         named = name if gguf_file is None else str(Path(name) / gguf_file)
         raise UserError(
-            f"The {role} '{named}' could not be loaded ({first_line(error)}). {load_remedy(name, error, role)}"
+            f"The {role} '{named}' could not be loaded ({first_line(error)}). {load_remedy(name, error)}"
         ) from error
 
 
-def load_remedy(name: str, error: BaseException | None, role: str = "model") -> str:
+def load_remedy(name: str, error: BaseException | None) -> str:
     """What helps after `error`; transformers hides the hub's own error behind its own."""
     one, text = error, ""
     while one is not None:
@@ -188,7 +163,7 @@ def load_remedy(name: str, error: BaseException | None, role: str = "model") -> 
         return "Install what the message names, or leave out what asks for it."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
-    if role == "tokenizer" and Path(name).is_dir() and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
+    if "tokenizer" in text and Path(name).is_dir() and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
         return "Copy tokenizer.json and tokenizer_config.json there from the model that it was made from."
     if Path(name).is_dir():
         return "Its files are damaged or incomplete; restore the folder or write it again."
@@ -286,7 +261,7 @@ def load_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase:
     def read() -> PreTrainedTokenizerBase:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **{**place, "trust_remote_code": False})
         if set(found.get_vocab().values()) <= found.added_tokens_decoder.keys():  # made up, for want of files
-            raise ValueError("it has no tokens of its own")
+            raise ValueError("the tokenizer has no tokens of its own")
         return found
 
     return or_refuse("tokenizer", name, read, **place)
@@ -400,11 +375,11 @@ def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase
         ) from error
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 def tokenizer_files(name: str, revision: str | None = None, gguf_file: str | None = None, **_: Any) -> list[str]:
     """Names of the files with a tokenizer, in a folder or in what is here of a repository on the hub."""
     if gguf_file is not None:
         return [gguf_file]
-    return [file for file in TOKENIZER_FILES if stored_file(name, file, revision)]
+    return [file for file in TOKENIZERS if stored_file(name, file, revision)]

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
