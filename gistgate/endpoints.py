@@ -1,47 +1,27 @@
-"""What `gistgate calibrate --strict-endpoint … --loose-endpoint …` does: certify one server against another.
-
-Only one claim is tested, so no prompt chooses anything. An interrupted run asks again: servers may have been changed.
-"""
+"""Servers that speak the OpenAI protocol: finding the model, asking it greedily, and saying what went wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import random
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
-import numpy as np
 import openai
 
-from gistgate.certificates.calibration import task_scope
-from gistgate.certificates.fixed_sequence import fixed_sequence
-from gistgate.certificates.judged import Look, check, hash_of, level, record
-from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import default_n
-from gistgate.core.files import write_json
-from gistgate.core.gate import Gate
-from gistgate.core.utils import UserError, first_line
-from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
-from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
-from gistgate.lm_eval.task import Document, Task, load_task
+from gistgate.core.utils import UserError, first_line, printable
 
-if TYPE_CHECKING:
-    from gistgate.cli.calibrate import Options
-
-SERVED_FILE = "served-certificate.json"
-CHUNK = 64  # prompts between two looks at the outcomes
 RETRIES = 5  # repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on
+PATIENCE = 180.0  # longest time that one request waits before its repetitions, in seconds
+SAID = 2.0  # pauses from so many seconds on are said
 SECONDS = 600.0  # longest wait for one answer
 KEY = "OPENAI_API_KEY"  # environment variable with the key of both servers, if they are one host, or of OpenAI's
 KEYS = {"strict": "GISTGATE_STRICT_API_KEY", "loose": "GISTGATE_LOOSE_API_KEY"}  # those of one server each
@@ -50,156 +30,6 @@ BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error
 """Reasons for which an answer ends that is not what the model would say; servers have several words for "stop"."""
 
 Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """What the answers of one server look like, beside their score."""
-
-    capped: float  # share of answers that were cut at the longest length
-    tokens: float | None  # mean length in tokens; None where the server does not say it
-    score: float  # mean score
-
-
-@dataclass(frozen=True)
-class ServedCertificate:
-    """One test of one claim: the loose server loses at most `budget` against the strict one."""
-
-    strict: dict[str, Any]  # address, model and request settings of the reference
-    loose: dict[str, Any]  # the same of the server that was tested
-    scope: dict[str, Any]  # task, prompts and prompting
-    budget: float  # largest mean loss, in the unit of the score
-    confidence: float  # probability with which the bound holds, over the draw of the prompts
-    n: int  # prompts that were compared
-    losses: int  # prompts on which the loose server scored lower
-    gains: int  # prompts on which it scored higher
-    differing: int  # prompts with different answers, scored alike or not
-    loss: float  # mean of strict - loose score
-    bound: float  # one-sided upper bound on that mean
-    bound_kind: str  # which bound it is
-    certified: bool  # whether the bound keeps the budget
-    strict_answers: Lengths
-    loose_answers: Lengths
-    refusal: str | None = None  # why nothing is certified and what would help; None after a success
-    made: str = ""  # date in UTC
-
-
-def certify(options: Options) -> tuple[ServedCertificate, Path]:
-    """Plan, ask both servers, test, write. The file is written after a refusal, too, and says so."""
-    if not (options.strict_endpoint and options.loose_endpoint):
-        raise UserError("Two servers are compared: name both --strict-endpoint and --loose-endpoint.")
-    check_options(options)
-    gate = None if options.gate is None else Gate.load(options.gate)
-    task = load_task(spec_of(options, gate))
-    docs = documents(task, options, gate)
-    confidence = planned(options, len(docs), True)
-    keys, names = keys_of(options.strict_endpoint, options.loose_endpoint), tuple(options.same_model)
-    strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body), keys["strict"], names)
-    loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body), keys["loose"], names)
-    if strict == loose:
-        raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
-    look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
-        claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
-        marks=[hash_of(list(task.question(doc).encode())) for doc in docs]
-        + [hashes_of([task.problem(doc)]) for doc in docs],
-        spent=1 - confidence,
-        error=1 - options.confidence,
-        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
-    )
-    check(look)
-    compared = Compared(task, docs, strict, loose, options.concurrent)
-    verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)  # type: ignore[arg-type]
-    strict_answers, loose_answers = map(described, compared.answers, compared.scores)
-    if strict_answers.score <= options.budget:  # any loss would keep the budget, and a certificate would say nothing
-        raise UserError(
-            f"{strict.url} has nothing to lose: its answers score {strict_answers.score:.1%} on average, "
-            f"{sum(not one.text.strip() for one in compared.answers[0])} of {len(compared.answers[0])} are empty and "
-            f"{strict_answers.capped:.0%} were cut at {task.max_new_tokens} tokens. Look at what it writes, and mend "
-            "the prompt (--chat, --num-fewshot), the task or the model."
-        )
-    record(look)
-    bound, refusal = verdicts.bound(options.budget), verdicts.refusal(options.budget)
-    certificate = ServedCertificate(
-        strict=strict.described(), loose=loose.described(),
-        scope=task_scope(task, [task.question(doc) for doc in docs]),
-        budget=options.budget, confidence=bound.confidence, n=bound.n, losses=bound.losses, gains=bound.gains,
-        differing=sum(one.text != other.text for one, other in zip(*compared.answers, strict=True)),
-        loss=bound.mean, bound=bound.value, bound_kind=bound.kind, certified=refusal is None,
-        strict_answers=strict_answers, loose_answers=loose_answers,
-        refusal=refusal, made=datetime.now(UTC).date().isoformat(),
-    )  # fmt: skip
-    path = (options.out or Path()) / SERVED_FILE
-    write_json(path, asdict(certificate))
-    return certificate, path
-
-
-def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]:
-    """Calibration documents in random order, without problems of a finished run, or that a pipeline or a gate knows."""
-    train, known = task.documents("train"), known_marks(gate)
-    order = random.Random(f"{options.seed} certificates")
-    unused = (train[index] for index in distinct_documents(task, train, order, used_problems(task)))
-    found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
-    confidence = level(options.confidence, options.looks)
-    n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
-    drawn = found[(options.draw - 1) * n : options.draw * n]
-    if not drawn:
-        raise UserError(f"{len(found)} unused documents are too few for draw {options.draw} of {n}. Lower --prompts.")
-    return drawn
-
-
-def body(text: str) -> dict[str, object]:
-    """Further entries of a request."""
-    with suppress(ValueError):
-        if isinstance(value := json.loads(text), dict):
-            return value
-    raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
-
-
-@dataclass
-class Compared:
-    """Both servers on the calibration documents; every answer and score is kept, strict beside loose."""
-
-    task: Task
-    docs: Sequence[Document]
-    strict: Endpoint
-    loose: Endpoint
-    concurrent: int
-    answers: tuple[list[Served], list[Served]] = field(default_factory=lambda: ([], []))
-    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-
-    def chunks(self) -> Iterator[Decoded]:
-        """d = strict - loose score of the next documents."""
-        for start in range(0, len(self.docs), CHUNK):
-            docs = self.docs[start : start + CHUNK]
-            for endpoint, answers, scores in zip((self.strict, self.loose), self.answers, self.scores, strict=True):
-                new = self.ask(endpoint, docs)
-                answers += new
-                scores += [self.task.score(doc, self.task.cut(one.text)) for doc, one in zip(docs, new, strict=True)]
-            print(f"{start + len(docs)} of {len(self.docs)} prompts are answered by both", file=sys.stderr, flush=True)
-            first, second = (np.array(scores[start:], dtype=float) for scores in self.scores)
-            yield Decoded(first - second)
-
-    def ask(self, endpoint: Endpoint, docs: Sequence[Document]) -> list[Served]:
-        """Answers in the order of the documents, at most `concurrent` requests on their way at a time."""
-        task, pool = self.task, ThreadPoolExecutor(self.concurrent)
-        prompts = [task.messages(doc) if task.prompting.chat_template else task.context(doc, None) for doc in docs]
-        waiting = [pool.submit(endpoint.answer, prompt, task.stops, task.max_new_tokens) for prompt in prompts]
-        try:
-            for one in as_completed(waiting):
-                one.result()
-        except BaseException:
-            endpoint.client.close()  # after a failure or Ctrl-C nobody waits for a server
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return [one.result() for one in waiting]
-
-
-def described(answers: Sequence[Served], scores: Sequence[float]) -> Lengths:
-    """Means over the answers of one server."""
-    tokens = [one.tokens for one in answers if one.tokens is not None]
-    mean = fmean(tokens) if len(tokens) == len(answers) else None
-    return Lengths(fmean(one.capped for one in answers), mean, fmean(scores))
 
 
 @dataclass(frozen=True)
@@ -221,20 +51,43 @@ class Endpoint:
     key: str = field(default="", repr=False, compare=False)  # what it asks for; never written
     login: str = field(default="", repr=False, compare=False)  # user and password as HTTP wants them; never written
     names: tuple[str, ...] = field(default=(), repr=False, compare=False)  # other names for the model in its answers
+    reported: list[str] = field(default_factory=list, repr=False, compare=False)  # what it says of itself
 
     @cached_property
     def client(self) -> Any:
-        """The connections to the server, which threads may share."""
-        login = {"Authorization": self.login} if self.login else None
-        return openai.OpenAI(
-            base_url=self.url, api_key=self.key or "none", default_headers=login, max_retries=RETRIES, timeout=SECONDS
-        )
+        """The connections to the server, of one event loop."""
+        login, key = {"Authorization": self.login} if self.login else None, self.key or "none"
+        return openai.AsyncOpenAI(base_url=self.url, api_key=key, default_headers=login, max_retries=0, timeout=SECONDS)
 
     def described(self) -> dict[str, Any]:
         """What tells this endpoint from others in a certificate."""
         return {"url": self.url, "model": self.model, "extra": dict(self.extra)}
 
-    def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
+    def report(self, name: str, said: Any) -> None:
+        """Keep what the server says of itself."""
+        if said and (text := f"{name} {' '.join(str(said).split())[:100]}") not in self.reported:
+            self.reported.append(text)
+
+    async def patiently(self, request: Callable[[], Awaitable[Any]]) -> Any:
+        """What a request gives, repeated where the server is busy or the connection breaks; long pauses are said."""
+        waited, repeated = 0.0, 0
+        while True:
+            try:
+                return await request()
+            except (openai.APIConnectionError, openai.APIStatusError) as error:
+                status, response = getattr(error, "status_code", 0), getattr(error, "response", None)
+                wanted = self.client._parse_retry_after_header(getattr(response, "headers", None))
+                pause = wanted or min(0.5 * 2**repeated, 8.0)
+                waited, repeated = waited + pause, repeated + 1
+                is_final = 0 < status < 500 and status not in (408, 409, 429)
+                if is_final or repeated > RETRIES or waited > PATIENCE:
+                    raise
+                if pause >= SAID:
+                    cause = f"status {status}" if status else str(error.__cause__ or error)
+                    note(f"{self.url}: {cause}; repetition {repeated} of {RETRIES} in {pause:.0f} s, Ctrl-C ends it.")
+                await asyncio.sleep(pause)
+
+    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
         """The greedy answer to a text to continue, or to the messages of a chat."""
         shared: dict[str, Any] = {
             "model": self.model,
@@ -245,9 +98,9 @@ class Endpoint:
         }
         with explained(self.url):
             if isinstance(prompt, str):
-                done = self.client.completions.create(prompt=prompt, **shared)
+                done = await self.patiently(lambda: self.client.completions.create(prompt=prompt, **shared))
             else:
-                done = self.client.chat.completions.create(messages=prompt, **shared)
+                done = await self.patiently(lambda: self.client.chat.completions.create(messages=prompt, **shared))
             return self.whole(done)  # a page of a gateway may come with status 200
 
     def whole(self, done: Any) -> Served:
@@ -270,8 +123,10 @@ class Endpoint:
                 f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning off (--strict-body, "
                 "--loose-body), or give the task longer answers."
             )
+        self.report("model", done.model)
+        self.report("fingerprint", getattr(done, "system_fingerprint", None))
         tokens = done.usage.completion_tokens if done.usage else None
-        return Served(text, tokens, choice.finish_reason == "length")
+        return Served(text, tokens if tokens or not text else None, choice.finish_reason == "length")
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
@@ -280,24 +135,38 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
     return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
-def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
+async def connect(url: str, model: str | None, extra: str, key: str, names: tuple[str, ...]) -> Endpoint:
     """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
-    url, login = without_login(url)
-    endpoint = Endpoint(url, model or "", extra, key, login, names)
+    (url, login), cause = without_login(url), "an empty list"
+    endpoint = Endpoint(url, model or "", body(extra), key, login, names)
     with explained(url):
+        listing = endpoint.client.models.list
         try:
-            known = [one.id for one in endpoint.client.models.list()]
+            known = [one.id for one in (await endpoint.patiently(listing)).data]
         except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError):
             raise
-        except Exception:
-            if model is None:
-                raise
-            known = []
+        except Exception as error:
+            known, cause = [], first_line(error)
     if model is None and len(known) == 1:
-        return replace(endpoint, model=known[0])
-    if model is None or (known and model not in known):
-        raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}. Name one.")
+        endpoint = replace(endpoint, model=known[0])
+    elif model is None or (known and model not in known):
+        said = f"serves: {', '.join(known)}" if known else f"lists no model ({cause})"
+        wanted = f" It does not serve '{model}'." if model else ""
+        raise UserError(
+            f"{url} {said}.{wanted} Name one (--strict-model, --loose-model), or mend the address, which mostly ends "
+            "with /v1."
+        )
+    with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
+        page = await endpoint.client.get(f"{url.removesuffix('/v1')}/version", cast_to=object, options={"timeout": 5.0})
+        endpoint.report("version", page["version"])
     return endpoint
+
+
+def note(text: str, stays: bool = True) -> None:
+    """A line to standard error; on a terminal it takes the place of one that does not stay."""
+    live = sys.stderr.isatty()
+    text = printable(text)
+    print(f"\r\033[K{text}" if live else text, end="\n" if stays or not live else "", file=sys.stderr, flush=True)
 
 
 def keys_of(strict: str, loose: str) -> dict[str, str]:
@@ -316,14 +185,23 @@ def without_login(url: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), f"Basic {secret}" if login else ""
 
 
+def body(text: str) -> dict[str, object]:
+    """Further entries of a request."""
+    with suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
+
+
 REMEDIES = {
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed it: SSL_CERT_FILE=<file.pem>.",
     "WRONG_VERSION_NUMBER": "It speaks http without TLS: write http:// in place of https://.",
     "record layer failure": "It speaks http without TLS: write http:// in place of https://.",
     "disconnected without": "It may want TLS: write https:// in place of http://.",
     "Name or service": "The name of its machine is not known here: look for a typing error.",
-    "proxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
+    "roxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
     "timed out": "It answers too slowly: ask for less at a time with --concurrent.",
+    "": "Start or mend the server, and repeat.",
 }  # by what the cause says
 
 
@@ -333,18 +211,22 @@ def explained(url: str) -> Iterator[None]:
     try:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
-        cause = str(error.__cause__ or error)
-        known = (remedy for sign, remedy in REMEDIES.items() if sign in cause)
-        remedy = next(known, "Start or mend the server, and repeat.")
+        host, proxies = urlsplit(url).hostname or "", getproxies()
+        is_between = not proxy_bypass(host) and (proxies.get(urlsplit(url).scheme) or proxies.get("all"))
+        cause = (
+            f"{error.__cause__ or error}{f', asked by the proxy {without_login(is_between)[0]}' if is_between else ''}"
+        )
+        remedy = next(remedy for sign, remedy in REMEDIES.items() if sign in cause)
         raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
     except openai.AuthenticationError as error:
         raise UserError(f"{url} wants another key: {first_line(error)}. Set {' or '.join(KEYS.values())}.") from error
     except openai.APIStatusError as error:
         raise UserError(
             f"{url} refused a request with status {error.status_code}: {' '.join(error.response.text.split())[:200]}. "
-            "Mend it, and repeat."
+            "Mend that, ask for less at a time (--concurrent), or for something else (--strict-body, --loose-body)."
         ) from error
     except UserError:
         raise
-    except Exception as error:  # an address that is none, or a page of a gateway
-        raise UserError(f"{url} does not speak the OpenAI protocol: {first_line(error)}. End it with /v1.") from error
+    except Exception as error:  # an address that is none, a page of a gateway, or a proxy of another kind
+        remedy = REMEDIES["roxy"] if "roxy" in str(error) else "End it with /v1."
+        raise UserError(f"{url} does not speak the OpenAI protocol: {first_line(error)}. {remedy}") from error

@@ -11,6 +11,7 @@ import typer
 import gistgate
 from gistgate.cli import decode, tools
 from gistgate.cli.calibrate import calibrate
+from gistgate.cli.certify import certify
 from gistgate.cli.init import init
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
@@ -18,6 +19,7 @@ WITH_GATE, VOCABULARY = "--draft models/draft --gate models/export", "models/tar
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
     "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
     "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
+    "certify": (certify, "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05"),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
     "tune": (tools.tune, f"models/target prompts.txt {WITH_GATE}"),
     "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}'),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gistgate.core.gate import GateConfig
     from gistgate.core.request import Generation, Statistics
     from gistgate.drafters.adaptive import Costs
-    from gistgate.endpoints import ServedCertificate
+    from gistgate.lm_eval.certify import ServedCertificate
     from gistgate.measure.outlook import Outlook
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
@@ -64,20 +64,12 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
 
 
 def compared(certificate: ServedCertificate) -> str:
-    """Lines about one server against another."""
-    sides = {"strict": certificate.strict_answers, "loose": certificate.loose_answers}
-    lines = [
-        f"{name:7} score {one.score:.1%}, capped {one.capped:.1%}"
-        + ("" if one.tokens is None else f", {one.tokens:.1f} tokens an answer")
-        for name, one in sides.items()
-    ]
-    verdict = "certified" if certificate.certified else "not certified"
-    first = (
-        f"budget {certificate.budget:.2%} at {certificate.confidence:.0%}: {verdict}; loss {certificate.loss:.2%}, "
-        f"at most {certificate.bound:.2%} ({certificate.losses} lost, {certificate.gains} gained, "
-        f"{certificate.differing} answered differently, of {certificate.n})"
-    )
-    return "\n".join([first, *lines])
+    """The verdict about one server against another, and means over the answers of both."""
+    hint = "" if certificate.differing else " No answer differs: make sure that these are two servers."
+    lines = [certificate.sentence + hint]
+    for side, means in (("strict", certificate.strict_answers), ("loose", certificate.loose_answers)):
+        lines.append(f"{side:7} " + ", ".join(f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None))
+    return "\n".join(lines)
 
 
 def described(config: GateConfig, certificate: Certificate | None) -> str:

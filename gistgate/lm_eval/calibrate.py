@@ -45,7 +45,7 @@ from gistgate.models.options import parse_settings
 from gistgate.rules import RULES, meant
 
 if TYPE_CHECKING:
-    from gistgate.cli.calibrate import Options
+    from gistgate.cli.calibrate import Options, Promise
 
 LONGEST = 2048  # context assumed where a model does not say its own, in tokens
 MEMORY_MB = 1000  # room for prompts that are read once and decoded at many settings
@@ -55,6 +55,8 @@ SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that a
 def certify(options: Options) -> tuple[Certificate, Path]:
     """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing could be certified."""
     check_options(options)
+    if not options.gate and (options.out is None or options.target is None):
+        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
     models = load_models(options)
     task = load_task(spec_of(options, models.gate))
     scorer = make_scorer(options, models, task)
@@ -92,21 +94,19 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     return certificate, path
 
 
-def check_options(options: Options) -> None:
-    """Refuse a claim that nobody can certify, and a certificate without a place."""
+def check_options(options: Promise) -> None:
+    """Refuse a claim that nobody can certify."""
     if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
         raise UserError("A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct that.")
     level(options.confidence, options.looks)  # refuses what no number of prompts can reach
     if options.stop not in get_args(Stop):
         raise UserError(f"There is no way to stop called '{options.stop}'. Use one of: {', '.join(get_args(Stop))}.")
-    if not (options.gate or options.strict_endpoint) and (options.out is None or options.target is None):
-        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
 
 
-def planned(options: Options, n: int, ternary: bool) -> float:
+def planned(options: Promise, n: int, ternary: bool, lost: float = 0.0) -> float:
     """Say what n prompts can certify, or refuse; returns the confidence of one look."""
     confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, options.prompts))
+    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, lost, options.prompts))
     check_possible(options.budget, confidence, n, ternary, options.stop)
     return confidence
 
@@ -164,7 +164,7 @@ def load_models(options: Options) -> Models:
     return Models(target.model, draft, target.tokenizer, gate)
 
 
-def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
+def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
     """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
     prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
     if options.chat is not None:
@@ -179,7 +179,9 @@ def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
     known = {name: value for name, value in known.items() if value is not None}
-    return TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known)
+    return TaskSpec(
+        str(options.task), data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known
+    )
 
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:

@@ -157,6 +157,8 @@ def words_of(text: str) -> str:
 class Task:
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
+    judges = True  # whether right answers are known
+
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
@@ -227,6 +229,10 @@ class Task:
     def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase | None) -> str:
         """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
         return self._context(doc, self._prompting(tokenizer))
+
+    def prompt(self, doc: Document) -> str | list[dict[str, str]]:
+        """What a server is asked: a text to continue, or the messages of a chat."""
+        return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
 
     def messages(self, doc: Document) -> list[dict[str, str]]:
         """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""

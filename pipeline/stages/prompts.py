@@ -55,8 +55,8 @@ def check_watched(task: Task, documents: str) -> None:
     for file in (one for group in groups for one in ([group] if isinstance(group, str) else group) if "://" not in one):
         if not any(Path(file).resolve().is_relative_to(place) for place in watched):
             raise UserError(
-                f"The task '{task.name}' reads {file}, which `dvc repro` does not watch. Set `documents` in params.yaml "
-                "to it or its folder."
+                f"The task '{task.name}' reads {file}, which `dvc repro` does not watch. Set `documents` in "
+                "params.yaml to it or its folder."
             )
 
 

@@ -37,6 +37,7 @@ CALLS = {
 """Arguments of a call, and a part of what it prints."""
 OTHERS = {
     "calibrate": ["--task", "sums", "--gate", "{pair}/gate"],
+    "certify": ["--task", "sums", "--gate", "{pair}/gate", "--strict", "http://a/v1", "--loose", "http://b/v1"],
     "eval": ["run"],
     "demo": ["{pair}/target", *GATE, "--no-browser", "--port", "0"],
 }
@@ -47,7 +48,7 @@ MODEL, GATE_FOLDER = "transformers.AutoModelForCausalLM.from_pretrained", "gistg
 INNERMOST = {
     "init": "gistgate.cli.init.task_files",
     "eval": "gistgate.lm_eval.__main__.main",
-    **dict.fromkeys(("inspect", "export", "calibrate"), GATE_FOLDER),
+    **dict.fromkeys(("inspect", "export", "calibrate", "certify"), GATE_FOLDER),
 }
 """What runs when Ctrl-C is pressed; elsewhere it is the loading of the target."""
 

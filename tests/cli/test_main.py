@@ -54,7 +54,7 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["generate", "{pair}/nowhere", "Tom"], "could not be loaded"),
+        (["generate", "{pair}/nowhere", "Tom"], "does not exist"),
         (["generate", "{pair}/target", "Tom", "--rule", "flyy"], "Did you mean"),
         (["generate", "{pair}/target", "Tom", "--rule", "fly", "--set", "thetaa=1"], "Did you mean 'theta'?"),
         (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),

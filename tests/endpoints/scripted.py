@@ -3,11 +3,12 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import sleep
+from types import MappingProxyType
 from typing import Any
 
 
@@ -19,6 +20,8 @@ class Script:
     rambling: frozenset[int] = frozenset()  # numbers n whose answers run to the limit
     drops: dict[int, int] = field(default_factory=dict)  # how often it drops the connection at a number
     statuses: dict[int, int] = field(default_factory=dict)  # status with which it refuses a number, always
+    busy: dict[int, int] = field(default_factory=dict)  # how often it asks for a pause of a second at a number
+    tokens: int = 9  # length of every answer
     reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
     delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
     texts: dict[int, str | None] = field(default_factory=dict)  # other answers
@@ -54,6 +57,10 @@ class Handler(BaseHTTPRequestHandler):
             self.script.drops[n] -= 1
             self.close_connection = True
             return
+        if self.script.busy.get(n, 0) > 0:
+            self.script.busy[n] -= 1
+            self.send({"error": {"message": "slow down"}}, 429, {"Retry-After": "1"})
+            return
         if n in self.script.statuses:
             self.send({"error": {"message": f"no {n} today"}}, self.script.statuses[n])
             return
@@ -70,18 +77,20 @@ class Handler(BaseHTTPRequestHandler):
         if chat and self.script.thoughts:
             content["message"] |= {"reasoning_content": self.script.thoughts}
         choice = {"index": 0, "finish_reason": reason, **content}
-        usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
+        usage = {"prompt_tokens": 1, "completion_tokens": self.script.tokens, "total_tokens": 10}
         self.send(
             {"id": "1", "object": "x", "created": 1, "model": self.script.says, "choices": [choice], "usage": usage}
         )
 
-    def send(self, value: Any, status: int = 200) -> None:
+    def send(self, value: Any, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         """Answer with JSON, or with a text as a page."""
         page = isinstance(value, str)
         content = value.encode() if page else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/html" if page else "application/json")
         self.send_header("Content-Length", str(len(content)))
+        for name, said in headers.items():
+            self.send_header(name, said)
         self.end_headers()
         self.wfile.write(content)
 

@@ -165,7 +165,7 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
 )
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = SimpleNamespace(certificate=certified and SimpleNamespace(drafter=certified, block=3))
-    assert method_of(Options("sums", gate="g"), models_of(None, draft, known)).drafter == drafter
+    assert method_of(Options(task="sums", gate="g"), models_of(None, draft, known)).drafter == drafter
 
 
 @pytest.mark.parametrize(("right", "warns"), [(0, True), (1, True), (8, False)])
@@ -222,9 +222,9 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(sums, led
 def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(said, expected):
     trained = {"num_fewshot": 0, "chat_template": True, "system": "Be short."}
     gate = SimpleNamespace(config=SimpleNamespace(prompting=trained, labels={}))
-    found = spec_of(Options("sums", gate="g", **said), gate).prompting
+    found = spec_of(Options(task="sums", gate="g", **said), gate).prompting
     assert (found.chat_template, found.system) == expected
-    assert not spec_of(Options("sums", gate="g"), None).prompting.chat_template
+    assert not spec_of(Options(task="sums", gate="g"), None).prompting.chat_template
 
 
 def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(sums, tmp_path):
@@ -253,7 +253,7 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
 @pytest.mark.parametrize(
     ("refuses", "said", "message"),
     [
-        (calibrate.check_options, {}, "Without --gate"),
+        (calibrate.certify, {}, "Without --gate"),
         (calibrate.check_options, {"gate": "x", "budget": 0.0}, "cannot be certified"),
         (calibrate.check_options, {"gate": "x", "stop": "earlier"}, "no way to stop called 'earlier'"),
         (calibrate.check_options, {"gate": "x", "looks": 600}, "Lower the confidence or the looks"),
@@ -279,12 +279,6 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(extras, "importlib", SimpleNamespace(import_module=missing))
     done = CliRunner().invoke(app, ["calibrate", "--task", "sums"])
     assert re.search(r"needs 'scipy'.*'\.\[calibrate\]'", str(done.exception))
-
-
-@pytest.mark.parametrize("option", [["--strict-model", "a"], ["--concurrent", "2"]])
-def test_options_of_servers_are_refused_without_servers(option):
-    refused = CliRunner().invoke(app, ["calibrate", "--task", "sums", *option])
-    assert isinstance(refused.exception, UserError) and f"{option[0]} means nothing unless" in str(refused.exception)
 
 
 @pytest.mark.parametrize(("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)])

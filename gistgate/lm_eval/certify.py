@@ -1,0 +1,315 @@
+"""What `gistgate certify` does: certify one server against another, on a task or on one's own prompts.
+
+Only one claim is tested, so no prompt chooses anything. An interrupted run asks again: servers may have been changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import gistgate
+from gistgate.certificates.calibration import task_scope
+from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
+from gistgate.certificates.judged import Look, check, hash_of, level, record
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import needed_for
+from gistgate.core.files import read_json_lines, write_json, write_text
+from gistgate.core.gate import Gate
+from gistgate.core.utils import UserError, nearest, refusing
+from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
+from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
+from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
+from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
+
+if TYPE_CHECKING:
+    from gistgate.cli.certify import Options
+
+SERVED_FILE = "served-certificate.json"
+CLAIMS = {
+    "score": ("scores at most {:.4g} points lower than", "loss", "lost", "gained"),
+    "agreement": ("answers at most {:.4g} % of the prompts otherwise than", "changed", "changed", "mended"),
+    "length": ("writes at most {:.4g} % more than", "growth", "longer", "shorter"),
+}  # what is said of the loose server by budget; words for what is bounded, and for prompts on both sides of it
+LENGTHS = 250  # prompts that a claim on lengths plans for, which nothing predicts before the first answers
+PILOT = 10  # prompts after which the seconds of the plan are said
+TICK, SELDOM = 0.5, 10.0  # seconds between two lines about the progress, on a terminal and elsewhere
+
+
+@dataclass(frozen=True)
+class ServedCertificate:
+    """One test of one claim about the loose server against the strict one."""
+
+    strict: dict[str, Any]  # address, model and request settings of the reference, and what it reports of itself
+    loose: dict[str, Any]  # the same of the server that was tested
+    scope: dict[str, Any]  # task, prompts and prompting
+    budget: float  # largest mean loss in the unit of the score, share of changed answers, or growth of the mean length
+    confidence: float  # probability with which the claim holds, over the draw of the prompts
+    n: int  # prompts that were compared
+    losses: int  # prompts on which the loose server scored lower, answered otherwise or wrote more
+    gains: int  # prompts on which it scored higher or wrote less
+    differing: int  # prompts with different answers, scored alike or not
+    loss: float  # mean of strict - loose score, share of changed answers, or growth of the mean length
+    bound: float  # one-sided upper bound on that
+    bound_kind: str  # which bound it is
+    certified: bool  # whether the bound keeps the budget
+    strict_answers: dict[str, float | None]  # share cut at the longest length, mean tokens and mean score, if known
+    loose_answers: dict[str, float | None]
+    refusal: str | None = None  # why nothing is certified and what would help; None after a success
+    made: str = ""  # date in UTC
+    claim: str = "score"  # one of `CLAIMS`
+    task: str = ""  # its name
+    sampling: dict[str, Any] = field(default_factory=dict)  # what every request says, unless `extra` says otherwise
+    version: str = ""  # of GistGate
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for people."""
+        strict, loose = (f"{one['model']} at {one['url']}" for one in (self.strict, self.loose))
+        said, what, worse, better = CLAIMS[self.claim]
+        return (
+            f"{'Certified' if self.certified else 'Not certified'} at {100 * self.confidence:.4g} %: {loose} "
+            f"{said.format(100 * self.budget)} {strict}; {what} {self.loss:.2%}, at most {self.bound:.2%} "
+            f"({self.losses} {worse}, {self.gains} {better}, {self.differing} in other words, of {self.n} prompts)."
+        )
+
+    @property
+    def card(self) -> str:
+        """The sentence and all entries as a page of Markdown."""
+        told = asdict(self)
+        sides = [{**told.pop(side), **told.pop(f"{side}_answers")} for side in ("strict", "loose")]
+        rows = [f"| {name} | {' | '.join(in_cell(one[name]) for one in sides)} |" for name in sides[0]]
+        facts = [f"- {name}: {in_cell(entry)}" for name, entry in told.items()]
+        return "\n".join([f"# {self.sentence}", "", "| | strict | loose |", "|---|---|---|", *rows, "", *facts, ""])
+
+
+def in_cell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("|", "&#124;")
+
+
+class OwnPrompts(Task):
+    """A JSON-lines file in place of a task: lines with `prompt` or `messages`, and an `answer` where one is known."""
+
+    stops, metric, name = (), "the text contains the answer", "own prompts"  # type: ignore[assignment]
+    max_new_tokens = 0
+
+    def __init__(self, file: Path, spec: TaskSpec) -> None:
+        if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
+            raise UserError("--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them out.")
+        self.rows, self.max_new_tokens = read_json_lines(file), spec.max_new_tokens
+        example = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
+        with refusing(f"{file} holds something else than prompts", f"Write lines such as {example}."):
+            is_chat = spec.prompting.chat_template or any("messages" in row for row in self.rows)
+            self.prompting = replace(spec.prompting, chat_template=is_chat)
+            self.judges = all("answer" in row for row in self.rows)
+            texts = [one["content"] for row in self.rows for one in self.messages(row)]
+            if not texts or not all(isinstance(text, str) and text for text in texts):
+                raise ValueError("a prompt is empty or no text")
+
+    def documents(self, split: str) -> list[Document]:
+        return self.rows
+
+    def question(self, doc: Document) -> str:
+        return str(doc.get("messages") or doc["prompt"])
+
+    problem = question
+
+    def context(self, doc: Document, tokenizer: object) -> str:
+        return str(doc["prompt"])
+
+    def messages(self, doc: Document) -> Messages:
+        system = [{"role": "system", "content": self.prompting.system}] if self.prompting.system else []
+        return [*system, *(doc.get("messages") or [{"role": "user", "content": doc["prompt"]}])]
+
+    def score(self, doc: Document, text: str) -> float:
+        """Whether the answer stands in the text, as whole words or numbers."""
+        answer, text = (" ".join(str(one).casefold().split()) for one in (doc["answer"], text))
+        return float(bool(re.search(rf"(?<!\w)(?<!\d[.,])(?<!-){re.escape(answer)}(?!\w|[.,]\d)", text)))
+
+    def same_meaning(self, doc: Document, text: str, reference: str) -> bool:
+        return text.split() == reference.split()
+
+
+def certify(options: Options) -> tuple[ServedCertificate, Path]:
+    """Plan, ask both servers, test, write. The card is written after a refusal, too, and says so."""
+    check_options(options)
+    if (options.task is None) == (options.file is None):
+        raise UserError("Name what both servers are asked: a task (--task), or a file of your own prompts (--file).")
+    gate = None if options.gate is None else Gate.load(options.gate)
+    spec = spec_of(options, gate)
+    task = OwnPrompts(options.file, spec) if options.file else load_task(spec)
+    claim = options.claim or ("score" if task.judges else "agreement")
+    if claim not in CLAIMS:
+        raise UserError(f"There is no claim '{claim}'. {nearest(claim, CLAIMS)}")
+    if claim == "score" and not task.judges:
+        raise UserError(f"{options.file} has prompts without `answer`, so no score is known. Take --claim agreement.")
+    confidence, lost = level(options.confidence, options.looks), float(claim == "agreement")
+    stop: Any = options.stop
+    keys, names = keys_of(options.strict, options.loose), tuple(options.same_model)
+    need = needed_for(options.budget, confidence, options.changed, True, stop, lost * options.changed)
+    need = LENGTHS if claim == "length" else need
+    docs = documents(task, options, gate, need)
+    if claim != "length":
+        planned(options, len(docs), True, lost)
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
+        one = options.strict, options.strict_model, options.strict_body
+        other = options.loose, options.loose_model, options.loose_body
+        strict, loose = (
+            runner.run(connect(*asked, key, names)) for asked, key in zip((one, other), keys.values(), strict=True)
+        )
+        if strict == loose:
+            raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
+        name = task.name if claim == "score" else f"{task.name}, {claim}"
+        questions = [task.question(doc) for doc in docs]
+        look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
+            claim=f"{name}, served: {loose.described()} against {strict.described()}",
+            marks=[hash_of(list(one.encode())) for one in questions] + [hashes_of([task.problem(doc)]) for doc in docs],
+            spent=1 - confidence,
+            error=1 - options.confidence,
+            remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
+        )
+        check(look)
+        compared = Compared(task, docs, (strict, loose), claim, options, need)
+        verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, claim != "length")
+    compared.check_something_to_lose()
+    record(look)
+    certificate = compared.certificate(verdicts, confidence)
+    path = (options.out or Path()) / SERVED_FILE
+    write_json(path, asdict(certificate))
+    write_text(path.with_suffix(".md"), certificate.card)
+    return certificate, path
+
+
+def documents(task: Task, options: Options, gate: Gate | None, need: int | None = None) -> list[Document]:
+    """Calibration documents in random order, without problems of a finished run, or that a pipeline or a gate knows."""
+    train, known = task.documents("train"), known_marks(gate)
+    order = random.Random(f"{options.seed} certificates")
+    unused = (train[index] for index in distinct_documents(task, train, order, used_problems(task)))
+    found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
+    n = options.prompts or (2 * need if need else len(found))
+    drawn = found[(options.draw - 1) * n : options.draw * n]
+    if not drawn:
+        raise UserError(f"{len(found)} unused documents are too few for draw {options.draw} of {n}. Lower --prompts.")
+    return drawn
+
+
+@dataclass
+class Compared:
+    """Both servers on the calibration documents; every answer and score is kept, strict beside loose."""
+
+    task: Task
+    docs: Sequence[Document]
+    sides: tuple[Endpoint, Endpoint]  # the strict one and the loose one
+    claim: str
+    options: Options
+    need: int | None  # prompts that the guessed share of changed answers asks for
+    answers: tuple[list[Served], list[Served]] = field(default_factory=lambda: ([], []))
+    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # empty where nothing is scored
+    began: float = field(default_factory=monotonic)
+    said: float = field(default_factory=monotonic)  # when the progress was said last
+
+    def chunks(self, runner: asyncio.Runner) -> Iterator[Decoded]:
+        """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
+        free = asyncio.Semaphore(self.options.concurrent)
+        asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
+        try:
+            for doc, both in zip(self.docs, asked, strict=True):
+                runner.run(self.wait(both))
+                yield Decoded(self.taken(doc, both.result()))
+        finally:
+            note(f"{len(self.answers[0])} prompts answered by both in {monotonic() - self.began:.0f} s")
+
+    async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Served]:
+        async with free:
+            asked = self.task.prompt(doc), self.task.stops, self.task.max_new_tokens
+            return await asyncio.gather(*(one.answer(*asked) for one in self.sides))
+
+    async def wait(self, both: asyncio.Task[list[Served]]) -> None:
+        while not both.done():
+            await asyncio.wait([both], timeout=TICK)
+            self.tell()
+
+    def tell(self, plan: bool = False) -> None:
+        """Say how far the run is, its rate and the time left, but no outcome, so that an interruption is no look."""
+        done, total, now = len(self.answers[0]), len(self.docs), monotonic()
+        if plan or now - self.said >= (TICK if sys.stderr.isatty() else SELDOM):
+            self.said, rate = now, done / (now - self.began)
+            planned = f"; {self.need} prompts, as planned, take {self.need / rate:.0f} s" if plan and self.need else ""
+            times = f", {60 * rate:.0f} a minute, {(total - done) / rate:.0f} s left{planned}" if done else ""
+            note(f"{done} of at most {total} prompts answered by both{times}", stays=plan)
+
+    def taken(self, doc: Document, both: Sequence[Served]) -> Any:
+        """Keep and score the answers to a prompt; what the claim is about [1]."""
+        task, budget, limit = self.task, self.options.budget, self.task.max_new_tokens
+        texts = [task.cut(one.text) for one in both]
+        for one, text, answers, scores in zip(both, texts, self.answers, self.scores, strict=True):
+            answers.append(one)
+            scores += [task.score(doc, text)] if task.judges else []
+        if len(self.answers[0]) == PILOT:
+            self.tell(plan=True)
+        if self.claim == "score":
+            return np.array([self.scores[0][-1] - self.scores[1][-1]])
+        if self.claim == "agreement":
+            return np.array([float(texts[0] != texts[1] and not task.same_meaning(doc, texts[1], texts[0]))])
+        strict, loose = (one.tokens for one in both)
+        if strict is None or loose is None or max(strict, loose) > limit:
+            raise UserError(f"The servers say {strict} and {loose} tokens, of at most {limit}. Claim something else.")
+        return np.array([budget + (1 - budget) * (loose - (1 + budget) * strict) / limit])  # mean = budget: just kept
+
+    def check_something_to_lose(self) -> None:
+        """Refuse strict answers of which nothing could be lost, because a certificate would say nothing."""
+        strict, limit, n = described(self.answers[0], self.scores[0]), self.task.max_new_tokens, len(self.answers[0])
+        empty = sum(not one.text.strip() for one in self.answers[0])
+        room = limit / (strict["tokens"] or limit) - 1  # more than that they cannot grow
+        worth = {"score": strict["score"], "agreement": 1 - empty / n, "length": room}
+        if (worth[self.claim] or 0) <= self.options.budget:
+            scored = "" if strict["score"] is None else f"score {strict['score']:.1%} on average, "
+            raise UserError(
+                f"{self.sides[0].url} has nothing to lose: its answers {scored}{empty} of {n} are empty and "
+                f"{strict['capped']:.0%} were cut at {limit} tokens. Look at what it writes, and mend "
+                "the prompt (--chat, --num-fewshot), the task or the model."
+            )
+
+    def certificate(self, verdicts: Verdicts, confidence: float) -> ServedCertificate:
+        """What the test said."""
+        task, budget, tested = self.task, self.options.budget, verdicts.tested[0]
+        strict, loose = (described(*side) for side in zip(self.answers, self.scores, strict=True))
+        if self.claim == "length":  # from what was tested to growth; what was decided stays
+            unit, bound = task.max_new_tokens / (strict["tokens"] or 1) / (1 - budget), tested.bounds[0]
+            mean, value = (budget + (one - budget) * unit for one in (bound.mean, bound.value))
+            growths = [other.tokens - one.tokens for one, other in zip(*self.answers, strict=True)]  # type: ignore[operator]
+            counts = {"losses": sum(one > 0 for one in growths), "gains": sum(one < 0 for one in growths)}
+            shown = replace(bound, mean=mean, value=value, **counts)
+            verdicts = replace(verdicts, tested=(replace(tested, bounds=(shown,)),))
+        refusal = verdicts.refusal(budget)
+        return ServedCertificate(
+            strict={**self.sides[0].described(), "reported": self.sides[0].reported},
+            loose={**self.sides[1].described(), "reported": self.sides[1].reported},
+            **verdicts.bound(budget).entries,
+            scope=task_scope(task, [task.question(doc) for doc in self.docs[: len(self.answers[0])]]),
+            budget=budget, confidence=confidence, certified=refusal is None, strict_answers=strict, loose_answers=loose,
+            differing=sum(one.text != other.text for one, other in zip(*self.answers, strict=True)),
+            refusal=refusal, made=datetime.now(UTC).date().isoformat(), claim=self.claim, task=task.name,
+            sampling={"temperature": 0.0, "max_tokens": task.max_new_tokens, "stop": list(task.stops)},
+            version=gistgate.__version__,
+        )  # fmt: skip
+
+
+def described(answers: Sequence[Served], scores: Sequence[float]) -> dict[str, float | None]:
+    """Means over the answers of one server."""
+    tokens = [one.tokens for one in answers if one.tokens is not None]
+    mean = fmean(tokens) if len(tokens) == len(answers) else None
+    return {"capped": fmean(one.capped for one in answers), "tokens": mean, "score": fmean(scores) if scores else None}
