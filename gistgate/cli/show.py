@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from gistgate.core.certificate import Certificate, OperatingPoint
     from gistgate.core.gate import GateConfig
     from gistgate.core.request import Generation, Statistics
-    from gistgate.drafters.adaptive import Costs
     from gistgate.lm_eval.certify import ServedCertificate
-    from gistgate.measure.outlook import Outlook
+    from gistgate.measure.outlook import Findings
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
 
@@ -127,19 +126,29 @@ def timed(clocks: Mapping[str, tuple[float, Statistics]], loops: int) -> Group:
     return Group(table, note) if loops else Group(table)
 
 
-def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Mapping[str, float]) -> Group:
-    """What a pair costs, and the speeds that each K promises, as multiples of plain decoding."""
-    table = table_of("K", "verify K + 1", "strict tau", "strict speed", "highest speed")
-    for one in outlooks:
-        figures = (costs.verification(one.block), one.tau, one.strict, one.ceiling)
-        table.add_row(f"{one.block:2}", *(f"{x:.2f}" for x in figures))
+def promised(found: Findings) -> Group:
+    """What a pair costs, which multiples of plain decoding each K promises, and what looseness changes."""
+    scored = ("score", "lost", "gained") if found.changes[0].score is not None else ()
+    changes = table_of("prob-ratio", "tau", "tokens", "forwards", "changed", *scored)
+    for one in found.changes:
+        figures = f"{one.tau:.2f} {one.tokens:.0f} {one.forwards:.1f} {one.changed:.0%}"
+        judged = f"{one.score:.2f} {one.lost} {one.gained}" if scored else ""
+        changes.add_row("strict" if one.r == 1 else f"r = {one.r:g}", *figures.split(), *judged.split())
+    if not found.costs:
+        return Group(changes, "")
+    table = table_of("K", "verify K + 1", "strict tau", "strict speed", "half of mismatches", "highest speed")
+    costs = found.costs[0]
+    for each in found.outlooks[0]:
+        speeds = (costs.verification(each.block), each.tau, each.strict, each.half, each.ceiling)
+        table.add_row(f"{each.block:2}", *(f"{x:.2f}" for x in speeds))
+    seconds = costs.step * found.changes[0].tokens / 2 / max(k.strict for k in found.outlooks[0])  # half an answer
     note = (
         f"One target step takes {1000 * costs.step:.1f} ms, one draft step {costs.draft:.2f} of that. Verifying is in "
-        "target steps; the highest speed is that of accepting every draft.\n"
-        f"Labels for a gate: {effort['per_prompt']:.1f} mismatches for each training prompt, about "
-        f"{effort['seconds']:.1f} s each when labelled alone; batches divide that.\n"
+        "target steps; the highest speed is that of accepting every draft. r = 0.9 swaps near ties alone.\n"
+        f"Labels for a gate: {found.labels:.1f} mismatches for each training prompt, about {seconds:.1f} s each when "
+        "labelled alone; batches divide that.\n"
     )
-    return Group(table, "", note)
+    return Group(table, "", changes, "", note)
 
 
 def raced(found: Finding) -> Table:

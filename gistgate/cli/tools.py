@@ -8,12 +8,15 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gistgate.cli import show
+from gistgate.cli.calibrate import Promise
 from gistgate.cli.decode import load
 from gistgate.cli.options import (
     DECODER,
@@ -35,7 +38,6 @@ from gistgate.models.options import DecodeOptions, PromptFile
 if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
-BLOCKS = (2, 4, 6, 8, 10, 12)  # K of the table; costs are measured at the first, the fourth and the last
 DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
 # Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
@@ -44,38 +46,49 @@ CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "gu
 
 @decodes(max_new_tokens=64)
 def doctor(
-    target: TargetName, prompts: Prompts, *, asking: Asking, as_json: AsJson = False, options: DecodeOptions
-) -> None:
-    """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay.
+    target: TargetName, prompts: Prompts = "", *,
+    task: Annotated[str | None, typer.Option(help="Task in place of PROMPTS, which also scores the answers.")] = None,
+    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
+    documents: Annotated[int, typer.Option(help="Documents of the task that are asked.", min=1)] = DOCTOR_PROMPTS,
+    asking: Asking, as_json: AsJson = False, options: DecodeOptions,
+) -> None:  # fmt: skip
+    """Measure what drafts cost and what looseness changes in 20 answers; say which K, and yes or no to a gate.
 
     It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
     """
-    from gistgate.core.request import total
-    from gistgate.measure import outlook as prospects
+    from gistgate.measure import outlook
     from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
     if options.drafter == HYBRID:
         raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
-    loaded = load(target, asking, options, read_prompts(prompts)[:DOCTOR_PROMPTS])
-    ids, request = loaded.ids, loaded.request
-    costs = prospects.measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
-    mismatches = prospects.Mismatches()
-    strict = loaded.decoder.strict(BLOCKS[-1]).having(observer=mismatches)
-    answers = [strict.generate([one], **request)[0] for one in ids]
-    counted = total([answer.statistics for answer in answers])
-    lengths = prospects.lengths_of(answers, asking.max_new_tokens)
-    outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
-    # Labels that one training prompt gives, and seconds of one: half an answer, decoded alone.
-    effort = {"per_prompt": mismatches.number / len(ids), "seconds": counted.seconds["total"] / len(ids) / 2}
-    limit, advice = prospects.limit_advice(lengths), prospects.advice(outlooks)
+    if bool(prompts) == (task is not None):
+        raise UserError("Doctor asks the prompts of a file or those of a task (--task). Name one of both.")
+    if task is not None:
+        judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
+        said = Promise(task=task, task_data=task_data, allow_code=allow_code, chat=asking.chat, system=asking.system)
+        judge = judging.load_task(judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None))
+    free = replace(options, budget=None, confidence=None)  # doctor plans for them, and decodes strictly by itself
+    loaded = load(target, asking, free, read_prompts(prompts)[:DOCTOR_PROMPTS] if prompts else ())
+    ids, request, scores = loaded.ids, loaded.request, None
+    if task is not None:
+        models, tokenizer = loaded.decoder.parts.models, loaded.target.tokenizer
+        context = min(judging.context_of(model.config.get_text_config()) or judging.LONGEST for model in models)
+        maker, scorer = judging.PromptMaker(judge, tokenizer, context), judging.TaskScore(judge, tokenizer)
+        docs, order, used = judge.documents("train"), Random("0 certificates"), judging.used_problems(judge)
+        chosen = list(islice(judging.fresh_prompts(maker, docs, order, used), documents))
+        ids, scores = [one["ids"] for one in chosen], lambda at, ids: scorer.score(chosen[at], ids)
+        request |= {"stops": [*judge.stops, *asking.stop], "max_new_tokens": judge.max_new_tokens}
+    found = outlook.examine(loaded.decoder, ids, scores, **request)
+    plan = outlook.plan(found, options.budget or said.budget, options.confidence or said.confidence) if scores else ""
+    limit, (pays, advice) = outlook.limit_advice(**found.lengths), outlook.verdict(found)
     if as_json:
-        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": effort}
-        told = {"lengths": {**asdict(lengths), "advice": limit}, "advice": advice, "prompts": len(ids)}
-        typer.echo(json.dumps({**found, **told}))
+        told = {"lengths": {**found.lengths, "advice": limit}, "advice": advice, "pays": pays, "plan": plan}
+        typer.echo(json.dumps({**asdict(found), **told, "prompts": len(ids)}))
         return
-    show.say(show.promised(costs, outlooks, effort))
-    typer.echo(f"{limit}\n\n{advice}")
+    show.say(show.promised(found))
+    typer.echo("\n".join(filter(None, [plan, limit, advice])))
 
 
 @decodes(max_new_tokens=128, stop=None)

@@ -46,7 +46,7 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     recording = decoder.having(observer=recorder)
     for ids in prompts:
         recording.generate([ids], **request)
-    costs = measure(decoder, prompts, sorted({1, (decoder.block + 1) // 2, decoder.block}), **request)
+    costs, *_ = measure(decoder, prompts, sorted({1, (decoder.block + 1) // 2, decoder.block}), **request)
     return fit(recorder.rounds, costs, rule=decoder.rule.id, block=decoder.block)
 
 

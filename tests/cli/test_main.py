@@ -12,6 +12,7 @@ from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
 from tests.certificates.proofs import certificate, point
+from tests.tiny import write_task
 
 
 def test_strict_decoding_says_what_plain_decoding_says(run, pair):
@@ -107,8 +108,8 @@ def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, 
     prompts.write_text("Tom has\n\nAnna has five\n")
     arguments = ("doctor", pair / "target", prompts, "--draft", pair / "draft", "--max-new-tokens", 24)
     status, out, _ = run(*arguments)
-    assert status == 0 and "strict tau" in out and "Labels for a gate" in out
-    assert ("can pay" in out) + ("cannot pay" in out) + ("not worth its labels" in out) == 1
+    assert status == 0 and "strict tau" in out and "Labels for a gate" in out and "score" not in out.split("r = 0.9")[0]
+    assert out.splitlines()[-1].startswith(("Yes, ", "No, ", "Too noisy to say: "))
     assert "2 of 2 answers reached the limit of 24 tokens" in out and "--max-new-tokens 96" in out
     status, told, _ = run(*arguments, "--json")
     found = json.loads(told)
@@ -116,10 +117,33 @@ def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, 
     assert (lengths["answers"], lengths["cut"], lengths["longest"], lengths["limit"]) == (2, 2, 0, 24)
     assert lengths["advice"] in out
     assert status == 0 and found["prompts"] == 2
-    assert all(0 < one["strict"] <= one["ceiling"] for one in found["outlooks"])
+    assert all(0 < one["strict"] <= one["ceiling"] for some in found["outlooks"] for one in some)
     written = run("generate", pair / "target", "Tom has", *arguments[3:])[1]
     prompts.write_text("Tom has\n")  # a text of the task ends answers before the limit
     assert json.loads(run(*arguments, "--stop", written[18:20], "--json")[1])["lengths"]["cut"] == 0
+
+
+def test_doctor_asks_and_judges_the_documents_of_a_task(run, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_task(tmp_path, num_train=9, limit=30).rename(tmp_path / "data/tasks")
+    arguments = ("doctor", pair / "target", "--draft", pair / "draft", "--task", "sums")
+    status, told, _ = run(*arguments, "--documents", 3, "--json")
+    found = json.loads(told)
+    assert status == 0 and found["prompts"] == 3 and found["lengths"]["limit"] == 30
+    assert found["pays"] is False and "the target scores 0.00 only" in found["advice"]
+    _, out, _ = run(*arguments, "--documents", 3, "--budget", 0.05)
+    assert "A budget of 5.00% at 95% confidence needs about 59 calibration prompts" in out and "gained" in out
+    status, _, err = run(*arguments, "prompts.txt")
+    assert status == 1 and "Name one of both" in err
+    assert "needs a chat" in run("doctor", tmp_path / "nowhere", "--task", "sums", "--system", "Sum up.")[2]
+
+
+def test_doctor_calls_answers_too_short(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n")
+    arguments = ("doctor", pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft")
+    status, out, _ = run(*arguments, "--max-new-tokens", 3)
+    assert status == 0 and out.splitlines()[-1].startswith("No: answers are too short to draft, 3.0 tokens")
 
 
 def test_ends_of_drafts_and_their_vocabulary_are_measured_and_change_no_strict_text(run, pair, tmp_path):
