@@ -25,11 +25,11 @@ help:  ## list the targets
 
 install: $(STAMP)  ## create the environment, or bring it up to date
 
-# DVC runs one stage after the other; the methods of the two longest ones share the cores here, two at a time.
+# DVC runs one stage after the other; stages that do not need each other share the cores here, two at a time.
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
-	dvc repro reference head datastore segments
-	for stage in calibrate evaluate; do \
-		dvc stage list --name-only | grep "^$$stage@" | OMP_NUM_THREADS=1 xargs -n 1 -P 2 dvc repro -s || exit 1; done
+	dvc repro features@gated features@strict
+	for stages in head@ 'datastore|segments' calibrate@ 'evaluate@|plain'; do \
+		dvc stage list --name-only | grep -E "^($$stages)" | OMP_NUM_THREADS=1 xargs -n 1 -P 2 dvc repro -s || exit 1; done
 	dvc repro
 
 test: $(STAMP)  ## run the fast tests, two at a time

@@ -8,6 +8,7 @@ import mlflow
 import pandas
 
 from gistgate.core.decoder import Decoder
+from gistgate.core.request import text_behind
 from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target, load_target
 from gistgate.models.options import DecodeOptions
@@ -41,7 +42,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
             stops=config["stops"],
             eos_ids=target.eos_ids,
         )
-        return [target.tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in answers]
+        both = zip(prompts, answers, strict=True)
+        return [text_behind(target.tokenizer, ids, answer.ids, skip_special_tokens=True) for ids, answer in both]
 
 
 mlflow.models.set_model(GateModel())

@@ -34,10 +34,10 @@ class PromptingParams:
 class PromptsParams:
     train: Count = 320
     development: Count = 200
-    calibration: Count = 800
+    calibration: Count = 700
     draw: Count = 1
     guard: Natural = 300
-    test: Count = 800
+    test: Count = 600
 
 
 @block
@@ -247,7 +247,7 @@ class CalibrateParams:
     confidence: Annotated[Number, between(0.5, 0.9999)] = 0.95
     looks: Count = 1
     stop: Literal["planned", "lost"] = "planned"
-    settings: Count = 3
+    settings: Count = 2
     evaluations: Count = 5
     reserve: Annotated[Number, between(0, 3)] = 1.0
 
@@ -255,7 +255,7 @@ class CalibrateParams:
 @block
 class BenchmarkParams:
     prompts: Count = 40
-    development: Count = 16
+    development: Count = 8
     repeats: Count = 1
     threads: Count = 1
     engine: Literal["eager", "compiled"] = "eager"
@@ -263,7 +263,7 @@ class BenchmarkParams:
 
 @block
 class AdversarialParams:
-    prompts: Count = 25
+    prompts: Count = 16
     file: str | None = None
 
 

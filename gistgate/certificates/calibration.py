@@ -163,6 +163,7 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
         "prompting": {"num_fewshot": asked.num_fewshot, "chat_template": asked.chat_template, "system": asked.system},
+        **({"examples": task.examples} if asked.num_fewshot is None else {}),
     }
 
 

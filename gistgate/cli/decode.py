@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt, read_prompts
+from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
@@ -34,13 +35,15 @@ def generate(
 ) -> None:  # fmt: skip
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.core.block import Sampling
+    from gistgate.core.request import text_behind
     from gistgate.measure.shadow import shadow, summary
     from gistgate.measure.speed import settle_batches
 
     if in_shadow and options.speculate_up_to is not None:
         raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
     loaded = load(target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature, measures=True)
-    decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
+    decoder = loaded.decoder
+    text = partial(text_behind, loaded.target.tokenizer, loaded.ids[0], skip_special_tokens=True)
     if in_shadow:
         decoder = shadow(decoder)
     request = {"sampling": Sampling(temperature), **loaded.request}
@@ -49,11 +52,10 @@ def generate(
     request["seeds"] = [seed]
     if as_json:
         answer = decoder.generate(loaded.ids, **request)[0]
-        text = tokenizer.decode(answer.ids, skip_special_tokens=True)
         counters = {"finish": answer.finish, "statistics": answer.statistics.as_dict()}
-        typer.echo(json.dumps({"text": text, "ids": answer.ids, **counters}))
+        typer.echo(json.dumps({"text": text(answer.ids), "ids": answer.ids, **counters}))
     else:
-        writer = Writer(tokenizer)
+        writer = Writer(text)
         if decoder.engine.name == "eager":  # compiled programs show nothing before they are done
             decoder = decoder.watched_by(writer)
         answer = decoder.generate(loaded.ids, **request)[0]
@@ -149,7 +151,7 @@ def load(
         uncovered = warn_uncovered(lambda: asked.check(beside, target))
     if options.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(temperature))
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": list(asking.stop), "eos_ids": target.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stops, "eos_ids": target.eos_ids}
     return Loaded(target, decoder, options, asked.encode(target), request, uncovered)
 
 
@@ -159,16 +161,12 @@ class Writer:
     layers: Collection[str] = frozenset()
     wants_q: bool = False
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.shown = tokenizer, ""
+    def __init__(self, text: Callable[[Sequence[int]], str]) -> None:
+        self.text, self.shown = text, ""  # the text of an answer, and what of it stands there
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         """Only the next round knows where the last one was cut, so its tokens appear then."""
         self.show(self.text(rows[0].answer).rstrip("\ufffd"))
-
-    def text(self, ids: Sequence[int]) -> str:
-        """An answer without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def show(self, text: str) -> None:
         """Print what `text` adds to what stands there, to a terminal without control characters."""

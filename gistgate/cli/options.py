@@ -2,21 +2,21 @@
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from gistgate.core.utils import UserError
-from gistgate.models.options import DecodeOptions, EncodedPrompt, parse_settings
+from gistgate.models.options import DecodeOptions, parse_settings
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")]
-TEXTS = "Text file, one prompt per line, or .jsonl with `context` (and `ids`); - reads it from standard input."
+TEXTS = "File of prompts: a text per line, JSON lines or a JSON array; - reads it from standard input."
 Prompts = Annotated[str, typer.Argument(help=TEXTS)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
@@ -32,9 +32,15 @@ class Asking:
     dtype: Dtype = "auto"
     gguf: Gguf = None
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)] = 256
-    stop: Annotated[list[str], typer.Option("--stop", help="Text that ends the answer; repeatable.")] = ()  # type: ignore[assignment]
+    stop: Annotated[list[str], typer.Option("--stop", help=r"Text that ends answers (\n: line end); repeatable.")] = ()  # type: ignore[assignment]
     chat: Chat = False
     system: Annotated[str | None, typer.Option(help="System text of the chat template.")] = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end the answer; a shell hands over what means a line end or a tab as two characters."""
+        meant = {"n": "\n", "t": "\t", "\\": "\\"}
+        return [re.sub(r"\\([nt\\])", lambda found: meant[found[1]], text) for text in self.stop if text]
 
 
 PANEL = "Decoder"  # heading of the decoder's options in a command's help
@@ -102,26 +108,8 @@ def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> No
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash."""
-    return prompt if prompt != "-" else sys.stdin.read()
-
-
-def read_prompts(place: str) -> list[EncodedPrompt]:
-    """The prompts of a text file, one per line, of standard input, or of a .jsonl file such as the pipeline writes."""
-    from gistgate.core.files import read_json_lines, read_text
-
-    if place.endswith(".jsonl"):
-        rows = read_json_lines(Path(place))
-        if not all(isinstance(row, dict) and isinstance(row.get("context"), str) for row in rows):
-            raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
-        found = [EncodedPrompt(row["context"], tuple(row["ids"]) if row.get("ids") else None) for row in rows]
-    else:
-        text = read_prompt(place) if place == "-" else read_text(place)
-        lines = text.removeprefix("\ufeff").split("\n")  # a mark that some editors write in front
-        found = [EncodedPrompt(line.removesuffix("\r")) for line in lines if line.strip()]
-    if not (kept := [one for one in found if one.text]):
-        raise UserError(f"{place} holds no prompt. Write one prompt per line.")
-    return kept
+    """The prompt, from standard input if it is a dash, without the line end that a shell's commands write last."""
+    return prompt if prompt != "-" else sys.stdin.read().removesuffix("\n")
 
 
 def module_of(name: str, extra: str) -> Any:

@@ -28,12 +28,11 @@ from gistgate.cli.options import (
     TargetName,
     decodes,
     module_of,
-    read_prompts,
     refuse_options,
 )
 from gistgate.core.files import write_atomic, write_json
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import DecodeOptions, PromptFile
+from gistgate.models.options import DecodeOptions, PromptFile, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
@@ -79,7 +78,7 @@ def doctor(
         docs, order, used = judge.documents("train"), Random("0 certificates"), judging.used_problems(judge)
         chosen = list(islice(judging.fresh_prompts(maker, docs, order, used), documents))
         ids, scores = [one["ids"] for one in chosen], lambda at, ids: scorer.score(chosen[at], ids)
-        request |= {"stops": [*judge.stops, *asking.stop], "max_new_tokens": judge.max_new_tokens}
+        request |= {"stops": [*judge.stops, *asking.stops], "max_new_tokens": judge.max_new_tokens}
     found = outlook.examine(loaded.decoder, ids, scores, **request)
     plan = outlook.plan(found, options.budget or said.budget, options.confidence or said.confidence) if scores else ""
     limit, (pays, advice) = outlook.limit_advice(**found.lengths), outlook.verdict(found)
@@ -227,7 +226,7 @@ def tune(
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)
     every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stop, "eos_ids": loaded.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stops, "eos_ids": loaded.eos_ids}
     found = race(every, ids, **request)
     for sentence in candidates.refused:
         typer.echo(f"Left out: {sentence}", err=True)

@@ -213,11 +213,17 @@ def files_behind(settings: dict[str, Any]) -> str:
 
 
 def check_request(
-    certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None
-) -> None:
-    """Refuse requests unlike the certified ones; a system text counts inside a chat template only."""
-    prompting = {**certificate.scope.get("prompting", {}), "chat_template": chat, "system": system if chat else None}
-    refuse(certificate.mismatch(temperature=temperature, prompting=prompting))
+    certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None,
+    num_fewshot: Any = None, arguments: Any = None,
+) -> None:  # fmt: skip
+    """Refuse requests unlike the certified ones, which are without `arguments` of the template; None is unknown."""
+    scope = certificate.scope
+    certified = {**scope.get("prompting", {}), **({"num_fewshot": scope["examples"]} if "examples" in scope else {})}
+    asked = {**certified, "chat_template": chat, "system": system}
+    asked |= {"num_fewshot": num_fewshot} if None not in (num_fewshot, certified.get("num_fewshot")) else {}
+    asked |= {f"argument {name}": value for name, value in (arguments or {}).items() if chat}
+    known = {"temperature": scope.get("temperature"), "prompting": certified}
+    refuse(scope_mismatch(known, {"temperature": temperature, "prompting": asked}))
 
 
 def certificate_in_use(decoder: Any) -> Certificate | None:

@@ -75,16 +75,16 @@ def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file; UserError where it is missing or no text."""
+    """Read a UTF-8 file, without the mark that some editors put first; UserError where it is missing or no text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         wrong, right = (path, "file") if Path(path).is_dir() else (Path(path).parent, "folder")
         raise UserError(f"{wrong} is no {right}. Correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}). Restore it or write it again.") from error
+        raise UserError(f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it.") from error
 
 
 def read_json(path: str | Path) -> Any:
@@ -119,7 +119,7 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
     """Read one JSON object per line; UserError where the file is missing or a line is damaged."""
     # Not splitlines: JSON leaves other line ends, such as U+2028, inside its strings as they are.
     lines = enumerate(read_text(path).split("\n"), start=1)
-    return [parsed(line, f"{path}, line {number},") for number, line in lines if line]
+    return [parsed(line, f"{path}, line {number},") for number, line in lines if line.strip()]
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -72,6 +72,14 @@ def total(parts: Sequence[Statistics]) -> Statistics:
     return sum(parts, Statistics())
 
 
+def text_behind(tokenizer: Any, before: Sequence[int], ids: Sequence[int], **how: Any) -> str:
+    """The text of tokens behind others: many tokenizers leave the first space of a text away, where none is first."""
+    near = list(before[-8:])
+    known, whole = (str(tokenizer.decode(part, **how)) if part else "" for part in (near, [*near, *ids]))
+    # Half a character in front would take in what follows it.
+    return whole[len(known) :] if whole.startswith(known) else str(tokenizer.decode(list(ids), **how))
+
+
 @dataclass
 class Row:
     """One text: prompt, answer so far, and what was counted."""
@@ -184,29 +192,29 @@ class Stop:
     strings: Sequence[str] = ()  # the token that completes one stays in the answer
     tokenizer: PreTrainedTokenizerBase | None = None
 
-    def cut(self, answer: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
-        """How many of `new` tokens stay behind `answer`, and why it ends there: "eos", "stop", "length" or None."""
+    def cut(self, answer: Sequence[int], new: Sequence[int], before: Sequence[int] = ()) -> tuple[int, str | None]:
+        """How many `new` tokens stay behind `before` and `answer`, and why it ends: "eos", "stop", "length" or None."""
         room = self.max_new_tokens - len(answer)
         ends = [(index + 1, "eos") for index, token in enumerate(new) if token in self.eos_ids][:1]
-        if (at := self._first_string(answer, new[:room])) is not None:
+        if (at := self._first_string(answer, new[:room], before)) is not None:
             ends.append((at, "stop"))
         if len(new) >= room:
             ends.append((room, "length"))
         return min(ends, key=lambda end: end[0]) if ends else (len(new), None)
 
-    def _first_string(self, answer: Sequence[int], new: Sequence[int]) -> int | None:
+    def _first_string(self, answer: Sequence[int], new: Sequence[int], before: Sequence[int]) -> int | None:
         """Tokens of `new` up to the first that completes a stop string."""
         if not self.strings or self.tokenizer is None:
             return None
         # A stop string of n bytes cannot reach further back than n tokens, and the answer so far holds none.
         tail = list(answer[-max(len(string.encode()) for string in self.strings) :])
-        if not self._has_stop([*tail, *new]):
+        before = before if len(tail) == len(answer) else ()
+        if not self._has_stop([*tail, *new], before):
             return None
-        return next((num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]])), None)
+        return next((num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]], before)), None)
 
-    def _has_stop(self, ids: Sequence[int]) -> bool:
-        assert self.tokenizer is not None
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+    def _has_stop(self, ids: Sequence[int], before: Sequence[int]) -> bool:
+        text = text_behind(self.tokenizer, before, ids, skip_special_tokens=False)
         return any(string in text for string in self.strings)
 
 

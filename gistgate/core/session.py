@@ -211,7 +211,7 @@ def commit(
 ) -> None:
     """Append the accepted tokens and the target's own one to the row, as far as its stop allows, and count them."""
     new, why = [*accepted, own], [*reasons, int(Reason.OWN)]
-    kept, row.finish = stop.cut(row.answer, new)
+    kept, row.finish = stop.cut(row.answer, new, row.text[: row.prompt_length])
     row.text += new[:kept]
     row.reasons += why[:kept]
     counts = row.statistics
@@ -295,7 +295,7 @@ class Session:
     def _has_ended(self, row: Row) -> bool:
         """Whether a row that comes in needs no round: a continued text may end where it was cut."""
         if row.answer and row.finish is None:
-            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:])
+            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:], row.text[: row.prompt_length])
         return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
 
     def _round(self) -> None:

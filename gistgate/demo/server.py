@@ -39,8 +39,8 @@ class Left(Exception):  # noqa: N818 (nothing is wrong)
 class Feed(Watch):
     """An observer that hands every committed token to another thread."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+        super().__init__(tokenizer, before)
         # Steps, then None at the end, or the exception that ended decoding.
         self.items: SimpleQueue[Step | Exception | None] = SimpleQueue()
         self.left = Event()
@@ -60,7 +60,7 @@ class Feed(Watch):
 
 def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
     """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round."""
-    feed = Feed(tokenizer)
+    feed = Feed(tokenizer, ids)
 
     def decode() -> None:
         try:

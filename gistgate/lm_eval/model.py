@@ -1,9 +1,10 @@
 """An lm-eval model that generates through our decoder; importing this module registers it as `gistgate`."""
 
+import math
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from inspect import signature
@@ -12,8 +13,10 @@ from typing import Any
 
 import torch
 from lm_eval.api.registry import register_model
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -27,7 +30,7 @@ from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.choose import GATED, STRICT
-from gistgate.models.loading import or_refuse, placed, warn_generation_config, whole_model
+from gistgate.models.loading import encode, or_refuse, placed, rendered, warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
 from gistgate.rules import complete, meant
 
@@ -37,6 +40,25 @@ SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
 
 Served = defaultdict[tuple[int, ...], list[Generation]]  # answers by the ids of their prompt, one for each request
+
+
+MADE: dict[int, dict[str, Any]] = {}  # how the harness made a prompt, by the hash of its text
+
+
+def remembering(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The harness's method that makes a prompt; a certificate asks how, and requests hold the text alone."""
+
+    def fewshot_context(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
+        text, chat = make(task, doc, num_fewshot, **how), bool(how.get("apply_chat_template"))
+        in_one = chat and num_fewshot and not how.get("fewshot_as_multiturn")  # no certificate has them in one turn
+        number = f"{num_fewshot} in one turn" if in_one else num_fewshot
+        MADE[hash(str(text))] = {"chat": chat, "system": how.get("system_instruction"), "num_fewshot": number}
+        return text
+
+    return fewshot_context
+
+
+ConfigurableTask.fewshot_context = remembering(ConfigurableTask.fewshot_context)
 
 
 @register_model("gistgate")
@@ -80,8 +102,7 @@ class GatedLM(HFLM):
         self.certificate = self.decoder.certificate
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.rows, self.is_quiet = 0, False
-        self.rendered: dict[str, str | None] = {}  # system texts by the prompts that the harness put into the template
-        self.prompting: list[dict[str, Any]] = []  # chat and system text of the present requests, each way once
+        self.prompting: list[dict[str, Any]] = []  # how the prompts of the present requests were made, each way once
         self.served = Served(list)  # every answer; after a run of several processes the first one has all
         self.present = Served(list)  # those of the present requests
 
@@ -104,8 +125,8 @@ class GatedLM(HFLM):
         rows: int | str = self.batch_size_per_gpu
         self.is_quiet = disable_tqdm or self.rank != 0
         self.rows, self.present = rows if isinstance(rows, int) else 0, Served(list)
-        ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
-        self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
+        ways = {tuple(MADE.get(hash(one.args[0]), {}).items()) for one in requests}
+        self.prompting = [{**dict(way), "arguments": self.chat_template_args} for way in ways]
         with replaced(self, "batch_size_per_gpu", rows * WAITING if self.rows else rows):
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
         if self.world_size > 1:
@@ -115,11 +136,16 @@ class GatedLM(HFLM):
         return texts
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The harness's own method; what it was asked for is kept for the certificate."""
-        system = next((turn["content"] for turn in chat_history if turn["role"] == "system"), None)
-        text: str = super().apply_chat_template(chat_history, add_generation_prompt)
-        self.rendered[text] = system
-        return text
+        """The harness's own method, which would leave away a system text that the template refuses."""
+        return rendered(self.tokenizer, chat_history, add_generation_prompt, **self.chat_template_args)
+
+    def tok_batch_encode(self, strings: list[str], left_truncate_len: int | None = None, **how: Any) -> Any:
+        """The harness's own method; prompts become ids as everywhere in GistGate."""
+        rows = [torch.tensor(encode(self.tokenizer, text)) for text in strings]
+        if self.add_bos_token is not None or max(map(len, rows)) > (left_truncate_len or math.inf):
+            return super().tok_batch_encode(strings, left_truncate_len=left_truncate_len, **how)  # it warns of a cut
+        parts = (rows, self.tokenizer.pad_token_id), ([torch.ones_like(row) for row in rows], 0)
+        return tuple(pad_sequence(one, True, value, "left") for one, value in parts)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
         """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T + n]`, right-padded."""

@@ -17,6 +17,7 @@ from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Document, Task
+from gistgate.models.loading import encode
 
 Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens
 USED = Path("data/prompts")  # where a finished run keeps its prompts
@@ -46,7 +47,7 @@ class PromptMaker:
 
     def prompt(self, split: str, index: int, doc: Document, context: str) -> Prompt | None:
         """One line of the files; None for a prompt that does not fit."""
-        ids = self.task.encode(self.tokenizer, context)
+        ids = encode(self.tokenizer, context)
         if len(ids) > self.room:
             self.too_long[split] += 1
             return None

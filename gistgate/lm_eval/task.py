@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,14 +19,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from jinja2 import StrictUndefined, TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import env as templates
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.utils import UserError, first_line, replaced
 from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
+from gistgate.models.loading import rendered
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +78,6 @@ class Prompting:
     num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
-
-
-def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """The function that renders a chat as lm-eval does, with this tokenizer."""
-    from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
-
-    if not tokenizer.chat_template:
-        raise UserError("The tokenizer has no chat template. Switch it off (`prompting.chat_template: false`).")
-    return partial(HFLM.apply_chat_template, SimpleNamespace(tokenizer=tokenizer, chat_template_args={}))
 
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
@@ -150,14 +144,20 @@ def check_files(name: str, file: Path) -> None:
         raise UserError((NO_TEXT if other else NO_TRAINING).format(name))
 
 
-def words_of(text: str) -> str:
-    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+def words_of(text: str, between: str = r"\W_") -> str:
+    return re.sub(f"[{between}]+", " ", text.casefold()).strip()
+
+
+def known(value: Any) -> Any:
+    """A value for a text, in which a missing one would stand as "None"."""
+    return StrictUndefined(name="a field") if value is None else value
 
 
 class Task:
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
     judges = True  # whether right answers are known
+    examples = 0  # solved ones in front of a question
 
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
@@ -179,7 +179,8 @@ class Task:
                 "its filter expects. Set prompting.num_fewshot to null (or --num-fewshot %d), or choose another task.",
                 *(self.name, own, asked, own),
             )
-        harness.set_config("num_fewshot", own if asked is None else asked)
+        self.examples = own if asked is None else asked
+        harness.set_config("num_fewshot", self.examples)
         self._filter, self._metric = choose_metric(harness, spec.metric)
 
     @property
@@ -194,7 +195,20 @@ class Task:
 
     def documents(self, split: str) -> list[Document]:
         """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the task's order."""
-        return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
+        docs = list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
+        lacking: dict[str, int] = {}  # the first document with each set of empty fields
+        for at, doc in enumerate(docs):
+            lacking.setdefault(", ".join(name for name, value in doc.items() if value is None) or "none", at)
+        for names, at in lacking.items():
+            try:
+                with replaced(templates, "finalize", known):
+                    str(known(self.harness.doc_to_text(docs[at]))), str(known(self.harness.doc_to_target(docs[at])))
+            except (AttributeError, LookupError, TemplateError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"Document {at} of the {split} split of '{self.name}' lacks what its prompt or reference needs "
+                    f"({first_line(error)}; empty fields: {names}). Complete it, or leave it out."
+                ) from error
+        return docs
 
     def problem(self, doc: Document) -> str:
         """What makes two documents the same problem: words and numbers, or the text in tasks that need other signs."""
@@ -203,14 +217,11 @@ class Task:
 
     @cached_property
     def _tells_by_words(self) -> bool:
-        """Whether words and numbers tell nearly all training documents apart that differ at all."""
+        """Whether words and numbers tell nearly all training documents apart, as in word problems, but not in sums."""
         texts = {" ".join(self.question(doc).split()) for doc in self.documents("train")}
-        return len(set(map(words_of, texts))) >= 0.9 * len(texts)
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase, context: str) -> list[int]:
-        """The ids that lm-eval's transformers backend serves for this context: no second <s> before a first one."""
-        has_bos = bool(tokenizer.bos_token) and context.startswith(str(tokenizer.bos_token))
-        return list(tokenizer.encode(context, **({"add_special_tokens": False} if has_bos else {})))
+        signs = {words_of(text, r"\s_.,;:!?'\"‘’“”–—") for text in texts}  # without what stands in a sentence
+        words = len(set(map(words_of, texts)))
+        return words >= max(0.9 * len(texts), 0.99 * len(signs))
 
     def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
         """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
@@ -252,7 +263,7 @@ class Task:
             return sampler.sample(n=n, eval_doc=doc if len(pool) > n else None)
 
         with replaced(self.harness, "sampler", SimpleNamespace(sample=others)):
-            number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
+            number, prefix = self.examples, self.harness.doc_to_prefix(doc)
             context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
         return str(context)
 
@@ -277,7 +288,7 @@ class Task:
             "system_instruction": self.prompting.system,
             "apply_chat_template": chat,
             "fewshot_as_multiturn": chat,
-            "chat_template": chat_template(tokenizer) if chat and tokenizer is not None else None,
+            "chat_template": partial(rendered, tokenizer) if chat and tokenizer is not None else None,
         }
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Row
+from gistgate.core.request import Generation, Row, text_behind
 from gistgate.core.session import Observer
 
 
@@ -23,8 +23,8 @@ class TracedToken:
 class Watch(Observer):
     """Keeps what blocks say about the tokens that stay. Watches one row."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+        self.tokenizer, self.before = tokenizer, before  # the prompt's ids
         # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
         self._sent, self._text = 0, ""
@@ -42,7 +42,7 @@ class Watch(Observer):
         tokens = []
         for end in range(self._sent + 1, len(ids) + 1):
             # Half a character decodes to a placeholder: it is shown with the token that completes it.
-            text = self.tokenizer.decode(ids[:end]).rstrip("\ufffd")
+            text = text_behind(self.tokenizer, self.before, ids[:end]).rstrip("\ufffd")
             reason = Reason(reasons[end - 1]).name.lower()
             tokens.append(TracedToken(text[len(self._text) :], reason, *self.seen[end - 1]))
             self._text = text
@@ -52,6 +52,6 @@ class Watch(Observer):
 
 def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
     """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
-    watch = Watch(tokenizer)
+    watch = Watch(tokenizer, ids)
     answer = decoder.watched_by(watch).generate([ids], **request)[0]
     return answer, watch.new(answer.ids, answer.reasons)

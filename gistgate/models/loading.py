@@ -217,20 +217,38 @@ class Target:
             if system:
                 raise UserError("A system text stands in a chat. Add --chat, or leave --system away.")
             warn_untemplated(self.tokenizer, "--chat uses it")
-            return list(self.tokenizer(prompt).input_ids)
-        if self.tokenizer.chat_template is None:
-            raise UserError("This tokenizer has no chat template. Leave --chat away.")
-        return list(self.tokenizer(self.rendered(prompt, system), add_special_tokens=False).input_ids)
+        return encode(self.tokenizer, self.rendered(prompt, system) if chat else prompt)
 
     def rendered(self, prompt: str, system: str | None = None) -> str:
         """A prompt as the chat template writes it out, up to where the answer begins."""
-        messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
-        try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program of the model's makers, and may refuse a system text
-            remedy = "Leave --system away." if system else "Mend the template, or leave --chat away."
-            raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
-        return str(text)
+        before = [{"role": "system", "content": system}] if system else []
+        return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}])
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a prompt: once what the tokenizer puts in front of a text, and nothing of what it puts behind one."""
+    bare, whole = (list(tokenizer.encode("a", add_special_tokens=adds)) for adds in (False, True))
+    at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
+    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    return ids if ids[:1] == whole[:at][:1] else whole[:at] + ids
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool = True, **given: Any) -> str:
+    """A chat as the template, `given` these arguments, writes it out, with the mark of an answer or without.
+
+    What it refuses is refused: without a text that is left away, another question would be asked.
+    """
+    if not tokenizer.chat_template:
+        raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
+    given |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+    except Exception as error:  # a template is a program of the model's makers
+        has_system = any(turn["role"] == "system" for turn in messages)
+        remedy = "Leave --system away." if has_system else "Mend the template, or leave --chat away."
+        if isinstance(tokenizer.chat_template, dict):
+            remedy = "In the tokenizer's files, call the one to use 'default'."
+        raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
 
 
 def warn_untemplated(tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:

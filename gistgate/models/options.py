@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from gistgate.core.files import parsed, read_text
 from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
@@ -103,6 +107,40 @@ class EncodedPrompt:
 
     text: str
     ids: tuple[int, ...] | None = None
+    kind: str = "file"  # what the file calls its `category`
+
+
+FORM = "Write a prompt per line, or as JSON: texts, or objects with a text `context`, `prompt`, `question` or `text`."
+JSON, TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv", ".yaml", ".yml", ".xml", ".html")  # no line is a prompt
+
+
+def read_prompts(place: str) -> list[EncodedPrompt]:
+    """The prompts of a file or of standard input (-), by what it holds: JSON, JSON lines, or texts, one per line."""
+    text = sys.stdin.read().removeprefix("\ufeff") if place == "-" else read_text(place)
+    rows = [(f"{place}, line {at},", line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    whole, suffix, first = None, Path(place).suffix.lower(), rows[0][1].strip() if rows else ""
+    with suppress(ValueError):
+        whole = json.loads(text)
+    if isinstance(whole, list | dict):
+        entries = enumerate(whole if isinstance(whole, list) else [whole], start=1)
+        rows = [(f"{place}, entry {at},", entry) for at, entry in entries]
+    elif suffix in JSON or first in ("[", "{") or first.startswith(('["', "[{", '{"')):
+        rows = [(where, parsed(line, where)) for where, line in rows]
+    found = [prompt_of(*row) for row in rows if suffix not in TABLES]
+    if not (kept := [one for one in found if one.text]):
+        raise UserError(f"{place} holds no prompt. {FORM}")
+    return kept
+
+
+def prompt_of(where: str, row: Any) -> EncodedPrompt:
+    """The prompt in an entry of a list; of several `turns` the first counts."""
+    entry = row if isinstance(row, dict) else {"text": row}
+    turns = entry["turns"] if isinstance(entry.get("turns"), list) else ()
+    texts = [*(entry.get(name) for name in ("context", "prompt", "question", "text")), *turns]
+    text, ids = next((one for one in texts if one is not None), None), entry.get("ids") or []
+    if not isinstance(text, str) or not isinstance(ids, list) or any(type(token) is not int for token in ids):
+        raise UserError(f"{where} holds no prompt. {FORM}")
+    return EncodedPrompt(text, tuple(ids) or None, str(entry.get("category") or "file"))
 
 
 @dataclass(frozen=True)
@@ -127,20 +165,20 @@ class PromptFile:
         """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand."""
         from gistgate.core.certificate import check_request
 
-        chat, system = self.chat, self.system
+        chat, system, number = self.chat, self.system, 0 if self.chat else None  # a plain text may hold examples
         if self.prompts and all(prompt.ids is not None for prompt in self.prompts):
             if target is None:
                 return
             known = (certificate.scope.get("prompting") or {}).get("system")
             is_chat = all(is_rendered(target, prompt.text, known, begins=True) for prompt in self.prompts)
-            chat, system = chat or is_chat, known if is_chat else system
-        check_request(certificate, temperature=self.temperature, chat=chat, system=system)
+            chat, system, number = chat or is_chat, known if is_chat else system, None
+        check_request(certificate, temperature=self.temperature, chat=chat, system=system, num_fewshot=number)
 
 
 def is_rendered(target: Target, text: str, system: str | None = None, begins: bool = False) -> bool:
     """Whether a text holds what the chat template puts behind a user's turn, and perhaps `begins` as it does."""
-    if target.tokenizer.chat_template is None:
-        return False
     mark = "GISTGATE"  # stands for the user's text: what the template puts around it counts
-    before, _, behind = target.rendered(mark, system).partition(mark)
-    return bool(behind) and behind in text and (not begins or text.startswith(before))
+    with suppress(UserError):  # of a template that cannot write it
+        before, _, behind = target.rendered(mark, system).partition(mark)
+        return bool(behind) and behind in text and (not begins or text.startswith(before))
+    return False

@@ -76,7 +76,7 @@ class EngineRunner:
     ) -> dict[Rollout, Row]:
         """Extend these rollouts, hand out those that have ended and return the others."""
         for (rollout, row), portion in zip(rows.items(), new, strict=True):
-            keep, row.finish = self.stop.cut(row.answer, portion)
+            keep, row.finish = self.stop.cut(row.answer, portion, row.text[: row.prompt_length])
             row.text += portion[:keep]
             # A decoder would have found that it is decided first.
             row.finish = source.decided(rollout, row.answer) or row.finish

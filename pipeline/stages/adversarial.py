@@ -5,17 +5,17 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.batches import PromptCache
-from gistgate.core.files import read_json_lines, write_json
+from gistgate.core.files import write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
-from gistgate.lm_eval.task import chat_template
-from pipeline.decode import Operating, decode_split, decoder_at, load_task, operating_point, read_prompts
+from gistgate.models.loading import encode, rendered
+from gistgate.models.options import read_prompts as prompts_in
+from pipeline.decode import Operating, decode_split, decoder_at, operating_point, read_prompts
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
@@ -48,12 +48,11 @@ class Reply:
 
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are."""
-    asked, prompting = read_file(str(params.adversarial.file)), params.prompting
+    asked, prompting = prompts_in(str(params.adversarial.file)), params.prompting
     if not prompting.chat_template:
-        return asked
-    render, system = chat_template(tokenizer), prompting.system
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [(kind, render([*before, {"role": "user", "content": text}])) for kind, text in asked]
+        return [(one.kind, one.text) for one in asked]
+    before = [] if prompting.system is None else [{"role": "system", "content": prompting.system}]
+    return [(one.kind, rendered(tokenizer, [*before, {"role": "user", "content": one.text}])) for one in asked]
 
 
 def main() -> None:
@@ -63,8 +62,8 @@ def main() -> None:
     protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
     texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(protocol)])
     texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
-    room, task = context_length(read_pair(params.pair)) - ordinary[0]["max_new_tokens"], load_task(params)
-    encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
+    room = context_length(read_pair(params.pair)) - ordinary[0]["max_new_tokens"]
+    encoded = [(kind, encode(tokenizer, text)) for kind, text in texts]
     prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
     if not prompts:
         raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
@@ -113,18 +112,6 @@ def question_of(prompt: dict[str, Any]) -> str:
     """The longest text of the document that stands in the context; the context itself where none does."""
     texts = [value for value in prompt["doc"].values() if isinstance(value, str) and value]
     return max((text for text in texts if text in prompt["context"]), key=len, default=prompt["context"])
-
-
-def read_file(path: str | Path) -> list[tuple[str, str]]:
-    """Prompts of a file of JSON lines, which name their text `prompt`, `question` or `turns` (the first counts)."""
-    found = []
-    for number, line in enumerate(read_json_lines(path), start=1):
-        turns = line.get("turns") or [None]
-        text = line.get("prompt") or line.get("question") or turns[0]
-        if not isinstance(text, str):
-            raise UserError(f"{path}, line {number}, has no text called prompt, question or turns. Name it so.")
-        found.append((str(line.get("category") or "file"), text))
-    return found
 
 
 def compare(strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collection[int]) -> dict[str, Any]:

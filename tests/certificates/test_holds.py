@@ -76,11 +76,10 @@ def test_every_part_is_compared(part):
 
 
 def test_a_request_is_asked_as_the_prompts_were():
-    prompting = {"shots": 2, "chat_template": False, "system": None}
+    prompting = {"chat_template": False, "system": None}
     certified = certificate(scope={"temperature": 0.0, "prompting": prompting})
     check_request(certified)
-    check_request(certified, system="Be short.")  # a system text outside a chat template reaches no model
-    for asked in ({"temperature": 0.7}, {"chat": True}):
+    for asked in ({"temperature": 0.7}, {"chat": True}, {"system": "Be short."}):
         with pytest.raises(UserError):
             check_request(certified, **asked)
     chat = certificate(scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}})
@@ -88,5 +87,13 @@ def test_a_request_is_asked_as_the_prompts_were():
     for asked in ({}, {"chat": True}, {"chat": True, "system": "Be long."}, {"system": "Be short."}):
         with pytest.raises(UserError, match="prompting"):
             check_request(chat, **asked)
+    with pytest.raises(UserError, match="argument enable_thinking none certified, argument enable_thinking False"):
+        check_request(chat, chat=True, system="Be short.", arguments={"enable_thinking": False})
+    check_request(chat, chat=True, system="Be short.", num_fewshot=3)  # it does not say how many there were
+    for scope in ({"prompting": {**chat.scope["prompting"], "num_fewshot": 2}}, {**chat.scope, "examples": 2}):
+        few = certificate(scope={**chat.scope, **scope})
+        check_request(few, chat=True, system="Be short.", num_fewshot=2)
+        with pytest.raises(UserError, match="num_fewshot 2 certified, num_fewshot 0 here"):
+            check_request(few, chat=True, system="Be short.", num_fewshot=0)
     with pytest.raises(UserError, match="prompting"):
         check_request(certificate(scope={"temperature": 0.0}))  # it does not say how its prompts were asked

@@ -122,7 +122,7 @@ def test_memory_that_runs_out_is_named_with_what_helps(run, place, monkeypatch, 
 def test_a_dash_reads_standard_input(run, place, monkeypatch):
     target, *rest = place(["{pair}/target", *DRAFT])
     said = run("generate", target, "Tom has", *rest)[1]
-    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has\n"))  # as `echo` writes it
     assert run("generate", target, "-", *rest)[1] == said
     monkeypatch.setattr("sys.stdin", io.StringIO("Tom has\n\nAnna\n"))
     assert run("doctor", target, "-", *rest, "--json")[1].count('"prompts": 2') == 1

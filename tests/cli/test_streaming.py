@@ -9,22 +9,11 @@ from gistgate.cli.show import coloured
 from gistgate.measure.trace import TracedToken
 
 
-class Words:
-    """A tokenizer whose texts are given."""
-
-    def __init__(self, texts):
-        self.texts = texts
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return self.texts[len(ids)]
-
-
 @pytest.mark.parametrize(
     ("texts", "rest"), [(["", "a", "a", "abc"], "bc\n"), (["", "a", "b", "b"], "\nb\n")], ids=["grows", "changes"]
 )
 def test_text_appears_piece_by_piece_and_one_that_changes_is_printed_again(capsys, texts, rest):
-    writer = Writer(Words(texts))
+    writer = Writer(lambda ids: texts[len(ids)])
     writer.show(writer.text([1]))
     writer.show(writer.text([1, 1]))
     assert capsys.readouterr().out == "a"
@@ -35,7 +24,7 @@ def test_text_appears_piece_by_piece_and_one_that_changes_is_printed_again(capsy
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2Jb\té\u200d\n"), (False, "a\x1b[2Jb\té\u200d\n")])
 def test_an_answer_cannot_steer_a_terminal(capsys, monkeypatch, terminal, shown):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    Writer(Words(["", "a\x1b[2Jb\té\u200d"])).finish([1])
+    Writer(lambda ids: "a\x1b[2Jb\té\u200d").finish([1])
     assert capsys.readouterr().out == shown
 
 

@@ -1,5 +1,6 @@
 """Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second template or <s>."""
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -8,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gistgate.cli.options import read_prompts
 from gistgate.core.gate import Gate
+from gistgate.core.utils import UserError
 from gistgate.measure import speed as race
 from gistgate.measure import tune as tuning
 from gistgate.models.loading import Target, load_target
-from gistgate.models.options import EncodedPrompt, PromptFile, is_rendered
+from gistgate.models.options import EncodedPrompt, PromptFile, is_rendered, read_prompts
 from tests.certificates.proofs import point, proof_for
 
 TEMPLATE = (
@@ -115,3 +116,51 @@ def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(run, place, t
     assert status == 0, err
     status, _, err = run(command, place / "target", write(place, target, None), *asked, place / "gate")
     assert status == 1 and "another prompting" in err
+
+
+LINES = '{"context": "Tom has 3"}\n\n  \n{"prompt": "Ann"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", '[\n "Tom has 3",\n {"question": "Ann"}\n]'),
+        ("a.txt", '["Tom has 3", {"text": "Ann", "ids": []}]'),
+        ("A.JSONL", LINES),
+        ("a.ndjson", f"\ufeff{LINES}"),
+        ("a", LINES.replace("\n", "\r\n")),
+        ("a.jsonl", '"Tom has 3"\n{"turns": ["Ann", "Bob"]}'),
+        ("a.txt", "\ufeffTom has 3\r\n\r\n \nAnn"),
+    ],
+)
+def test_a_list_of_prompts_is_known_by_what_it_holds(tmp_path, name, content, monkeypatch):
+    (tmp_path / name).write_bytes(content.encode())
+    assert [one.text for one in read_prompts(str(tmp_path / name))] == ["Tom has 3", "Ann"]
+    if "JSON" not in name and "jsonl" not in name:
+        monkeypatch.setattr("sys.stdin", io.StringIO(content.replace("\r", "")))
+        assert [one.text for one in read_prompts("-")] == ["Tom has 3", "Ann"]
+
+
+def test_texts_may_begin_with_brackets(tmp_path):
+    lines = ["[INST] Tom [/INST]", "{name} has 3", '"Ann"']
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    assert [one.text for one in read_prompts(str(tmp_path / "a.txt"))] == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", "id,prompt\n1,Tom", "holds no prompt. Write a prompt per line, or as JSON"),
+        ("a.json", '{\n "prompts": ["Tom"]\n}', "entry 1, holds no prompt"),
+        ("a.txt", '[\n "Tom",\n]', "is not valid JSON"),
+        ("a.jsonl", '{"context": "Tom"}\n{"contxt": "Ann"}', "line 2, holds no prompt"),
+        ("a.jsonl", '{"context": "Tom"}\nAnn', "line 2, is not valid JSON"),
+        ("a.json", '[{"context": "Tom", "ids": ["3"]}]', "entry 1, holds no prompt"),
+        ("a.json", '[["Tom"]]', "entry 1, holds no prompt"),
+        ("a.jsonl", "\n \n", "holds no prompt"),
+    ],
+)
+def test_what_is_no_list_of_prompts_is_refused_with_the_form(tmp_path, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        read_prompts(str(tmp_path / name))

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from gistgate.core.block import Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Statistics, Stop, eos_ids, total
+from gistgate.core.request import Generation, Statistics, Stop, eos_ids, text_behind, total
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
@@ -103,6 +104,20 @@ def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, st
 def test_a_stop_may_be_a_special_token():
     stop = Stop(99, (), ["Question:", TOKENIZER.eos_token], TOKENIZER)
     assert stop.cut([], [*ids_of("a"), EOS, 7]) == (2, "stop")
+
+
+def test_the_first_space_of_an_answer_counts() -> None:
+    """Llama's tokenizers leave away the first space of what they decode."""
+    names = ["a", "\u2581", "\u2581b", "<0xC3>", "<0xA9>"]
+    raw = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[], byte_fallback=True))
+    parts = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    raw.decoder = decoders.Sequence(list(parts))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    assert tokenizer.decode([2, 3, 4]) == "b\u00e9" and text_behind(tokenizer, [0], [2, 3, 4]) == " b\u00e9"
+    assert text_behind(tokenizer, [0, 3], [4, 0]) == tokenizer.decode([4, 0])  # the prompt ends in half a character
+    stop = Stop(9, (), [" b"], tokenizer)
+    assert stop.cut([], [2, 0], [0]) == (1, "stop") and stop.cut([0], [2, 0], [0]) == (1, "stop")
+    assert stop.cut([], [0, 0], [0, 2]) == (2, None)  # the prompt's own text ends nothing
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,36 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(tmp_path, certifi
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    "asked, sentence",
+    [
+        ({}, None),
+        ({"num_fewshot": 2}, "num_fewshot 0 certified, num_fewshot 2 here"),
+        ({"num_fewshot": 2, "fewshot_as_multiturn": False}, "num_fewshot 0 certified, num_fewshot 2"),
+        ({"system_instruction": "Be brief."}, "system none certified, system Be brief. here"),
+    ],
+)
+def test_solved_examples_and_a_system_text_are_part_of_what_is_certified(tmp_path, certified, chat, asked, sentence):
+    lm = certified(prompting={"num_fewshot": 0, "chat_template": chat, "system": None})
+    with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
+        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat, **asked)
+
+
+def test_arguments_of_the_template_are_certified_nowhere(tmp_path, certified):
+    lm = certified(prompting=CHAT)
+    lm.chat_template_args = {"enable_thinking": False}
+    with pytest.raises(UserError, match="enable_thinking"):
+        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=True)
+
+
+def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, certified):
+    lm = certified(prompting={"chat_template": True, "system": "Be brief."})
+    lm.tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a"
+    with pytest.raises(UserError, match="no system.*Leave --system away"):
+        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=True, system_instruction="Be brief.")
+
+
 def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(tmp_path, certified):
     lm, tasks = certified(prompting=CHAT), write_task(tmp_path)
     evaluate(lm, tasks, limit=2, apply_chat_template=True)

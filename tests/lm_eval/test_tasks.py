@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task, entry_of, load_task
+from gistgate.models.loading import encode
 from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
@@ -135,7 +136,7 @@ def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path, promptin
     target, _ = tiny_pair(context=1024)
     task = load(tmp_path, prompting=prompting)
     contexts = task.test_contexts(5, tokenizer)
-    ours = [task.encode(tokenizer, context) for context in contexts]
+    ours = [encode(tokenizer, context) for context in contexts]
     simple_evaluate(
         model=Spy(target, tokenizer=tokenizer, batch_size=2, device="cpu"),
         tasks=[load(tmp_path, prompting=prompting).harness],
@@ -186,6 +187,8 @@ def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path, old, new, sentence
     [
         (["Close the brackets: [ { (", "Close the brackets: [ ( {", "Close  the brackets: [ { ("], 2),
         (["not True and ( False )", "not ( True and False )", "(not True) and False"], 3),
+        ([f"{a} {sign} {b} = " for a in range(9) for b in range(12) for sign in "+-"], 216),
+        ([f"Count the capitals: {word}" for word in ("aB", "Ab", "ab", "AB")], 4),
         (["Tom has 3 apples.", "TOM has 3 apples!", "Tom has 4 apples."], 2),
     ],
 )
@@ -195,3 +198,13 @@ def test_problems_differ_in_words_or_in_the_signs_that_tell_a_tasks_documents_ap
     write_rows(tmp_path / "train.jsonl", [{"question": one, "answer": "#### 1"} for one in [*questions, *words]])
     task = load(tmp_path)
     assert len({task.problem(doc) for doc in task.documents("train")[: len(questions)]}) == problems
+
+
+@pytest.mark.parametrize(("split", "field"), [("train", "question"), ("train", "answer"), ("test", "answer")])
+def test_a_document_that_lacks_what_its_prompt_or_reference_needs_is_named(tmp_path, split, field):
+    write_task(tmp_path)
+    more = {"note": None} if split == "train" else {}  # which nothing needs
+    rows = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}", **more} for n in range(3)]
+    write_rows(tmp_path / f"{split}.jsonl", [rows[0], {**rows[1], field: None}, rows[2]])
+    with pytest.raises(UserError, match=f"Document 1 of the {split} split of 'sums' lacks .*: {field}"):
+        load(tmp_path).documents(split)

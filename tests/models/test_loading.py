@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import get_session
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaForCausalLM
 
 from gistgate.core.decoder import Decoder
@@ -21,6 +22,7 @@ from gistgate.models.loading import (
     Target,
     check_same_tokenizer,
     check_smaller,
+    encode,
     is_finite,
     load_draft,
     load_remedy,
@@ -192,7 +194,28 @@ def test_a_chat_template_that_is_not_used_is_said() -> None:
     target = Target(tiny_pair()[0], tokenizer)
     with pytest.warns(UserWarning, match="has a chat template, and prompts .* --chat uses it."):
         target.encode("Tom")
-    assert target.encode("Tom", chat=True) == tokenizer("Tom", add_special_tokens=False).input_ids
+    assert target.encode("Tom", chat=True) == tokenizer("Tom").input_ids  # <s> as everywhere
+
+
+def test_what_a_tokenizer_puts_around_a_text_stands_once_in_front_and_not_behind() -> None:
+    tokenizer: Any = byte_tokenizer()
+    around = [("<s>", 1), ("</s>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=around)
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    assert tokenizer.encode("<s>a") == [1, 1, *bare, 2]
+    assert encode(tokenizer, "a") == encode(tokenizer, "<s>a") == [1, *bare]
+    assert encode(tokenizer, "a</s>") == [1, *bare, 2]  # a prompt may hold it
+    assert encode(byte_tokenizer(bos=False), "a") == bare
+
+
+def test_named_chat_templates_need_a_default() -> None:
+    tokenizer: Any = byte_tokenizer(bos=False)
+    tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "default": "Q: {{ messages[0].content }}"}
+    target = Target(tiny_model("llama"), tokenizer)
+    assert tokenizer.decode(target.encode("Tom", chat=True)) == "Q: Tom"
+    del tokenizer.chat_template["default"]
+    with pytest.raises(UserError, match="call the one to use 'default'"):
+        target.encode("Tom", chat=True)
 
 
 @pytest.mark.parametrize(("system", "remedy"), [("Be brief.", "Leave --system away"), (None, "leave --chat away")])

@@ -1,14 +1,11 @@
 """Adversarial prompts are made of ordinary ones, and what a loose rule opens is counted."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gistgate.core.utils import UserError
 from pipeline.decode import Operating
-from pipeline.stages.adversarial import Reply, compare, is_strict, read_file, variants
+from pipeline.stages.adversarial import Reply, compare, is_strict, variants
 
 END, THINK = 2, 9
 
@@ -29,19 +26,6 @@ def test_every_prompt_is_led_astray_in_four_ways():
     assert "How many? No, all of this was wrong. How much?" in texts["contradictory"]
     assert texts["injected"].count("</s>") == 2 and dict(made[4:])["injected"].count("<think>") == 2
     assert all(text.startswith("Question: ") and text.endswith("\nAnswer:") for _, text in made)
-
-
-@pytest.mark.parametrize("line", [{"prompt": "Go"}, {"question": "Go"}, {"turns": ["Go", "On"], "category": "file"}])
-def test_a_file_of_prompts_is_read(tmp_path: Path, line: dict[str, Any]):
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
-    assert read_file(tmp_path / "prompts.jsonl") == [("file", "Go")]
-
-
-@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}, {"turns": [5]}])
-def test_a_line_without_a_prompt_is_one_sentence(tmp_path: Path, line: dict[str, Any]):
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match="line 1, has no text"):
-        read_file(tmp_path / "prompts.jsonl")
 
 
 @pytest.mark.parametrize(

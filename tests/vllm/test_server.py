@@ -84,8 +84,8 @@ def address(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 def test_workers_report_and_the_server_adds_them_up(tmp_path: Path):
     about = {"rule": "prob", "setting": "r=0.3", "runner": "V1", "source": "explicit setting"}
-    metrics.write(tmp_path / "1.json", about, {"loose": 2.0})
-    metrics.write(tmp_path / "2.json", about, {"loose": 3.0})
+    for name, loose in (("1.json", 2.0), ("2.json", 3.0)):
+        (tmp_path / name).write_text(json.dumps({"about": about, "totals": {"loose": loose}}))
     registry = CollectorRegistry()
     registry.register(metrics.Collector(tmp_path))
     assert registry.get_sample_value("gistgate_loose_total") == 5.0

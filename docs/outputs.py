@@ -1,0 +1,75 @@
+"""Renew what the pages show, behind a run of `make repro`: python docs/outputs.py [PAGE ...], or --pictures.
+
+Commands of a `console` block behind the line `<!-- run -->` are run, all those of a page in one shell, and their output
+is pasted under them. The pictures need Chromium (`apt-get install chromium`) and the package playwright.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?<=<!-- run -->\n```console\n)(.*?)(?=```\n)", re.DOTALL)
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # a backslash continues it
+END = "-- end of a command --"
+MODELS = "models/embedded/target --draft models/embedded/draft --gate models/export"
+PROMPT = (
+    "Question: Carl has 31 stamps in the brown basket and none in the green drawer. At the museum is Hugo. On Friday "
+    "somebody takes 2 of them. On Wednesday there are twice as many. On Sunday Carl buys 6 more. What is the number of "
+    "stamps now?\nAnswer:"
+)
+
+
+def filled(text: str) -> str:
+    """The page with new outputs."""
+    blocks = [COMMAND.findall(found[0]) for found in BLOCK.finditer(text)]
+    script = "set -e\n" + "\n".join(f"{command}\necho '{END}'" for block in blocks for command in block)
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"A command failed: {done.stderr[-2000:]}")
+    outputs = iter(done.stdout.split(f"{END}\n"))
+    pasted = ("".join(f"$ {command}\n{next(outputs)}" for command in block) for block in blocks)
+    return BLOCK.sub(lambda _: next(pasted), text)
+
+
+def take_pictures(folder: Path) -> None:
+    """The page of a trace and the demo, as Chromium shows them."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as driver:
+        trace = Path(place) / "trace.html"
+        subprocess.run(["gistgate", "trace", *MODELS.split(), "--html", trace, "--", PROMPT], cwd=ROOT, check=True)
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 760})
+        page.goto(trace.as_uri())
+        page.screenshot(path=folder / "trace.png")
+        demo = subprocess.Popen(
+            ["gistgate", "demo", *MODELS.split(), "--no-browser"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            address = next(found[0] for line in demo.stdout or () if (found := re.search(r"http://\S+/", line)))
+            page.goto(address)
+            page.fill("#prompt", PROMPT)
+            page.click("#go")
+            page.get_by_text("tokens per second").first.wait_for()
+            page.screenshot(path=folder / "demo.png")
+        finally:
+            demo.terminate()
+
+
+def main(names: list[str]) -> None:
+    if names == ["--pictures"]:
+        take_pictures(ROOT / "docs" / "images")
+        return
+    for page in map(Path, names or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]):
+        text = page.read_text()
+        if (new := filled(text)) != text:
+            page.write_text(new)
+            print(f"renewed: {page}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
