@@ -2,7 +2,6 @@
 `python -m pipeline.stages.prompts` writes data/prompts/*.jsonl. All but test come from the task's training split in an
 order that the seed decides; test is what lm-eval evaluates, in its own order."""
 
-import os
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -14,7 +13,7 @@ from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
-from gistgate.lm_eval.task import Task
+from gistgate.lm_eval.task import Task, files_of
 from gistgate.models.loading import warn_untemplated
 from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
@@ -51,7 +50,9 @@ def check_watched(task: Task, documents: str) -> None:
     """Refuse documents that DVC does not watch: nobody would notice that they changed."""
     config, watched = task.harness.config, [Path(place).resolve() for place in (TASKS, documents)]
     named = (config.dataset_kwargs or {}).get("data_files") or []
-    groups = [*(named.values() if isinstance(named, dict) else [named]), *filter(os.path.exists, [config.dataset_path])]
+    groups = [*(named.values() if isinstance(named, dict) else [named])]
+    groups += [config.dataset_path] if Path(str(config.dataset_path)).exists() else []
+    groups += map(str, files_of(TASKS / f"{task.name}.yaml"))
     for file in (one for group in groups for one in ([group] if isinstance(group, str) else group) if "://" not in one):
         if not any(Path(file).resolve().is_relative_to(place) for place in watched):
             raise UserError(
