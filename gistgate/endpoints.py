@@ -83,7 +83,7 @@ class Endpoint:
                 if is_final or repeated > RETRIES or waited > PATIENCE:
                     raise
                 if pause >= SAID:
-                    cause = f"status {status}" if status else str(error.__cause__ or error)
+                    cause = f"status {status}" if status else first_line(error.__cause__ or error)
                     note(f"{self.url}: {cause}; repetition {repeated} of {RETRIES} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
@@ -198,6 +198,7 @@ REMEDIES = {
     "WRONG_VERSION_NUMBER": "It speaks http without TLS: write http:// in place of https://.",
     "record layer failure": "It speaks http without TLS: write http:// in place of https://.",
     "disconnected without": "It may want TLS: write https:// in place of http://.",
+    "ReadError": "It broke off: look into its log. If it wants TLS, write https:// in place of http://.",
     "Name or service": "The name of its machine is not known here: look for a typing error.",
     "roxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
     "timed out": "It answers too slowly: ask for less at a time with --concurrent.",
@@ -212,10 +213,8 @@ def explained(url: str) -> Iterator[None]:
         yield
     except openai.APIConnectionError as error:  # a timeout is one, too
         host, proxies = urlsplit(url).hostname or "", getproxies()
-        is_between = not proxy_bypass(host) and (proxies.get(urlsplit(url).scheme) or proxies.get("all"))
-        cause = (
-            f"{error.__cause__ or error}{f', asked by the proxy {without_login(is_between)[0]}' if is_between else ''}"
-        )
+        proxy = None if proxy_bypass(host) else proxies.get(urlsplit(url).scheme) or proxies.get("all")
+        cause = first_line(error.__cause__ or error) + (f", by the proxy {without_login(proxy)[0]}" if proxy else "")
         remedy = next(remedy for sign, remedy in REMEDIES.items() if sign in cause)
         raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
     except openai.AuthenticationError as error:
