@@ -150,7 +150,7 @@ def write_records(path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt
     write_text(path, text.getvalue())
 
 
-APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data")
+APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data", "documents")
 """Keys of params.yaml that choose nothing, or of which only a part does."""
 
 

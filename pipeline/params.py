@@ -280,6 +280,7 @@ class Params:
     task: str = "wordproblems"
     task_metric: str | None = None
     task_data: str | None = None
+    documents: str = "data/world"
     allow_code: bool = False
     seed: Natural = 1
     headline_budget: Share = 0.03

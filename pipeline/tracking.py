@@ -20,6 +20,7 @@ from pipeline.run import revision
 
 MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
+JOINED = "MLFLOW_RUN_ID"  # variable in which `mlflow run` names the run that it began
 SERVERS = ("http", "databricks")  # URIs whose server keeps the artefacts itself; a database keeps rows alone
 
 
@@ -65,7 +66,7 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run of a `kind`, nested in the one that it begins in and marked as failed where an error leaves it."""
+    """A run of a `kind`, nested in the one around it or that of `mlflow run`; failed where an error leaves it."""
     mlflow = connect(params)
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
@@ -88,15 +89,21 @@ def connect(params: Params) -> Any:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
     name = params.tracking.experiment or f"{params.pair}/{params.task}"
+    joined = os.environ.get(JOINED)
     try:
         mlflow.set_tracking_uri(uri)
-        if mlflow.get_experiment_by_name(name) is None:
-            # The place of artefacts is frozen now; it has to be absolute, whatever directory this runs in.
-            place = None if uri.startswith(SERVERS) else (root() / "mlruns").as_uri()
-            mlflow.create_experiment(name, artifact_location=place)
-        mlflow.set_experiment(name)
+        if joined:
+            mlflow.set_experiment(experiment_id=mlflow.get_run(joined).info.experiment_id)
+            mlflow.start_run()  # takes the run up, until this process ends; all others are part of it
+        elif mlflow.active_run() is None:  # a run inside another one stays in its experiment
+            if mlflow.get_experiment_by_name(name) is None:
+                # The place of artefacts is frozen now; it has to be absolute, whatever directory this runs in.
+                place = None if uri.startswith(SERVERS) else (root() / "mlruns").as_uri()
+                mlflow.create_experiment(name, artifact_location=place)
+            mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
-        raise UserError(f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI.") from error
+        asked = f"{JOINED}={joined}, or MLFLOW_TRACKING_URI" if joined else "MLFLOW_TRACKING_URI"
+        raise UserError(f"The tracking store {uri} cannot be used ({error}). Check {asked}.") from error
     return mlflow
 
 

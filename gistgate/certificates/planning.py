@@ -96,14 +96,19 @@ def needed_for(
 
 
 def plan_sentence(
-    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost", lost: float = 0.0
-) -> str:
+    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost", lost: float = 0.0,
+    asked: int | None = None,
+) -> str:  # fmt: skip
     """What a budget needs, for people, before the first prompt is decoded, if this share of what differs is lost."""
-    plan = {rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED}
+    plan, fewer = {rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED}, ""
+    if asked not in (None, n):
+        few, many = (max((r for r, need in plan.items() if need and need <= m), default=0.0) for m in (n, asked))
+        fewer = f" of the {asked} asked for, which allow {few:.0%} of the answers to differ; all would allow {many:.0%}"
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
         f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were {'all' if lost else 'nothing'} lost, "
-        f"about so many prompts by the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+        f"about so many prompts by the share of answers that differ: {parts}; twice as many to be safe. There are {n}"
+        f"{fewer}."
     )
 
 

@@ -119,15 +119,12 @@ def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
 
 def model_of(model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None) -> dict[str, Any]:
     """A model of the pair's file; a local folder by its absolute path, since stages run in the project."""
-    from gistgate.models.loading import check_gguf, placed
+    from gistgate.models.loading import check_place, placed
 
     name, place = placed(model, gguf)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        name = str(path.resolve())
-        check_gguf(name, place.get("gguf_file"))
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
+    check_place("model", name, place.get("gguf_file"))
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())
     values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}
     return {**{key: value for key, value in values.items() if value is not None}, "dtype": dtype}
 
@@ -142,7 +139,8 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     is_file, tasks = task.endswith((".yaml", ".yml")), module_of("gistgate.lm_eval.task", "pipeline")
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():
-        tasks.entry_of(task, None)
+        if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
+            tasks.check_files(task, file)
         note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
         return task, {f"{place}/README.md": note}
     if not path.is_file():
@@ -150,6 +148,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     if (named := tasks.NAME.search(text)) and named[1] != path.stem:  # None: an included file names it
         raise UserError(f"The task in {path} is called '{named[1]}'. Rename the file to {named[1]}{path.suffix}.")
+    tasks.check_files(path.stem, path)
     found = {f"{place}/{path.stem}.yaml": text}
     for part in tasks.files_of(path):
         inside = Path(os.path.relpath(part, path.parent))

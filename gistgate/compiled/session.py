@@ -14,7 +14,7 @@ from gistgate.compiled.memory import forget, program_of, rounded, store_of
 from gistgate.compiled.program import Program, UnsupportedError, missing_compiler
 from gistgate.compiled.rounds import FEED, PromptReader, draft_program, rounded_up, stretch_of, verify_round
 from gistgate.core.block import Sampling
-from gistgate.core.reader import counts_slots, has_window
+from gistgate.core.reader import Reader, counts_slots, has_window
 from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
 from gistgate.core.session import DecoderParts, commit
 from gistgate.core.utils import is_out_of_memory
@@ -58,6 +58,8 @@ def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
             return f"{named} asks its model in a way of its own"
         if drafter.learns or (drafter.gives_q and drafter.model is None):
             return f"{named} looks at every block"
+    if parts.reader is not Reader:
+        return "the target keeps states besides keys and values"
     if parts.observer is not None:
         return "an observer looks at every block"
     if parts.guards is not None:

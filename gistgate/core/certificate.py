@@ -115,9 +115,7 @@ def read_certificate(place: str | Path) -> Certificate | None:
     path = Path(place)
     if path.is_dir() and not (path := path / CERTIFICATE_FILE).exists():
         return None
-    value, sealed = read_sealed(path)
-    if (version := value.get("format_version")) != FORMAT_VERSION:
-        raise UserError(f"{path} has format version {version}, this gistgate reads {FORMAT_VERSION}. Calibrate again.")
+    value, sealed = read_sealed(path, "certificate", "Calibrate again.", FORMAT_VERSION)
     with refusing(f"{path} is no certificate", "Restore it or calibrate again."):
         certificate = certificate_from(value)
     check_sealed(path, sealed, value)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Sampling
 from gistgate.core.drafter import Drafter
-from gistgate.core.reader import RowCache, fills_slots, num_ids, remembered
+from gistgate.core.reader import Reader, RowCache, SingleReader, fills_slots, keeps_states, num_ids, remembered
 from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, check_ids, check_prompts, check_rows
 from gistgate.core.rule import Exact, Rule
 from gistgate.core.session import Chains, DecoderParts, Observer, Queue, QueuedRow, Session, Verifier, models_of
@@ -34,9 +34,11 @@ def check_parts(models: Sequence[PreTrainedModel], drafter: Drafter | None, rule
         raise UserError("The gate reads draft probabilities, which this drafter has not. Use the drafter 'model'.")
     if "q" in rule.needs and has_no_q:
         raise UserError(f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or 'prob-ratio'.")
-    for model in models:
-        if getattr(model, "_is_stateful", False):  # not every version of transformers has it
-            raise UserError(f"{type(model).__name__} keeps a recurrent state. Use a model with attention alone.")
+    if drafter is not None and (names := [type(model).__name__ for model in models if keeps_states(model)]):
+        raise UserError(
+            f"{names[0]} keeps states besides keys and values, from which no refused token can be taken back. Decode "
+            "it plainly, without a draft and a drafter, or use a model with attention alone."
+        )
 
 
 def count_ids(
@@ -187,6 +189,7 @@ class Decoder:
             context=context,
             form=form,
             guards=watchers,
+            reader=SingleReader if keeps_states(target) else Reader,
         )
 
     @property
@@ -270,7 +273,7 @@ class Decoder:
             UserError: an empty or over-long prompt, stop strings without a tokenizer, a temperature that the rule
                 does not define, ids that a model does not know, seeds or costs that do not fit.
         """
-        sampling, slots = sampling or Sampling(), slots or Slots()
+        sampling, slots = sampling or Sampling(), self._slots(slots)
         check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
@@ -314,7 +317,7 @@ class Decoder:
         Returns:
             For each row the answer (kept tokens included) and what is known of its text.
         """
-        sampling, slots = sampling or Sampling(), slots or Slots()
+        sampling, slots = sampling or Sampling(), self._slots(slots)
         check_rows(len(continuations), seeds)
         check_ids(self.parts.models, [added for _, added in continuations])
         self._check(sampling, prompt_lengths, max_new_tokens)
@@ -341,6 +344,10 @@ class Decoder:
             targets = remembered(self.target, texts)
             drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [PrefixState(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
+
+    def _slots(self, slots: Slots | None) -> Slots:
+        """The slots of a request: one for a model that keeps states, which padding would change."""
+        return replace(slots or Slots(), number=1) if self.parts.reader is SingleReader else slots or Slots()
 
     def _parts_for(self, rows: int) -> DecoderParts:
         """What decodes that many rows at a time: more than `speculate_up_to` are decoded plainly."""

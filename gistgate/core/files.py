@@ -80,6 +80,9 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        wrong, right = (path, "file") if Path(path).is_dir() else (Path(path).parent, "folder")
+        raise UserError(f"{wrong} is no {right}. Correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it.") from error
 
@@ -97,11 +100,18 @@ def parsed(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid JSON ({error}). Restore it or write it again.") from error
 
 
-def read_sealed(path: str | Path) -> tuple[dict[str, Any], str | None]:
-    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of older versions."""
+def read_sealed(
+    path: str | Path, kind: str, remedy: str, version: int | None = None, key: str = "format_version"
+) -> tuple[dict[str, Any], str | None]:
+    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of older versions.
+
+    An object of another `kind`, such as the configuration of a model, and one of another version are refused.
+    """
     value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object. Restore it or write it again.")
+    if not isinstance(value, dict) or (version is not None and key not in value):
+        raise UserError(f"{path} is not that of a {kind}. Name the folder of one.")
+    if version not in (None, value.get(key)):
+        raise UserError(f"{path} has format version {value[key]}, not {version}. {remedy}")
     return value, value.pop("checksum", None)
 
 

@@ -59,9 +59,6 @@ class GateConfig:
     @classmethod
     def from_json(cls, value: Any, where: str) -> GateConfig:
         """Read what `as_json` wrote; `where` names the file in messages."""
-        version = value.get("format_version") if isinstance(value, dict) else None
-        if version != FORMAT_VERSION:
-            raise UserError(f"{where} has format version {version}, not {FORMAT_VERSION}. Train and calibrate again.")
         with refusing(f"{where} is no gate configuration", "Restore it or train again."):
             parts = {
                 "features": {item["id"]: item["size"] for item in value["features"]},
@@ -232,7 +229,7 @@ class Gate(nn.Module):
         weights of the same architecture; without a certificate for these `strict_reason` says so, to decode strictly.
         """
         folder = Path(folder)
-        described, sealed = read_sealed(folder / CONFIG_FILE)
+        described, sealed = read_sealed(folder / CONFIG_FILE, "gate", "Train and calibrate again.", FORMAT_VERSION)
         gate = cls(config := GateConfig.from_json(described, str(folder / CONFIG_FILE)))
         weights, tensors = folder / WEIGHTS_FILE, load_tensors(folder / WEIGHTS_FILE)
         try:

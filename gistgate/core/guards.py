@@ -220,7 +220,7 @@ class DomainGuard:
         place, weights = Path(folder) / CONFIG_FILE, Path(folder) / TENSORS_FILE
         if not place.exists():
             raise UserError(f"{folder} does not know which prompts its gate was calibrated on. Leave the guard out.")
-        config, sealed = read_sealed(place)
+        config, sealed = read_sealed(place, "guard", "Export the gate again.")
         tensors = load_tensors(weights)
         check_sealed(place, sealed, config, fingerprint(weights))
         finite = {name: value for name, value in config.items() if name not in ("far", "bet") or value is not None}

@@ -8,8 +8,9 @@ Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import zip_longest
 from typing import Any
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from gistgate.core.attention import attending, fused_on_cpu, pays, unplanned
+from gistgate.core.utils import UserError
 
 # ---- A key-value cache that grows in place, forgets its tail for free, and hands single rows out and in again.
 
@@ -167,7 +169,7 @@ def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, 
 def context_of(config: Any) -> int | None:
     """Tokens that a model reads, of its text configuration; None where it does not say. The second name is MPT's."""
     names = ("max_position_embeddings", "max_seq_len")
-    return next((int(value) for name in names if (value := getattr(config, name, None))), None)
+    return next((int(value) for name in names if (value := getattr(config, name, None)) and value > 0), None)
 
 
 def num_ids(tokenizer: Any) -> int:
@@ -218,7 +220,7 @@ class Reader:
 
         A `layout` says where the new tokens stand and what they see; without one each follows those before it.
         """
-        batch, num = ids.shape
+        (batch, num), before = ids.shape, self.slots
         mask: Tensor | dict[str, Tensor] | None
         known = torch.tensor(self.known, device=ids.device)
         if valid is None and self.mask is None:
@@ -236,6 +238,8 @@ class Reader:
             logits = last_logits(
                 self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
             )
+        if self.slots - before != num:
+            raise UserError(f"{type(self.model).__name__} fills no cache of keys and values. Use a decoder-only model.")
         added = [num] * batch if valid is None else valid.sum(-1).tolist()
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
         return logits
@@ -333,6 +337,35 @@ class Reader:
         """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
         self.cache, self.known = join_rows(caches, list(lengths)), list(lengths)
         self.mask = right_aligned(self.known, self.model.device)
+
+
+MEMORIES = ("past_key_values", "cache_params", "state")  # names under which models hand out what they remember
+KEYS_AND_VALUES = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}  # layers of caches that forget at will
+
+
+def keeps_states(model: PreTrainedModel) -> bool:
+    """True when a model remembers more of a text than keys and values: states of convolutions, recurrences, indices."""
+    kinds: set[str] = set()
+    with suppress(AttributeError, KeyError, ValueError):  # the configuration does not name its layers
+        kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config.get_text_config()).layers}
+    return getattr(model, "_is_stateful", False) or not kinds <= KEYS_AND_VALUES
+
+
+class SingleReader(Reader):
+    """Reads one row with a model that keeps states, and takes nothing back."""
+
+    _states: dict[str, Any]
+
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
+        known, end = self.known[0], self.known[0] + ids.shape[1]
+        given = {"position_ids": torch.arange(known, end, device=ids.device)[None], **(self._states if known else {})}
+        if "position_ids" not in signature(self.model.forward).parameters:  # recurrences alone know no positions
+            del given["position_ids"]
+        out = self.model(input_ids=ids, use_cache=True, **given)
+        self._states = {name: out[name] for name in MEMORIES if out.get(name) is not None}
+        self.known = [end]
+        logits: Tensor = out.logits[:, -keep:].float()
+        return logits
 
 
 def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[RowCache]:

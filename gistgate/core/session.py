@@ -89,6 +89,7 @@ class DecoderParts:
     context: Context = field(default_factory=Context)  # what the rule knows about tokenizer and requests
     form: Chains = field(default_factory=Chains)  # what the drafts look like
     guards: Guards | None = None  # who watches every request and may make it stricter
+    reader: type[Reader] = Reader  # reads texts with the target
 
     def plain(self) -> DecoderParts:
         """The same without speculation: the target's own tokens, one per forward."""
@@ -137,7 +138,7 @@ class Verifier:
 
     def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
         self.parts, self.sampling = parts, sampling
-        self.reader = Reader(parts.target, 0)
+        self.reader = parts.reader(parts.target, 0)
         self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
         self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
         self.states: dict[str, Tensor] = {}  # hidden states of the last forward, filled while the session runs
@@ -279,7 +280,7 @@ class Session:
         if live:
             self.verifier.reader.admit(texts, targets, known)
         else:
-            self.verifier.reader = Reader(self.parts.target, len(queued))
+            self.verifier.reader = self.parts.reader(self.parts.target, len(queued))
             self.verifier.reader.restore(targets, known)
         between = perf_counter()
         if drafter is not None:

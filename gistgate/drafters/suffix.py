@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal, NamedTuple, Unpack
 
-import torch
-from torch import Tensor
-
-from gistgate.core.block import Draft, Sampling
+from gistgate.core.block import Draft
 from gistgate.core.drafter import Request, Texts
-from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import RowDrafter, ragged
-
-Pick = Callable[[dict[int, int], int], int]
-"""Chooses the next token from {token: times it follows} and the times that anything or nothing follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,9 +113,7 @@ class SuffixTree:
             return Place(place.node.children[token], 0, place.length + 1)
         return Place(place.node, place.ahead + 1, place.length + 1)
 
-    def walk(
-        self, place: Place, num: int, min_probability: float, vocabulary: int, pick: Pick | None = None
-    ) -> tuple[list[int], float]:
+    def walk(self, place: Place, num: int, min_probability: float, vocabulary: int) -> tuple[list[int], float]:
         """Up to `num` most frequent tokens of the vocabulary behind a place, and the summed path probabilities."""
         ids: list[int] = []
         path, score = 1.0, 0.0
@@ -132,7 +123,7 @@ class SuffixTree:
             counts = {token: n for token, n in self.follow(place).items() if n >= least and token < vocabulary}
             if not counts:
                 break
-            token = max(counts, key=counts.__getitem__) if pick is None else pick(counts, total)
+            token = max(counts, key=counts.__getitem__)
             path *= counts[token] / total
             score += path
             ids.append(token)
@@ -175,9 +166,6 @@ class Match(NamedTuple):
     """The best of all match lengths."""
 
     score: float  # sum of the path probabilities
-    length: int  # matched tokens; of equal scores the longer match wins
-    tree: SuffixTree
-    place: Place  # where the matched tokens end
     ids: list[int]
 
 
@@ -206,9 +194,6 @@ class SuffixDrafter(RowDrafter):
     scope: Literal["request", "tenant", "global"] = "request"  # whose texts are used besides the request's own
     shared: SharedSuffixes | None = None  # the answers of earlier requests; needed by "tenant" and "global"
     tenant: str | None = None  # whose requests these are, for the scope "tenant"; has to be the shared object's tenant
-    q_from_counts: bool = False
-    """Give the counts as draft probabilities q, from which sampled tokens are drawn (child count / sum of the likely
-    children's). Greedy requests have q = child count / node count, and what is left spread over the vocabulary."""
 
     def __post_init__(self) -> None:
         grows = self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1
@@ -219,31 +204,19 @@ class SuffixDrafter(RowDrafter):
             raise UserError("suffix: scope 'request' takes no shared= and tenant=, 'global' shared=, 'tenant' both.")
         if self.shared is not None and self.shared.tenant != self.tenant:
             raise UserError("suffix: the shared texts are another tenant's. Give every tenant its own object.")
-        self.gives_q = self.q_from_counts
 
     def new_row(self) -> RowTexts:
         return RowTexts(SuffixTree(self.depth))
 
     def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
-        vocabulary, sampling, uniforms = request["vocabulary"], request["sampling"], request["uniforms"]
-        with_q = self.q_from_counts and (request["want_q"] or not sampling.greedy)
         rows = self.rows = self.rows_of(texts)
         chains: list[list[int]] = []
-        picked: list[list[tuple[list[int], Tensor]]] = []
         with nullcontext() if self.shared is None else self.shared.lock:
             for index, text in enumerate(texts):
                 row = rows[index] = self._read(rows[index], text)
-                match = self.best(row, text, num_draft, vocabulary)
-                odds: list[tuple[list[int], Tensor]] = []
-                if match is not None and with_q:
-                    pick = picking(sampling, None if uniforms is None else uniforms[index], odds)
-                    most = self.longest(match.length, num_draft)
-                    ids, _ = match.tree.walk(match.place, most, self.min_probability, vocabulary, pick)
-                    match = match._replace(ids=ids)
+                match = self.best(row, text, num_draft, request["vocabulary"])
                 chains.append([] if match is None else match.ids)
-                picked.append(odds)
-        draft = ragged(chains)
-        return Draft(draft.ids, draft.valid, dense(picked, draft.ids.shape[1], vocabulary)) if with_q else draft
+        return ragged(chains)
 
     def _read(self, row: RowTexts, text: Sequence[int]) -> RowTexts:
         """Count the tokens that are new; a text that is not the continuation of the last one is counted anew."""
@@ -273,37 +246,9 @@ class SuffixDrafter(RowDrafter):
                     continue
                 ids, score = tree.walk(place, most, self.min_probability, vocabulary)
                 if ids and (best is None or score > best.score):
-                    best = Match(score, length, tree, place, ids)
+                    best = Match(score, ids)
         return best
 
     def longest(self, length: int, num_draft: int) -> int:
         """Tokens that a match of `length` tokens may propose."""
         return int(min(num_draft, self.factor * length + self.offset + 1e-6))
-
-
-def picking(sampling: Sampling, uniforms: Tensor | None, odds: list[tuple[list[int], Tensor]]) -> Pick:
-    """A choice for `SuffixTree.walk` that notes what it chose from: (ids, their draft probabilities)."""
-
-    def pick(counts: dict[int, int], total: int) -> int:
-        ids = sorted(counts)
-        n = torch.tensor([counts[token] for token in ids], dtype=torch.float64)
-        if sampling.greedy:
-            odds.append((ids, n / total))
-            return max(counts, key=counts.__getitem__)
-        assert uniforms is not None
-        q = sampling.logits(n.log()).softmax(-1)
-        token = ids[int(draw(q, uniforms[len(odds)]))]
-        odds.append((ids, q))
-        return token
-
-    return pick
-
-
-def dense(picked: list[list[tuple[list[int], Tensor]]], num: int, vocabulary: int) -> Tensor:
-    """Draft probabilities [B, K, V]: those given for some tokens, what is left of 1 spread evenly over all."""
-    q_BKV = torch.full((len(picked), num, vocabulary), 1 / vocabulary)
-    for row, odds in enumerate(picked):
-        for step, (ids, q) in enumerate(odds):
-            q_BKV[row, step] = (1 - q.sum()).clamp_min(0) / vocabulary
-            q_BKV[row, step, ids] += q.float()
-    return q_BKV

@@ -106,7 +106,7 @@ def check_options(options: Promise) -> None:
 def planned(options: Promise, n: int, ternary: bool, lost: float = 0.0) -> float:
     """Say what n prompts can certify, or refuse; returns the confidence of one look."""
     confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, lost))
+    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, lost, options.prompts))
     check_possible(options.budget, confidence, n, ternary, options.stop)
     return confidence
 

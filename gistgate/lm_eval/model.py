@@ -1,11 +1,13 @@
 """An lm-eval model that generates through our decoder; importing this module registers it as `gistgate`."""
 
 import math
+import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +26,13 @@ from gistgate.core.block import Sampling
 from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError, replaced
+from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
-from gistgate.models.loading import encode, or_refuse, rendered, warn_generation_config, whole_model
-from gistgate.models.options import AUTO
+from gistgate.models.choose import GATED, STRICT
+from gistgate.models.loading import encode, or_refuse, placed, rendered, warn_generation_config, whole_model
+from gistgate.models.options import AUTO, NAMES
+from gistgate.rules import complete, meant
 
 # Generation arguments of tasks that change nothing here, and those that we know.
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
@@ -63,7 +67,7 @@ class GatedLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str | PreTrainedModel,
+        pretrained: str | PreTrainedModel = "",
         decoder: Decoder | None = None,  # around the loaded model that `pretrained` is
         guards: str = "",  # their ids, joined by "+"
         seed: int = 0,  # of sampled answers; greedy ones have no use for it
@@ -75,9 +79,19 @@ class GatedLM(HFLM):
         the rule (theta=0.9), and all that lm-eval's `hf` model takes. Requests that a named certificate does not cover
         are refused, and so is a gate that has nothing certified.
         """
+        if not pretrained:
+            raise UserError(f"--model_args names no model ({', '.join(kwargs) or 'nothing'}). Write pretrained=NAME.")
         options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.is_in_segments = options.segments is not None
-        super().__init__(pretrained=pretrained, **kwargs)
+        rule = options.rule or (GATED if options.gate else STRICT)
+        self.known = {*NAMES, "guards", "seed", *complete(meant(rule)[0], {}), *signature(HFLM.__init__).parameters}
+        begin = super().__init__
+        if isinstance(pretrained, str):
+            pretrained, place = placed(pretrained, kwargs.pop("gguf_file", None))
+            kwargs |= place
+            or_refuse("model", pretrained, lambda: begin(pretrained=pretrained, **kwargs), **kwargs)
+        else:
+            begin(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
         warn_generation_config(self.model)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
@@ -96,7 +110,12 @@ class GatedLM(HFLM):
         """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
 
         def whole(name: str, **options: Any) -> PreTrainedModel:
-            return or_refuse("model", name, lambda: whole_model(name, **options))
+            try:
+                return whole_model(name, **options)
+            except TypeError as error:  # the model refuses what nobody else took of the arguments
+                if (wrong := re.search(r"unexpected keyword argument '(\w+)'", str(error))) is None:
+                    raise
+                raise UserError(f"--model_args has no '{wrong[1]}'. {nearest(wrong[1], self.known)}") from error
 
         with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole)):
             super()._create_model(pretrained, *arguments, **options)

@@ -45,12 +45,15 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
         manager = TaskManager(include_path=str(folder))
     entry = manager.task_index.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, manager.all_subtasks, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Write {name}.yaml or choose another task."
+        file, near = Path(name), difflib.get_close_matches(name, manager.all_subtasks, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Write {folder or TASKS}/{name}.yaml or choose another task."
+        if file.suffix in (".yaml", ".yml"):
+            copied = f"copy the file to {folder or TASKS} and " if file.is_file() else ""
+            hint = f"Tasks are named without their ending: {copied}name it '{file.stem}'."
         place = f"{folder} or in lm-eval" if folder else "lm-eval"
         raise UserError(f"There is no task '{name}' in {place}. {hint}")
     if name not in manager.all_subtasks:
-        raise UserError(f"'{name}' is a group of tasks. Name one task of it in params.yaml.")
+        raise UserError(f"'{name}' is a group of tasks. Name one task of it.")
     return manager, entry
 
 
@@ -125,8 +128,20 @@ def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
         ) from error
     check_allowed(name, getattr(task, "UNSAFE_CODE", False), spec.allow_code)  # an included file may have said so
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
-        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
+        raise UserError(NO_TEXT.format(name))
     return Task(task, spec)
+
+
+NO_TEXT = "The task '{}' is not an ordinary `generate_until` task. Choose one that is."
+NO_TRAINING = "The task '{}' has no training split. Choose one that names a `training_split`."
+
+
+def check_files(name: str, file: Path) -> None:
+    """Refuse a task that could not be loaded for want of a text or of training documents, as its files say."""
+    text = "\n".join(part.read_text(encoding="utf-8") for part in files_of(file) if part.suffix != ".py")
+    kind, split = (re.search(rf"^{key}: *['\"]?(?!null)(\w+)", text, re.M) for key in ("output_type", "training_split"))
+    if not re.search("^class:", text, re.M) and ((other := kind and kind[1] != "generate_until") or split is None):
+        raise UserError((NO_TEXT if other else NO_TRAINING).format(name))
 
 
 def words_of(text: str, between: str = r"\W_") -> str:
@@ -147,7 +162,7 @@ class Task:
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
-            raise UserError(f"The task '{self.name}' has no training split. Choose one that names a `training_split`.")
+            raise UserError(NO_TRAINING.format(self.name))
         settings = dict(harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
             log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)

@@ -3,6 +3,7 @@
 Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +14,10 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file, has_file
 
 from gistgate.core.attention import keep_freed_memory
@@ -26,24 +30,62 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GGUF = ".gguf"
+PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
+ADAPTER = "adapter_config.json"  # of PEFT
+OTHER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a draft model: they copy from the text
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
     """The folder or hub id for `from_pretrained`, and the GGUF file in it if there is one or the name is one."""
     path = Path(name).expanduser()
-    if gguf is None and path.suffix == GGUF and path.is_file():
+    if gguf is None and path.suffix.lower() == GGUF and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
-    return name, {} if gguf is None else {"gguf_file": gguf}
+    return str(path) if name.startswith("~") else name, {} if gguf is None else {"gguf_file": gguf}
 
 
-def check_gguf(name: str, file: str | None) -> None:
-    """Refuse a GGUF file that the folder `name` lacks, or that no installed package reads."""
-    if file is not None and Path(name).exists() and not (Path(name) / file).is_file():
-        known = ", ".join(sorted(path.name for path in Path(name).glob(f"*{GGUF}"))) or "none"
-        raise UserError(f"The folder {name} has no file {file} (GGUF files there: {known}). Correct the name.")
-    if file is not None and find_spec("gguf") is None:
-        raise UserError("GGUF files are read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone.")
+def is_path(name: str) -> bool:
+    """Whether a name can only be of something here; hub ids are `owner/name` or `name`."""
+    return not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or name.lower().endswith(GGUF)
+
+
+def check_place(role: str, name: str, file: str | None = None, revision: str | None = None) -> None:
+    """Refuse what is no model that continues texts, and say what lies there instead and what helps."""
+    path, is_whole = Path(name), file is None and role != "tokenizer"
+    place = stored_file(name, "config.json", revision) if is_whole else None
+    config = {} if place is None else read_json(place)
+    kind, heads = config.get("model_type"), config.get("architectures") or []
+    is_empty = is_whole and path.is_dir() and not any(path.glob("model*.safetensors"))
+    found = {one.parent for deep in ("*", "snapshots/*") for one in path.glob(f"{deep}/model*.safetensors")}
+    inner = ", ".join(sorted(map(str, found), key=lambda one: (len(one), one))) if is_empty else ""
+    files = ", ".join(sorted(one.name for one in path.glob("*.[gG][gG][uU][fF]")))
+    adapter = read_json(path / ADAPTER) if is_empty and (path / ADAPTER).is_file() else {}
+    is_new = kind not in (None, *transformers.CONFIG_MAPPING)
+    is_other = kind in CONFIG_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_other |= bool(config.get("is_encoder_decoder")) or any(head.endswith(OTHER_HEADS) for head in heads)
+    version = f"transformers {transformers.__version__}"
+    causes = {
+        "does not exist. Correct the path, or name a model on the hub as owner/name":
+            not name or (is_path(name) and not path.exists()),
+        "is a file. Name the folder of a model, or a file in the format GGUF": path.is_file(),
+        f"has no file {file} (GGUF files there: {files or 'none'}). Correct the name":
+            file and path.is_dir() and not (path / file).is_file(),
+        f"is not whole in {file}. Join the parts with `llama-gguf-split --merge`": file and PART.search(file),
+        f"is in {file}, which {version} would know by its ending. Rename it to end in {GGUF}":
+            file and not file.endswith(GGUF),
+        "is read by the package `gguf`. Run `pip install '.[gguf]'` in GistGate's clone":
+            file and find_spec("gguf") is None,
+        f"is an adapter of '{adapter.get('base_model_name_or_path')}'. Merge both (PEFT: merge_and_unload, "
+        "save_pretrained) and name the result": adapter,
+        f"is a folder of models. Name one: {inner}": inner,
+        f"holds GGUF files. Name one with its path: {files}": is_empty and not config and files,
+        "has no config.json. Name a folder as `save_pretrained` writes it": is_empty and not config,
+        "runs code of its makers, which GistGate never does. Name another model": is_new and "auto_map" in config,
+        f"is a '{kind}', which {version} does not know. Install a newer one, or name another model": is_new,
+        f"is a {heads[0] if heads else kind}, which does not continue texts. Name a causal language model": is_other,
+    }  # fmt: skip
+    if (why := next((said for said, holds in causes.items() if holds), None)) is not None:
+        raise UserError(f"The {role} '{name}' {why}.")
 
 
 def stored_file(name: str, file: str, revision: str | None = None, local: bool = True) -> Path | None:
@@ -65,8 +107,7 @@ def weight_files(name: str, revision: str | None = None, local: bool = True) -> 
 
 def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedModel:
     """A model for decoding on a device; None leaves it where `options`, which go to transformers, put it."""
-    check_gguf(name, options.get("gguf_file"))
-    model = or_refuse(role, name, lambda: whole_model(name, **options), options.get("gguf_file"))
+    model = or_refuse(role, name, lambda: whole_model(name, **options), **options)
     if device is not None:
         model = model.to(device)
         keep_freed_memory(device)
@@ -94,14 +135,20 @@ def is_finite(parameter: torch.Tensor) -> bool:
     return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())
 
 
-def or_refuse(role: str, name: str, load: Callable[[], T], file: str | None = None) -> T:
+def or_refuse(
+    role: str, name: str, load: Callable[[], T], gguf_file: str | None = None, revision: str | None = None, **_: Any
+) -> T:
     """What `load` returns; whatever fails is one sentence that names the cause and the remedy."""
+    check_place(role, name, gguf_file, revision)
     try:
         return load()
+    except UserError:
+        raise
     except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
         if is_out_of_memory(error):
             raise
-        named = name if file is None else str(Path(name) / file)
+        check_place(role, name, gguf_file, revision)  # the hub may have sent the configuration by now
+        named = name if gguf_file is None else str(Path(name) / gguf_file)
         raise UserError(
             f"The {role} '{named}' could not be loaded ({first_line(error)}). {load_remedy(name, error)}"
         ) from error
@@ -116,6 +163,8 @@ def load_remedy(name: str, error: BaseException | None) -> str:
         return "Install what the message names, or leave out what asks for it."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
+    if "tokenizer" in text and Path(name).is_dir() and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
+        return "Copy tokenizer.json and tokenizer_config.json there from the model that it was made from."
     if Path(name).is_dir():
         return "Its files are damaged or incomplete; restore the folder or write it again."
     if "gatedrepo" in text or "gated repo" in text:
@@ -221,8 +270,19 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model("model", name, device, dtype=wanted, **place)
     warn_generation_config(model)
-    read = AutoTokenizer.from_pretrained
-    return Target(model, or_refuse("tokenizer", name, lambda: read(name, trust_remote_code=False, **place)))
+    return Target(model, load_tokenizer(name, **place))
+
+
+def load_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer by hub id or folder; `place` goes to `from_pretrained`."""
+
+    def read() -> PreTrainedTokenizerBase:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **{**place, "trust_remote_code": False})
+        if set(found.get_vocab().values()) <= found.added_tokens_decoder.keys():  # made up, for want of files
+            raise ValueError("the tokenizer has no tokens of its own")
+        return found
+
+    return or_refuse("tokenizer", name, read, **place)
 
 
 SPARE = 64  # tokens that only one of two tokenizers may know, or a hundredth of all: families add special tokens later
@@ -333,9 +393,11 @@ def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase
         ) from error
 
 
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
 def tokenizer_files(name: str, revision: str | None = None, gguf_file: str | None = None, **_: Any) -> list[str]:
     """Names of the files with a tokenizer, in a folder or in what is here of a repository on the hub."""
     if gguf_file is not None:
         return [gguf_file]
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-    return [file for file in files if stored_file(name, file, revision)]
+    return [file for file in TOKENIZERS if stored_file(name, file, revision)]

@@ -110,9 +110,7 @@ class Datastore:
         """Open a folder of this target's states; the keys are mapped, not read."""
         folder = Path(folder)
         place = folder / "config.json"
-        described, sealed = read_sealed(place)
-        if (version := described.get("format_version")) != FORMAT_VERSION:
-            raise UserError(f"{place} has format version {version}, not {FORMAT_VERSION}. Build the datastore again.")
+        described, sealed = read_sealed(place, "datastore", "Build it again.", FORMAT_VERSION)
         parts: dict[str, Any] = {"target": dataclass_from(ModelIdentity, described["target"])}
         parts["tokenizer"] = dataclass_from(TokenizerIdentity, described["tokenizer"])
         config: DatastoreConfig = dataclass_from(DatastoreConfig, {**described, **parts})

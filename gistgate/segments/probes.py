@@ -86,9 +86,8 @@ class Probes:
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None) -> Probes:
     """Read the folder and check it against both models; its token gate is read where a tokenizer is given."""
     place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
-    (config, sealed), tensors = read_sealed(place), load_tensors(weights)
-    if config["format"] != FORMAT:
-        raise UserError(f"{place} has format {config['format']}, this gistgate reads {FORMAT}. Train the probes again.")
+    config, sealed = read_sealed(place, "folder of probes", "Train them again.", FORMAT, "format")
+    tensors = load_tensors(weights)
     check_sealed(place, sealed, config, fingerprint(weights))
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):

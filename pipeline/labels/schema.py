@@ -202,7 +202,7 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts."""
     problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
     if (total := len(problems)) < 4:
-        raise UserError(f"Labels of {total} problems cannot be split into four parts. Take more problems.")
+        raise UserError(f"Labels of {total} problems cannot be split into four parts. Raise prompts.train.")
     parts = {}
     for name in ("test", "calibration", "validation"):
         num = min(max(1, round(getattr(params, f"{name}_share") * total)), len(problems) - 1)

@@ -10,7 +10,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -48,14 +47,13 @@ class ModelSource:
     @property
     def is_folder(self) -> bool:
         """A folder here rather than a hub id, which is `owner/name` or `name`."""
-        return Path(self.model).is_dir() or self.model.startswith((".", "/")) or self.model.count("/") > 1
+        return Path(self.model).is_dir() or loading.is_path(self.model)
 
     @property
     def place(self) -> dict[str, Any]:
         """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked for, is refused."""
         if self.is_folder and not Path(self.model).is_dir():
             raise UserError(f"The model folder {self.model} is missing. Run `dvc repro pair`, or correct its path.")
-        loading.check_gguf(self.model, self.gguf_file)
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
@@ -110,7 +108,7 @@ def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
 def load_config(source: ModelSource) -> Any:
     """The configuration of a model."""
     place = source.place
-    return loading.or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place))
+    return loading.or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place), **place)
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
@@ -136,8 +134,7 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one it names, else the target's."""
     where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
-    place = where.place
-    tokenizer = loading.or_refuse("model", where.model, lambda: AutoTokenizer.from_pretrained(where.model, **place))
+    tokenizer = loading.load_tokenizer(where.model, **where.place)
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"

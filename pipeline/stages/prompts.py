@@ -13,12 +13,13 @@ from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
+from gistgate.lm_eval.task import Task, files_of
 from gistgate.models.loading import warn_untemplated
 from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
 from pipeline.pair.world import documents
 from pipeline.params import Params, read_params
-from pipeline.paths import LEARNED, PROMPTS
+from pipeline.paths import LEARNED, PROMPTS, TASKS
 from pipeline.run import run
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
@@ -40,8 +41,24 @@ def main() -> None:
     tokenizer = load_tokenizer(source)
     if not params.prompting.chat_template:
         warn_untemplated(tokenizer, TEMPLATE)
-    maker = PromptMaker(load_task(params), tokenizer, context_length(source))
+    maker = PromptMaker(task := load_task(params), tokenizer, context_length(source))
+    check_watched(task, params.documents)
     write_prompts(maker, params, PROMPTS)
+
+
+def check_watched(task: Task, documents: str) -> None:
+    """Refuse documents that DVC does not watch: nobody would notice that they changed."""
+    config, watched = task.harness.config, [Path(place).resolve() for place in (TASKS, documents)]
+    named = (config.dataset_kwargs or {}).get("data_files") or []
+    groups = [*(named.values() if isinstance(named, dict) else [named])]
+    groups += [config.dataset_path] if Path(str(config.dataset_path)).exists() else []
+    groups += map(str, files_of(TASKS / f"{task.name}.yaml"))
+    for file in (one for group in groups for one in ([group] if isinstance(group, str) else group) if "://" not in one):
+        if not any(Path(file).resolve().is_relative_to(place) for place in watched):
+            raise UserError(
+                f"The task '{task.name}' reads {file}, which `dvc repro` does not watch. Set `documents` in "
+                "params.yaml to it or its folder."
+            )
 
 
 def context_length(source: PairSource) -> int:
@@ -78,9 +95,10 @@ def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dic
     found, wanted = sum(map(len, splits.values())), sum(sizes.values())
     if found < wanted:
         raise UserError(
-            f"The prompts block asks for {wanted} training, development, calibration and guard prompts, but of the "
-            f"{len(docs)} training documents of '{maker.task.name}' only {found} are usable: the others repeat a "
-            "problem or are longer than the context. Lower the sizes in params.yaml."
+            f"The prompts block asks for {', '.join(f'{size} {name}' for name, size in sizes.items())} prompts, "
+            f"{wanted} with the defaults of sizes that it leaves out, but of the {len(docs)} training documents of "
+            f"'{maker.task.name}' only {found} are usable: the others repeat a problem or are longer than the context. "
+            "Lower the sizes in params.yaml."
         )
     if params.prompts.draw > 1 or of_the_world(params):
         seen |= {maker.task.problem(prompt["doc"]) for prompts in splits.values() for prompt in prompts}

@@ -11,6 +11,11 @@ from gistgate.certificates.planning import check_possible, expected_table, fewes
 from gistgate.core.utils import UserError
 
 
+def test_fewer_prompts_than_asked_for_are_said_with_what_they_cost():
+    said = planning.plan_sentence(0.05, 0.95, 100, asked=400)
+    assert "There are 100 of the 400 asked for, which allow 2% of the answers to differ; all would allow 10%." in said
+
+
 @pytest.mark.parametrize("stop", ["lost", "clear"])
 @pytest.mark.parametrize("budget, discordance, loss", [(0.05, 0.0, 0.0), (0.05, 0.1, 0.01), (0.1, 0.1, 0.0)])
 def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, discordance, loss):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.gguf_file import write_gguf
+from tests.tiny import write_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,13 +77,21 @@ def test_an_own_task_can_be_filled_in(made):
 
 def test_a_task_brings_what_it_is_made_of(made, tmp_path):
     (tmp_path / "judges").mkdir()
-    (tmp_path / "own.yml").write_text("include: base.yaml\ntask: own\n")
+    (tmp_path / "own.yml").write_text("include: base.yaml\ntask: own\ntraining_split: train\n")
     (tmp_path / "base.yaml").write_text("process_results: !function judges.sums.score\n")
     (tmp_path / "judges/sums.py").write_text("def score(): ...\n")
     folder = made("--task", tmp_path / "own.yml")
     files = {path.relative_to(folder / "data/tasks").as_posix() for path in (folder / "data/tasks").rglob("*.*")}
     assert files == {"own.yaml", "base.yaml", "judges/sums.py"}
     assert read(folder, "params.yaml")["task"] == "own"
+
+
+def test_a_task_that_no_gate_can_learn_is_refused(run, tmp_path):
+    write_task(tmp_path, **{"training_split: train\n": ""})
+    models = ("--target", "a/b", "--draft", "a/c")
+    for task, said in ((tmp_path / "tasks/sums.yaml", "no training split"), ("hellaswag", "not an ordinary")):
+        status, _, told = run("init", tmp_path / "new", *models, "--task", task)
+        assert status == 1 and said in told and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("has_git", [True, False])
@@ -95,7 +104,7 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--target", "./nowhere", "--draft", "a/b"], "The model folder ./nowhere is missing"),
+        (["--target", "./nowhere", "--draft", "a/b"], "The model './nowhere' does not exist"),
         (["--target", "a/b"], "A project needs --target and either --draft"),
         (["--target", "a/b", "--draft", "a/c", "--task", "nowhere.yaml"], "The task file nowhere.yaml is missing"),
         (["--target", "a/b", "--draft", "a/c", "--dtype", "int8"], "There is no dtype 'int8'"),

@@ -55,7 +55,7 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["generate", "{pair}/nowhere", "Tom"], "could not be loaded"),
+        (["generate", "{pair}/nowhere", "Tom"], "does not exist"),
         (["generate", "{pair}/target", "Tom", "--rule", "flyy"], "Did you mean"),
         (["generate", "{pair}/target", "Tom", "--rule", "fly", "--set", "thetaa=1"], "Did you mean 'theta'?"),
         (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),
@@ -66,6 +66,9 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
         (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
         (["generate", "{pair}/target", "Tom", "--max-new-tokens", "9999"], "exceed the context"),
         (["inspect", "{pair}/nowhere"], "missing"),
+        (["inspect", "{pair}/draft"], "draft/config.json is not that of a gate"),
+        (["generate", "{pair}/target", "Tom", "--gate", "{pair}/draft/config.json"], "config.json is no folder"),
+        (["generate", "{pair}/target", "Tom", "--draft", "{pair}/draft", "--stop-drafting", "{pair}"], "is no file"),
         (["bench", "{pair}/target", "{pair}/nothing.txt"], "missing"),
     ],
 )

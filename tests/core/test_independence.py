@@ -153,7 +153,6 @@ def sampling_decoder(name: str, rule: Any, block: int) -> Decoder:
         "model": lambda: ModelDrafter(draft),
         "lookup": PromptLookup,
         "suffix": lambda: SuffixDrafter(factor=3.0),
-        "counts": lambda: SuffixDrafter(factor=3.0, q_from_counts=True),
     }
     return Decoder(target, made[name](), rule, block)
 
@@ -170,7 +169,6 @@ def sampling_decoder(name: str, rule: Any, block: int) -> Decoder:
         ("lookup", 2, Sampling(2.0, top_p=0.8)),
         ("lookup", 0, Sampling(1.0)),
         ("suffix", 2, Sampling(1.0)),
-        ("counts", 2, Sampling(1.0)),
     ],
 )
 def test_strict_sampling_is_the_target_s(name: str, block: int, sampling: Sampling):
@@ -178,7 +176,7 @@ def test_strict_sampling_is_the_target_s(name: str, block: int, sampling: Sampli
     assert chi_square(sampling_decoder(name, make_rule("exact"), block), sampling) < 54
 
 
-@pytest.mark.parametrize("name", ["model", "suffix", "counts"])
+@pytest.mark.parametrize("name", ["model", "suffix"])
 def test_a_draft_that_agrees_by_chance_is_accepted_and_refused(name: str):
     """The test above would say little if the draft were always or never kept."""
     decoder = sampling_decoder(name, make_rule("exact"), 2)

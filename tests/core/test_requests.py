@@ -2,11 +2,11 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
@@ -16,7 +16,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from gistgate.rules.thresholds import between_markers
-from tests.architectures import CONTEXT, pair, prompts
+from tests.architectures import COMMON, CONTEXT, pair, prompts
 from tests.core.watching import HalfGate, Markers, Watch
 from tests.tiny import byte_tokenizer
 
@@ -50,9 +50,29 @@ def test_parts_that_cannot_work_together_are_refused():
         strict(block=-1)
     with pytest.raises(UserError, match=r"'autojudge' needs a gate. Pass gate="):
         strict(rule=make_rule("autojudge"))
-    recurrent = SimpleNamespace(_is_stateful=True, config=pair("llama")[0].config)
-    with pytest.raises(UserError, match="recurrent state"):
-        Decoder(recurrent, None, make_rule("exact"))
+
+
+STATEFUL: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2, "head_dim": 8},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 16},
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_models_that_keep_other_states_are_decoded_plainly_and_their_drafts_are_refused(kind: str) -> None:
+    torch.manual_seed(0)
+    sizes = {**COMMON, **STATEFUL[kind], "initializer_range": 0.3, "vocab_size": 259}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ends)).eval()
+    asked = prompts(9, 5)
+    answers = Decoder(model, None, make_rule("exact")).generate(asked, max_new_tokens=8)
+    for ids, answer in zip(asked, answers, strict=True):
+        wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)
+        assert answer.ids == wanted[0, len(ids) :].tolist()
+    for target, drafter in ((model, PromptLookup()), (pair("llama")[0], ModelDrafter(model))):
+        with pytest.raises(UserError, match=f"{type(model).__name__} keeps states besides .* Decode it plainly"):
+            Decoder(target, drafter, make_rule("exact"))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
-from gistgate.core.block import Sampling
 from gistgate.core.utils import UserError
 from gistgate.drafters.suffix import Place, SharedSuffixes, SuffixDrafter, SuffixTree, Text
 from tests.architectures import SIZES, prompts
@@ -107,7 +105,7 @@ def test_rows_that_grow_leave_and_are_taken_back():
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones(kind: str):
     for block, batch in product((1, 8), (BATCH, BATCH[1:2])):
-        for drafter in (SuffixDrafter(), SuffixDrafter(factor=4.0, min_probability=0.0, q_from_counts=True)):
+        for drafter in (SuffixDrafter(), SuffixDrafter(factor=4.0, min_probability=0.0)):
             assert [one.ids for one in decoded(drafter, kind, batch, block)] == wanted(kind, batch)
     again = [prompt + prompt[:1] for prompt in wanted(kind, BATCH)]
     assert num_accepted(decoded(SuffixDrafter(factor=4.0, min_probability=0.0), kind, again)) > 0
@@ -164,35 +162,6 @@ def test_a_shared_memory_never_changes_strict_answers():
             assert [one.ids for one in answers] == wanted("llama", BATCH)
             kept.append(num_accepted(answers))
     assert kept[3] > kept[0] + 40, "the second time most of it is known"
-
-
-def call(drafter: SuffixDrafter, text: list[int], sampling: Sampling, want_q: bool = True, seed: int = 0) -> Any:
-    uniforms = torch.rand(1, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drafter.propose([text], 4, vocabulary=20, sampling=sampling, uniforms=uniforms, want_q=want_q)
-
-
-def test_greedy_q_is_the_count_ratio_and_the_rest_evenly():
-    drafter, text = SuffixDrafter(q_from_counts=True), [1, 9, 1, 9, 1, 7, 1]
-    draft = call(drafter, text, Sampling())
-    assert draft.ids.tolist() == [[9]] and drafter.gives_q and not SuffixDrafter().gives_q
-    expected = torch.full((20,), 1 / 4 / 20)  # four times 1, the last one without a successor
-    expected[9] += 2 / 4
-    expected[7] += 1 / 4
-    torch.testing.assert_close(draft.q, expected[None, None])
-    assert call(drafter, text, Sampling(), want_q=False).q is None
-    assert call(SuffixDrafter(), text, Sampling(), want_q=True).q is None
-    assert call(SuffixDrafter(), text, Sampling(1.0)).q is None
-
-
-@pytest.mark.parametrize("sampling, expected", [(Sampling(1.0), 2 / 3), (Sampling(0.5), 4 / 5), (Sampling(1.0, 1), 1)])
-def test_sampled_tokens_are_drawn_from_q(sampling: Sampling, expected: float):
-    drafter, text = SuffixDrafter(q_from_counts=True), [1, 9, 1, 9, 1, 7, 1]
-    drafts = [call(drafter, text, sampling, seed=seed) for seed in range(200)]
-    for draft in drafts:
-        assert draft.q[0, 0, 9] == pytest.approx(expected) and draft.q[0, 0].sum() == pytest.approx(1)
-        assert draft.q[0, 0, draft.ids[0, 0]] > 0
-    share = sum(draft.ids[0, 0].item() == 9 for draft in drafts) / 200
-    assert share == pytest.approx(expected, abs=0.1)
 
 
 OF_A = SharedSuffixes(tenant="a")

@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Task, load_task
+from gistgate.lm_eval.task import Task, entry_of, load_task
 from gistgate.models.loading import encode
 from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
@@ -159,6 +159,11 @@ def test_documents_may_come_from_a_folder(tmp_path):
     write_rows(elsewhere / "test.jsonl", [{"question": "another?", "answer": "#### 1"}])
     moved = load(tmp_path, task_data=str(elsewhere))
     assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
+
+
+def test_the_file_of_a_task_is_no_name(tmp_path):
+    with pytest.raises(UserError, match=r"without their ending: copy the file to .*tasks and name it 'sums'"):
+        entry_of(str(write_task(tmp_path) / "sums.yaml"), tmp_path / "tasks")
 
 
 @pytest.mark.parametrize(

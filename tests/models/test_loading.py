@@ -121,6 +121,48 @@ def test_the_remedy_follows_the_cause(error: Exception, sentence: str) -> None:
     assert sentence in load_remedy("owner/name", error)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "has no config.json"),
+        ({"adapter_config.json": '{"base_model_name_or_path": "a/b"}'}, "is an adapter of 'a/b'. Merge both"),
+        ({"checkpoint-1000/model.safetensors": "", "checkpoint-200/model.safetensors": ""}, "Name one: .*-200"),
+        ({"tiny.gguf": ""}, "holds GGUF files. Name one with its path: tiny.gguf"),
+        ({"config.json": '{"model_type": "t5"}'}, "is a t5, which does not continue texts"),
+        ({"config.json": '{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'}, "is a BertForMaskedLM"),
+        ({"config.json": '{"model_type": "new1"}'}, "is a 'new1', which transformers .* does not know"),
+        ({"config.json": '{"model_type": "new1", "auto_map": {}}'}, "runs code of its makers"),
+    ],
+)
+def test_a_folder_is_told_by_what_lies_there(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere/", "does not exist"), ("none.gguf", "does not exist"), ("text.txt", "is a file"),
+        ("TINY.GGUF", "is in TINY.GGUF.*Rename it"), ("a-00001-of-00002.gguf", "Join the parts"),
+    ],
+)  # fmt: skip
+def test_a_name_of_no_folder_says_what_is_wrong_with_it(tmp_path: Path, name: str, said: str) -> None:
+    for file in ("text.txt", "TINY.GGUF", "a-00001-of-00002.gguf"):
+        (tmp_path / file).write_text("")
+    with pytest.raises(UserError, match=said):
+        load_target(f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_model_without_a_tokenizer_is_refused_also_where_transformers_makes_one_up(tmp_path: Path, kind: str) -> None:
+    tiny_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="Copy tokenizer.json and tokenizer_config.json there"):
+        load_target(str(tmp_path))
+
+
 def test_a_draft_larger_than_its_target_is_refused(tmp_path: Path) -> None:
     target, draft = tiny_pair()
     check_smaller(target, draft)

@@ -38,7 +38,7 @@ def test_other_models_and_changed_folders_are_refused(tmp_path):
     with pytest.raises(UserError, match="does not fit the target"):
         load_probes(tmp_path, tiny_model("llama", seed=5), DRAFT)
     config = read_json(tmp_path / "config.json")
-    for change, said in (({"limit": 25}, "its checksum differs"), ({"format": 99}, "this gistgate reads 1")):
+    for change, said in (({"limit": 25}, "its checksum differs"), ({"format": 99}, "has format version 99, not 1")):
         write_json(tmp_path / "config.json", {**config, **change})
         with pytest.raises(UserError, match=said):
             load_probes(tmp_path, TARGET, DRAFT)

@@ -26,6 +26,7 @@ REPORTS = Path("reports/evaluation")
 PARAMS: dict[str, Any] = {
     "pair": "tiny",
     "task": "sums",
+    "documents": "data",
     "prompts": {"train": 4, "development": 4, "calibration": 4, "guard": 2, "test": 5},
     "decoding": {"block": 4, "batch_size": 3, "workers": 1},
     "methods": {

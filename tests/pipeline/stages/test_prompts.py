@@ -76,7 +76,7 @@ def test_a_problem_told_twice_serves_once_and_never_beside_the_test(make: Make, 
     write_rows(tmp_path / "train.jsonl", [*rows, *again])
     told = ["".join(prompt["doc"]["question"].split()) for prompts in make().values() for prompt in prompts]
     assert [sum(text.startswith(start) for text in told) for start in ("5+1", "1000+1")] == [1, 1]
-    with pytest.raises(UserError, match=r"26 training.*27 training documents.*only 25 are usable"):
+    with pytest.raises(UserError, match="11 train, 2 guard .* 26 with .*27 training .*only 25 are usable"):
         make(sizes={"train": 11})
     with pytest.raises(UserError, match="prompts.test is 7, but 'sums' has 6 documents"):
         make(sizes={"test": 7})
@@ -96,6 +96,13 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(make: Make, tm
     for context, said in ((13, "All 4 test prompts are longer than 1 token"), (12, "An answer may take all 12 tokens")):
         with pytest.raises(UserError, match=said):
             make(context=context)
+
+
+def test_documents_that_dvc_does_not_watch_are_refused(tmp_path: Path) -> None:
+    task = load_task(task_spec(parse_params({"task": "sums"})), write_task(tmp_path))
+    stage.check_watched(task, str(tmp_path))
+    with pytest.raises(UserError, match="train.jsonl, which `dvc repro` does not watch. Set `documents`"):
+        stage.check_watched(task, "data/world")
 
 
 @pytest.mark.parametrize("repeated", [0, 2])
