@@ -17,7 +17,7 @@ class Options(Promise):
     strict: Annotated[str, asked("The reference server, such as http://HOST:8000/v1.")]
     loose: Annotated[str, asked("The server that is certified against it.")]
     file: Annotated[
-        Path | None, asked("In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known.")
+        str | None, asked("In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known.")
     ] = None
     claim: Annotated[
         str | None, asked("score (usual if right answers are known), agreement (with the strict answer) or length.")

@@ -26,13 +26,14 @@ from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_for
-from gistgate.core.files import read_json_lines, write_json, write_text
+from gistgate.core.files import write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
 from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
 from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
+from gistgate.models.options import read_rows
 
 if TYPE_CHECKING:
     from gistgate.cli.certify import Options
@@ -100,15 +101,16 @@ def in_cell(value: Any) -> str:
 
 
 class OwnPrompts(Task):
-    """A JSON-lines file in place of a task: lines with `prompt` or `messages`, and an `answer` where one is known."""
+    """A file in place of a task: entries with `prompt` or `messages`, and an `answer` where one is known, or texts."""
 
     stops, metric, name = (), "the text contains the answer", "own prompts"  # type: ignore[assignment]
     max_new_tokens = 0
 
-    def __init__(self, file: Path, spec: TaskSpec) -> None:
+    def __init__(self, file: str, spec: TaskSpec) -> None:
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError("--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them out.")
-        self.rows, self.max_new_tokens = read_json_lines(file), spec.max_new_tokens
+        self.rows = [row if isinstance(row, dict) else {"prompt": row} for _, row in read_rows(file)]
+        self.max_new_tokens = spec.max_new_tokens
         example = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
         with refusing(f"{file} holds something else than prompts", f"Write lines such as {example}."):
             is_chat = spec.prompting.chat_template or any("messages" in row for row in self.rows)

@@ -114,8 +114,8 @@ FORM = "Write a prompt per line, or as JSON: texts, or objects with a text `cont
 JSON, TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv", ".yaml", ".yml", ".xml", ".html")  # no line is a prompt
 
 
-def read_prompts(place: str) -> list[EncodedPrompt]:
-    """The prompts of a file or of standard input (-), by what it holds: JSON, JSON lines, or texts, one per line."""
+def read_rows(place: str) -> list[tuple[str, Any]]:
+    """What a file or standard input (-) holds, JSON, JSON lines, or texts, one per line, each with its place."""
     text = sys.stdin.read().removeprefix("\ufeff") if place == "-" else read_text(place)
     rows = [(f"{place}, line {at},", line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     whole, suffix, first = None, Path(place).suffix.lower(), rows[0][1].strip() if rows else ""
@@ -126,7 +126,12 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
         rows = [(f"{place}, entry {at},", entry) for at, entry in entries]
     elif suffix in JSON or first in ("[", "{") or first.startswith(('["', "[{", '{"')):
         rows = [(where, parsed(line, where)) for where, line in rows]
-    found = [prompt_of(*row) for row in rows if suffix not in TABLES]
+    return [row for row in rows if suffix not in TABLES]
+
+
+def read_prompts(place: str) -> list[EncodedPrompt]:
+    """The prompts of a file or of standard input (-), by what it holds."""
+    found = [prompt_of(*row) for row in read_rows(place)]
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. {FORM}")
     return kept

@@ -279,14 +279,13 @@ def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):
 
 def own(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     write_json_lines(path, rows)
-    return {"task": None, "file": path, "budget": 0.2}
+    return {"task": None, "file": str(path), "budget": 0.2}
 
 
 def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
     asked = own(tmp_path / "own.jsonl", [{"prompt": f"{n} + 1?", "answer": n + 1} for n in range(60)])
     wrong = Script(wrong=frozenset({3}))
     assert run(Script(), wrong, **asked)[0].losses == 1 and len(wrong.asked) == 60
-    assert "#### 4" in wrong.texts.setdefault(4, "#### 40") or run(Script(), wrong, **asked)[0].losses == 2
     chat = [{"messages": [{"role": "user", "content": f"{n} + 1?"}]} for n in range(60)]
     found = run(strict := Script(), Script(wrong=frozenset({3}), says=""), **own(tmp_path / "chat.jsonl", chat))[0]
     assert (found.claim, found.losses, found.strict_answers["score"]) == ("agreement", 1, None)
@@ -295,7 +294,7 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         run(Script(), Script(), **own(tmp_path / "chat.jsonl", chat), claim="score")
     with pytest.raises(UserError, match="belong to a task"):
         run(Script(), Script(), **asked, num_fewshot=1)
-    for rows in ([{"question": "1 + 1?"}], [{"prompt": ""}], [{"messages": [{"role": "user"}]}], []):
+    for rows in ([{"question": "1 + 1?"}], [{"prompt": ""}], [3], [{"messages": [{"role": "user"}]}], []):
         with pytest.raises(UserError, match="something else than prompts"):
             run(Script(), Script(), **own(tmp_path / "bad.jsonl", rows))
 
