@@ -50,7 +50,7 @@ docs: $(STAMP)  ## build the documentation as a site into site/, with all links 
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
-	python -m pipeline.smoke
+	xargs dvc exp run --temp < params/smoke.txt
 
 gpu: $(STAMP)  ## on a machine with a GPU: compare its ids with those of the CPU, and time the parts of a round there
 	pytest -q -m gpu tests/gpu

@@ -27,10 +27,12 @@ def filled(text: str) -> str:
     """The page with new outputs."""
     blocks = [COMMAND.findall(found[0]) for found in BLOCK.finditer(text)]
     script = "set -e\n" + "\n".join(f"{command}\necho '{END}'" for block in blocks for command in block)
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    ran = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, **ran)
     if done.returncode:
-        sys.exit(f"A command failed: {done.stderr[-2000:]}")
-    outputs = iter(done.stdout.split(f"{END}\n"))
+        sys.exit(f"A command failed: {done.stdout[-2000:]}")
+    lines = (line for line in done.stdout.splitlines(keepends=True) if line.strip() and "it/s]" not in line)
+    outputs = iter("".join(lines).split(f"{END}\n"))  # without bars of progress
     pasted = ("".join(f"$ {command}\n{next(outputs)}" for command in block) for block in blocks)
     return BLOCK.sub(lambda _: next(pasted), text)
 
@@ -54,7 +56,7 @@ def take_pictures(folder: Path) -> None:
             page.goto(address)
             page.fill("#prompt", PROMPT)
             page.click("#go")
-            page.get_by_text("tokens per second").first.wait_for()
+            page.get_by_text("Done.").wait_for()
             page.screenshot(path=folder / "demo.png")
         finally:
             demo.terminate()

@@ -52,7 +52,7 @@ def test_code_in_a_model_folder_is_not_run(tmp_path: Path):
     mapped = '{"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},'
     config.write_text(config.read_text().replace("{", mapped, 1).replace('"llama"', '"evil"'))
     (tmp_path / "target/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(UserError, match="could not be loaded"):
+    with pytest.raises(UserError, match="runs code of its makers, which GistGate never does"):
         load_target(str(tmp_path / "target"))
     assert not (tmp_path / "ran").exists()
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.models.options import read_prompts
 from tests.certificates.proofs import certificate, point
 from tests.tiny import write_task
 
@@ -161,7 +161,7 @@ def test_ends_of_drafts_and_their_vocabulary_are_measured_and_change_no_strict_t
 
 def test_lines_that_are_no_prompts_are_named(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"context": 1}\n')
-    with pytest.raises(UserError, match="without a text `context`"):
+    with pytest.raises(UserError, match="entry 1, holds no prompt"):
         read_prompts(str(tmp_path / "prompts.jsonl"))
 
 

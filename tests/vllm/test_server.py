@@ -28,8 +28,8 @@ pytestmark = pytest.mark.vllm
 
 PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
 SMALL = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"]
-FEW = ["--prompts", "60", "--budget", "0.4"]
-"""Options behind those of the page, which keep the calibration short."""
+FEW = ["--prompts", "60", "--budget", "0.4", "--claim", "agreement"]
+"""Options behind those of the page, which keep the test short; no answer of a random model is right."""
 STRICTLY = '{"vllm_xargs": {"gistgate": "strict"}}'
 
 
@@ -157,5 +157,5 @@ def test_the_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     with served(lines[3][2:], tmp_path / "log") as address:
         client, calibrate = ([word.replace("http://127.0.0.1:8000", address) for word in words] for words in lines[4:])
         assert "rule=autojudge" in output_of([sys.executable, *client[1:]])
-        output_of([Path(sys.executable).parent / "gistgate", *calibrate[1:], *FEW])
-    assert (tmp_path / "served-certificate.json").exists()
+        done = subprocess.run([Path(sys.executable).parent / "gistgate", *calibrate[1:], *FEW], capture_output=True)
+    assert done.returncode in (0, 1) and (tmp_path / "served-certificate.json").exists(), done.stderr

@@ -55,8 +55,8 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(stage if hasattr(stage, name) else stage.speed, name, stand_in)
     stage.main()
-    assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
+    assert seen["development"] == [[7]] * 8 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
-    assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}
+    assert written["chosen_on"] == 8 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}
     assert written["baselines"][ASSISTED] == {"block": 4}
     assert written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}

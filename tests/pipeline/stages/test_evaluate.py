@@ -152,11 +152,11 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
 
 
 @slow
-def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project: Path) -> None:
+def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project: Path, made: Path) -> None:
     """Rounding depends on the batch there, so the reference comes in the pieces that calibration decodes."""
     file = Path("models/pairs/tiny.yaml")
     file.write_text(file.read_text().replace("float32", "bfloat16"))
-    more = {**PARAMS, "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8}}
+    more = {**PARAMS, "documents": str(made), "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8}}
     Path("params.yaml").write_text(yaml.safe_dump(more))
     prompts.main()
     reference.main()
