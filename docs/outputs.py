@@ -16,11 +16,7 @@ BLOCK = re.compile(r"(?<=<!-- run -->\n```console\n)(.*?)(?=```\n)", re.DOTALL)
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # a backslash continues it
 END = "-- end of a command --"
 MODELS = "models/embedded/target --draft models/embedded/draft --gate models/export"
-PROMPT = (
-    "Question: Carl has 31 stamps in the brown basket and none in the green drawer. At the museum is Hugo. On Friday "
-    "somebody takes 2 of them. On Wednesday there are twice as many. On Sunday Carl buys 6 more. What is the number of "
-    "stamps now?\nAnswer:"
-)
+PROMPT = "\n".join(re.findall(r"PROMPT=\$'(.*)\\n(.*)'", (ROOT / "docs/tour.md").read_text())[0])
 
 
 def filled(text: str) -> str:

@@ -38,7 +38,6 @@ class Drafter:
     nodes: int = 0  # most nodes of a draft that is a tree; 0 for chains
     layers: frozenset[str] = frozenset()  # hidden states of the target that blocks given to `observe` have to carry
     learns: bool = False  # it learns from the target's rows, that is, it has an `observe` of its own
-    shared: Any = None  # the texts of other requests that it reads and extends; None where it keeps to its own
     asks_room: bool = False
     """True when a shorter proposal is the beginning of a longer one and costs less. It is then asked for no more
     tokens than the longest row has room for. All others are asked for K, or proposals would depend on neighbours."""

@@ -23,7 +23,7 @@ class CascadeDrafter(ModelDrafter):
     def __init__(self, model: PreTrainedModel, inner: Drafter | None = None, inner_block: int = 4) -> None:
         """`inner`, by default prompt lookup, proposes up to `inner_block` tokens per forward of `model`."""
         inner = PromptLookup() if inner is None else inner
-        if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes or inner.shared:
+        if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes:
             raise UserError("cascade: inner_block is 1 or more, and the inner drafter reads own texts alone.")
         self.inner, self.inner_block = inner, inner_block
         super().__init__(model)

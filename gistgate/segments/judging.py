@@ -129,16 +129,6 @@ class MeanLogprob(Opinion):
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
 
-class Constant(Opinion):
-    """Control: every segment is as good as the other."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        return torch.full(block.draft_ids.shape[:1], self.rate, device=block.logits.device)
-
-
 class StepOpinion(Opinion):
     """What the opinions below share: they look at texts, and only at those of finished segments."""
 

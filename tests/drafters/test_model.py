@@ -13,7 +13,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping, stopping_from
-from gistgate.drafters.suffix import SharedSuffixes, SuffixDrafter
+from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
 from gistgate.trees.drafter import LookupTree, TreeDrafter
@@ -92,8 +92,7 @@ def test_what_cannot_be_an_inner_drafter_is_refused():
     _, draft = pair("llama")
     with pytest.raises(UserError, match="cascade: inner_block"):
         CascadeDrafter(draft, PromptLookup(), 0)
-    sharing = SuffixDrafter(scope="global", shared=SharedSuffixes())
-    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree(), sharing):
+    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree()):
         with pytest.raises(UserError, match="reads own texts alone"):
             CascadeDrafter(draft, inner)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gistgate.core.utils import UserError
-from gistgate.drafters.suffix import Place, SharedSuffixes, SuffixDrafter, SuffixTree, Text
+from gistgate.drafters.suffix import Place, SuffixDrafter, SuffixTree, Text
 from tests.architectures import SIZES, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
@@ -111,75 +111,14 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
     assert num_accepted(decoded(SuffixDrafter(factor=4.0, min_probability=0.0), kind, again)) > 0
 
 
-class Sharing:
-    """Two drafters with the same shared texts; `told` shows one of them texts, `asked` is what the other proposes."""
-
-    def __init__(self, **sizes: int) -> None:
-        self.shared = SharedSuffixes(**sizes)
-        self.one, self.other = (SuffixDrafter(scope="global", shared=self.shared) for _ in range(2))
-
-    def told(self, *texts: list[int]) -> None:
-        proposed(self.one, texts, 4)
-
-    def asked(self, text: list[int], num: int = 4) -> list[int]:
-        return proposed(self.other, [text], num)[0]
-
-
-def test_an_answer_serves_other_requests_only_where_they_opted_in():
-    both = Sharing()
-    for end in (2, 5, 9):
-        both.told([40, 41, 1, 2, 3, 4, 5, 6, 7][:end])
-    assert both.shared.size == 7 and both.asked([30, 2, 3]) == [4, 5]
-    assert proposed(SuffixDrafter(), [[30, 2, 3]], 4) == [[]]
-    assert both.asked([30, 40]) == [], "the prompt is nobody else's"
-
-
-def test_shared_answers_leave_first_in_first_out():
-    both = Sharing(capacity=8)
-    for texts in ([[50], [51]], [[50, 1, 2, 3, 4], [51]], [[50, 1, 2, 3, 4], [51, 5, 6, 7, 8]]):
-        both.told(*texts)
-    assert both.asked([60, 1, 2]) == [3, 4] and both.asked([60, 5, 6]) == [7, 8]
-    both.one.select([1])
-    both.told([51, 5, 6, 7, 8, 9])
-    assert both.shared.size == 5
-    for text, expected in (([60, 1, 2], []), ([60, 5, 6], [7, 8])):
-        both.other.start(1)
-        assert both.asked(text) == expected
-
-
-def test_a_text_that_is_taken_back_is_taken_back_from_the_others_too():
-    both = Sharing()
-    for text in ([50], [50, 1, 2, 3, 4], [50, 1, 2, 9]):
-        both.told(text)
-    assert both.shared.size == 3 and both.asked([60, 1, 2]) == [9]
-
-
-def test_a_shared_memory_never_changes_strict_answers():
-    kept = []
-    for shared in (SharedSuffixes(capacity=60), SharedSuffixes()):
-        for _ in range(2):
-            answers = decoded(SuffixDrafter(scope="global", shared=shared), "llama", BATCH)
-            assert [one.ids for one in answers] == wanted("llama", BATCH)
-            kept.append(num_accepted(answers))
-    assert kept[3] > kept[0] + 40, "the second time most of it is known"
-
-
-OF_A = SharedSuffixes(tenant="a")
-
-
 @pytest.mark.parametrize(
     "wrong, message",
     [
         *[({name: 0.0}, r"factor \+ offset is 1 or more") for name in ("factor", "depth")],
         ({"min_probability": 1.5}, r"factor \+ offset is 1 or more"),
-        *[({**one}, "'request' takes no shared=") for one in ({"scope": "global"}, {"shared": OF_A}, {"tenant": "a"})],
-        ({"scope": "tenant", "tenant": "b", "shared": OF_A}, "the shared texts are another tenant's"),
-        ({"scope": "global", "shared": OF_A}, "the shared texts are another tenant's"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
-    """Above all texts of one tenant never serve another."""
-    SuffixDrafter(scope="tenant", tenant="a", shared=OF_A)
     with pytest.raises(UserError, match=message):
         SuffixDrafter(**wrong)
 
@@ -211,18 +150,11 @@ def runs_of(tree: SuffixTree) -> dict[tuple[int, ...], int]:
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 9])
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_of_texts_that_grow_side_by_side_leave_and_come_back(alphabet: int, seed: int):
+def test_counts_of_texts_that_grow_side_by_side(alphabet: int, seed: int):
     dice = random.Random(seed)
     tree, texts = SuffixTree(DEPTH), [Text() for _ in range(4)]
     for step in range(120):
         text = dice.choice(texts)
-        if step % 10 == 9 and step > 60:
-            tree.remove(text)
-            assert text.ids == []
-        else:
-            tree.append(text, dice.randrange(alphabet))
+        tree.append(text, dice.randrange(alphabet))
         if step % 7 == 0:
             assert runs_of(tree) == counted([one.ids for one in texts], DEPTH)
-    for text in texts:
-        tree.remove(text)
-    assert not tree.root.children

@@ -1,10 +1,12 @@
 """A pair, prompts and one way to decode them by segments, for the tests of this folder."""
 
+import torch
+
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import eos_ids
 from gistgate.core.rule import Exact
 from gistgate.segments.build import segment_decoder
-from gistgate.segments.judging import SegmentRule
+from gistgate.segments.judging import Opinion, SegmentRule
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
@@ -16,6 +18,16 @@ SEEDS = [1, 2, 3]
 STYLE = "re:[a-zA-Z]$"  # random bytes: letters come often enough
 NUM = 40
 STRICT = SegmentRule(threshold=2.0)
+
+
+class Constant(Opinion):
+    """Finds every segment as good as the other."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def score(self, block, drafter):
+        return torch.full(block.draft_ids.shape[:1], self.rate, device=block.logits.device)
 
 
 def decoder(opinion, rule, draft=DRAFT, limit=8, **parts):

@@ -12,7 +12,6 @@ from gistgate.core.utils import UserError
 from gistgate.measure.trace import trace
 from gistgate.segments.judging import (
     NO_SEGMENT,
-    Constant,
     MeanLogprob,
     Pair,
     Reward,
@@ -31,6 +30,7 @@ from tests.segments.deciding import (
     STRICT,
     TARGET,
     TOKENIZER,
+    Constant,
     Watch,
     decode,
     decoder,

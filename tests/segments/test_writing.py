@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistgate.core.utils import UserError
-from gistgate.segments.judging import Constant, SegmentDraw
+from gistgate.segments.judging import SegmentDraw
 from gistgate.segments.writing import Boundaries
 from tests.segments.deciding import (
     NUM,
@@ -14,6 +14,7 @@ from tests.segments.deciding import (
     STYLE,
     TARGET,
     TOKENIZER,
+    Constant,
     Watch,
     decode,
     decoder,
