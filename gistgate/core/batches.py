@@ -33,7 +33,7 @@ def decode_all(
         seeds: one per prompt; default: the prompt's place.
         costs: one per prompt, as in `Decoder.generate`.
         progress: called with the number of prompts just finished, one prompt at a time.
-        usage: counts how many slots had a row; `usage.idle` is the share that had none.
+        usage: counts the slots, and those that had a row.
         memory: remembers the prompts for the next setting that decodes them; needs the eager engine, and no costs.
         request: the other arguments of `Decoder.generate`.
     """

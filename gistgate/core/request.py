@@ -161,11 +161,6 @@ class Usage:
     def count(self, busy: int, available: int) -> None:
         self.busy, self.available = self.busy + busy, self.available + available
 
-    @property
-    def idle(self) -> float:
-        """Share of slots without a row, in [0, 1]."""
-        return 1 - self.busy / self.available if self.available else 0.0
-
 
 @dataclass(frozen=True)
 class Slots:

@@ -226,7 +226,7 @@ def test_more_prompts_than_slots_run_in_batches(traced: None, drafter: str):
     plain = Decoder(pair("llama")[0], None, EXACT, 0)
     expected = [plain.generate([text], max_new_tokens=NUM, eos_ids=range(20))[0].ids for text in texts]
     assert [answer.ids for answer in answers] == expected and len({len(ids) for ids in expected}) > 2
-    assert steps == [1] * 5 and usage.idle > 0
+    assert steps == [1] * 5 and usage.busy < usage.available
     assert usage.busy == sum(answer.statistics.forwards for answer in answers)
 
 
