@@ -113,7 +113,7 @@ class Endpoint:
         with suppress(TypeError, ValueError):  # servers call JSON a text
             page = json.loads(page)
         choices, error = (page.get(name) if isinstance(page, dict) else None for name in ("choices", "error"))
-        choice = choices[0] if isinstance(choices, list) and choices else None
+        choice: Any = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict) and not error:
             sent = first_line(ValueError(page if isinstance(page, str) else json.dumps(page)))[:80] or "an empty page"
             stream = " Switch streams off (--strict-body, --loose-body)." if sent.startswith("data:") else ""
@@ -155,8 +155,8 @@ def text_in(said: Mapping[str, Any]) -> tuple[str, str]:
     """The text of an answer without its reasoning, and what stands in place of a text."""
     content = said.get("content", said.get("text"))
     parts = content if isinstance(content, list) else [content]
-    texts = [one.get("text") if isinstance(one, dict) and content is parts else one for one in parts]
-    texts = [one for one in texts if isinstance(one, str)]
+    found = (one.get("text") if isinstance(one, dict) and content is parts else one for one in parts)
+    texts = [one for one in found if isinstance(one, str)]
     whole = "".join(texts)
     text = "" if THINKING.match(rest := THOUGHT.sub("", whole, 1)) else rest
     others = {
@@ -290,7 +290,7 @@ def said_of(cause: str, signs: Mapping[str, str]) -> str | None:
     return next((said for sign, said in signs.items() if sign in cause), None)
 
 
-def cause_of(error: openai.APIConnectionError, url: str) -> str:
+def cause_of(error: Exception, url: str) -> str:
     """Why a server was not reached, in a line; a timeout is such an error, too."""
     host, proxies = urlsplit(url).hostname or "", getproxies()
     proxy = None if proxy_bypass(host) else proxies.get(urlsplit(url).scheme) or proxies.get("all")

@@ -182,6 +182,7 @@ def configuration(params: Params) -> dict[str, Any]:
         "dtype": source.target.dtype,
         "chat": params.prompting.chat_template,
         "system": params.prompting.system,
+        "arguments": params.prompting.arguments,
         "stops": list(first.get("stops", [])),
         "max_new_tokens": first.get("max_new_tokens", params.decoding.max_new_tokens),
     }

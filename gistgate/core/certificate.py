@@ -213,17 +213,31 @@ def files_behind(settings: dict[str, Any]) -> str:
 
 
 def check_request(
-    certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None,
-    num_fewshot: Any = None, arguments: Any = None,
+    certificate: Certificate, *, temperature: float = 0.0, chat: bool | None = False, system: str | None = None,
+    num_fewshot: Any = None, arguments: Mapping[str, Any] | None = None, stops: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse requests unlike the certified ones, which are without `arguments` of the template; None is unknown."""
+    """Refuse requests unlike the certified ones, `arguments` of the template included; None is unknown or none."""
     scope = certificate.scope
     certified = {**scope.get("prompting", {}), **({"num_fewshot": scope["examples"]} if "examples" in scope else {})}
-    asked = {**certified, "chat_template": chat, "system": system}
+    of_template = {f"argument {name}": value for name, value in certified.pop("arguments", {}).items()}
+    asked = certified if chat is None else {**certified, "chat_template": chat, "system": system}
     asked |= {"num_fewshot": num_fewshot} if None not in (num_fewshot, certified.get("num_fewshot")) else {}
-    asked |= {f"argument {name}": value for name, value in (arguments or {}).items() if chat}
-    known = {"temperature": scope.get("temperature"), "prompting": certified}
-    refuse(scope_mismatch(known, {"temperature": temperature, "prompting": asked}))
+    given = {f"argument {name}": value for name, value in (arguments or {}).items() if chat}
+    known = {"temperature": scope.get("temperature"), "prompting": {**certified, **of_template}}
+    found = {"temperature": temperature, "prompting": {**asked, **(of_template if chat is None else given)}}
+    if stops is not None and "stops" in scope:
+        known["stops"], found["stops"] = scope["stops"], list(stops)
+    refuse(scope_mismatch(known, found))
+
+
+def stops_of(stops: Sequence[str], tokenizer: Any) -> list[str]:
+    """The texts that end answers, without that of the end token, which ends them by its id."""
+    return sorted({*stops} - {"", getattr(tokenizer, "eos_token", None)})
+
+
+def certified_stops(*certificates: Certificate | None) -> list[str]:
+    """The texts that end answers where nobody names any: those of the first certificate that there is."""
+    return next((list(one.scope.get("stops", ())) for one in certificates if one is not None), [])
 
 
 def certificate_in_use(decoder: Any) -> Certificate | None:

@@ -23,7 +23,7 @@ from transformers.utils import cached_file, has_file
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.files import read_json
 from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.core.utils import UserError, first_line, is_out_of_memory, nearest
 from gistgate.models.lighter import Subset, check_kind, quantise
 
 T = TypeVar("T")
@@ -211,18 +211,18 @@ class Target:
         """Every id that ends an answer."""
         return eos_ids(self.model, self.tokenizer)
 
-    def encode(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """Token ids of a prompt, in the chat template where `chat` says so."""
+    def encode(self, prompt: str, chat: bool = False, system: str | None = None, arguments: Any = None) -> list[int]:
+        """Token ids of a prompt, in the chat template with its `arguments` where `chat` says so."""
         if not chat:
-            if system:
-                raise UserError("A system text stands in a chat. Add --chat, or leave --system away.")
+            if system or arguments:
+                raise UserError("A system text and a template belong to a chat. Add --chat, or leave them away.")
             warn_untemplated(self.tokenizer, "--chat uses it")
-        return encode(self.tokenizer, self.rendered(prompt, system) if chat else prompt)
+        return encode(self.tokenizer, self.rendered(prompt, system, arguments) if chat else prompt)
 
-    def rendered(self, prompt: str, system: str | None = None) -> str:
+    def rendered(self, prompt: str, system: str | None = None, arguments: Any = None) -> str:
         """A prompt as the chat template writes it out, up to where the answer begins."""
         before = [{"role": "system", "content": system}] if system else []
-        return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}])
+        return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}], **(arguments or {}))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -238,17 +238,30 @@ def rendered(tokenizer: Any, messages: list[dict[str, str]], add_generation_prom
 
     What it refuses is refused: without a text that is left away, another question would be asked.
     """
-    if not tokenizer.chat_template:
-        raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
-    given |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+    given |= {
+        "chat_template": template_of(tokenizer, given.get("chat_template")),
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": not add_generation_prompt,
+    }
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
     except Exception as error:  # a template is a program of the model's makers
         has_system = any(turn["role"] == "system" for turn in messages)
         remedy = "Leave --system away." if has_system else "Mend the template, or leave --chat away."
-        if isinstance(tokenizer.chat_template, dict):
-            remedy = "In the tokenizer's files, call the one to use 'default'."
         raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
+
+
+def template_of(tokenizer: Any, name: str | None = None) -> str:
+    """The chat template with this name, or the only or default one; transformers takes an unknown name for a text."""
+    if not (known := tokenizer.chat_template):
+        raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
+    known, name = known if isinstance(known, dict) else {"default": known}, name or "default"
+    if name not in known:
+        one = next(iter(known))
+        raise UserError(
+            f"The tokenizer has no chat template '{name}'. {nearest(name, known)} Choose: --template {one}."
+        )
+    return str(known[name])
 
 
 def warn_untemplated(tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,11 +52,12 @@ class Requests:
     """Known requests by id; those met longest ago are forgotten."""
 
     def __init__(
-        self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False
-    ) -> None:
+        self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False,
+        stops: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
         """`forget` is told a slot that another request gets; `covered_only`: strict where no certificate can hold."""
         self.rule, self.capacity, self.forget, self.covered_only = rule, capacity, forget, covered_only
-        self.warned = False
+        self.warned, self.stops = False, stops
         self.entries: OrderedDict[str, Entry] = OrderedDict()
 
     def find(self, name: str, params: Any) -> Entry:
@@ -74,14 +75,16 @@ class Requests:
     def _rule(self, params: Any) -> Rule | None:
         # Certificates are made without penalties: the most probable tokens have to be the model's own.
         is_covered = all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
+        is_covered &= self.stops is None or {*(getattr(params, "stop", None) or ())} == {*self.stops}
         if not self.covered_only or is_covered:
             return wished_rule(self.rule, getattr(params, "extra_args", None))
         if not self.warned:
             self.warned = True
             log.warning(
-                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length or a grammar "
-                "are verified strictly, because no certificate covers them. If nobody asked for one, the model's "
-                "generation_config.json does: start the server with --generation-config vllm."
+                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length, a grammar or "
+                "other stops than %s are verified strictly, because no certificate covers them. If nobody asked for "
+                "one, the model's generation_config.json does: start the server with --generation-config vllm.",
+                "any" if self.stops is None else list(self.stops),
             )
         return None
 
@@ -197,7 +200,7 @@ class VllmJudge:
         self.protected = torch.tensor(protected, dtype=torch.long, device=device)
         self.counters = Counters(slots, device)
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
-        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only)
+        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only, policy.stops)
         self.tail = policy.gate is not None and "scalars" in policy.gate.features
 
     def _forget(self, slot: int) -> None:
