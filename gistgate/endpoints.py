@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -23,7 +23,7 @@ from gistgate.core.utils import UserError, first_line, printable
 RETRIES = 5  # repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on
 PATIENCE = 180.0  # longest time that one request waits before its repetitions, in seconds
 SAID = 2.0  # pauses from so many seconds on are said
-SECONDS = 600.0  # longest wait for one answer
+SECONDS, HELLO = 600.0, 9.0  # longest wait for one answer, and for the list of models
 KEY = "OPENAI_API_KEY"  # environment variable with the key of both servers, if they are one host, or of OpenAI's
 KEYS = {"strict": "GISTGATE_STRICT_API_KEY", "loose": "GISTGATE_LOOSE_API_KEY"}  # those of one server each
 MOST_STOPS = 4  # that the protocol allows; answers are cut at all of them here
@@ -88,13 +88,11 @@ class Endpoint:
                 if is_final or repeated >= most or waited + pause > PATIENCE:
                     if status:
                         raise
-                    after, remedy = (
-                        f", after {repeated} repetition{'s' * (repeated > 1)}" if repeated else "",
-                        said_of(cause, REMEDIES),
-                    )
-                    raise UserError(f"{self.url} cannot be reached{after} ({cause}). {remedy}") from error
+                    after = f", after {repeated} repetition{'s' * (repeated > 1)}" if repeated else ""
+                    cause = f"cannot be reached{after} ({cause}). {said_of(cause, REMEDIES)}"
+                    raise UserError(f"{self.url} {cause}") from error
                 waited, repeated = waited + pause, repeated + 1
-                if pause >= SAID:
+                if pause >= SAID or "timed out" in cause.casefold():
                     note(f"{self.url}: {cause}; repetition {repeated} of {most} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
@@ -140,14 +138,12 @@ class Endpoint:
             text = text.removeprefix(prompt)
         usage = page.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        is_length = isinstance(tokens, int) and (tokens > 0 or (tokens == 0 and not text))
+        is_length = isinstance(tokens, int) and tokens >= bool(text)
         return Served(text, tokens if is_length else None, reason == "length")
 
 
-THOUGHT = re.compile(
-    r".*(?:</(?:[\w:]*think|thinking|thought|reasoning)>|\[/THINK\]|\|>final<\|message\|>)", re.S | re.I
-)
-THINKING = re.compile(r"\s*(?:<(?:[\w:]*think|thinking|thought|reasoning)>|\[THINK\]|<\|channel\|>analysis)", re.I)
+THOUGHT = re.compile(r".*(</([\w:]*think|thinking|thought|reasoning)>|\[/THINK\]|\|>final<\|message\|>)", re.S | re.I)
+THINKING = re.compile(r"\s*(<([\w:]*think|thinking|thought|reasoning)>|\[THINK\]|<\|channel\|>analysis)", re.I)
 """Reasoning in front of an answer, and the beginning of one that never ends, in the marks of several families."""
 
 
@@ -180,7 +176,7 @@ async def connect(url: str, model: str | None, extra: str, key: str, names: tupl
     (url, login, query), cause = without_login(url), "an empty list"
     endpoint = Endpoint(url, model or "", body(extra), key, login, query, names)
     with explained(endpoint):
-        listing = endpoint.client.models.list
+        listing = partial(endpoint.client.models.list, timeout=HELLO)
         try:
             known = [one.id for one in (await endpoint.patiently(listing, is_first=True)).data]
         except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
@@ -214,7 +210,10 @@ def keys_of(strict: str, loose: str) -> dict[str, str]:
     hosts = {"strict": parts_of(strict).hostname, "loose": parts_of(loose).hostname}
     usual, shared = os.environ.get(KEY, ""), hosts["strict"] == hosts["loose"]
     own = {name: usual if shared or host == "api.openai.com" else "" for name, host in hosts.items()}
-    return {name: os.environ.get(variable, own[name]).strip() for name, variable in KEYS.items()}
+    keys = {name: os.environ.get(variable, own[name]).strip() for name, variable in KEYS.items()}
+    if not all(key.isascii() and key.isprintable() for key in keys.values()):  # a message of HTTP would show it
+        raise UserError(f"A key holds a line end or a letter beyond ASCII. Set {' or '.join(KEYS.values())} again.")
+    return keys
 
 
 def parts_of(url: str) -> SplitResult:
@@ -252,7 +251,7 @@ def body(text: str) -> dict[str, object]:
     with suppress(ValueError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
+    raise UserError('What --strict-body or --loose-body says is no JSON object. Write one such as {"top_k": 1}.')
 
 
 NOT_HERE = "Mend the address, which mostly ends with /v1."
@@ -265,13 +264,9 @@ LASTING = {  # what no waiting mends, by what the cause says
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed it: SSL_CERT_FILE=<file.pem>.",
     "WRONG_VERSION_NUMBER": HTTP,
     "record layer failure": HTTP,
-    "_ALERT_": "It refuses the TLS of this machine, or wants a certificate of it: look into its log.",
-    "Name or service": NAME,
+    "not known": NAME,
     "No address": NAME,
-    "nodename": NAME,
-    "header value": "A key cannot hold such characters: set it again, without line ends and in ASCII.",
-    "n 'http://' or": "Begin the address with http:// or https://.",
-    "unsupported protocol": "Begin the address with http:// or https://.",
+    "Request URL": "Begin the address with http:// or https://.",
     "decompress": "It, or a proxy between, calls an answer compressed that is not: look into its log.",
     "407 Proxy": "A proxy of the environment wants a password: write it into the variable, or unset that.",
 }
@@ -307,11 +302,9 @@ def explained(endpoint: Endpoint) -> Iterator[None]:
         raise
     except openai.APIStatusError as error:
         said = " ".join(error.response.text.split()).replace(endpoint.key or "\0", "(the key)")[:200]
-        remedy = (
-            f"Set {' or '.join(KEYS.values())}, if it wants another key."
-            if error.status_code in (401, 403)
-            else "Mend that, ask for less at a time (--concurrent), or for other things (--strict-body, --loose-body)."
-        )
+        remedy = "Mend that, ask for less at a time (--concurrent), or for other things (--strict-body, --loose-body)."
+        if error.status_code in (401, 403):
+            remedy = f"Set {' or '.join(KEYS.values())}, if it wants another key."
         raise UserError(f"{url} refused a request with status {error.status_code}: {said}. {remedy}") from error
     except Exception as error:  # an address that is none, a page of a gateway, or a proxy of another kind
         remedy = REMEDIES["roxy"] if "roxy" in str(error) else NOT_HERE

@@ -1,7 +1,7 @@
 """From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
         **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
-        "prompting": {name: value for name, value in asdict(asked).items() if value != {}},
+        "prompting": {name: value for name, value in vars(asked).items() if value != {}},
         "stops": stops_of(task.stops, tokenizer),
         **({"examples": task.examples} if asked.num_fewshot is None else {}),
     }

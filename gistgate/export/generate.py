@@ -121,10 +121,14 @@ def decode_gated(
     stops, known = [*(strings or ()), *more], (decoder.certificate, beside := certificate_in_use(decoder))
     if strings is None and not more and decoder.tokenizer is not None:
         stops = certified_stops(*known)
-    asked: dict[str, Any] = {"chat": None, "temperature": sampling.temperature, "stops": stops_of(stops, decoder.tokenizer)}
+    asked: dict[str, Any] = {
+        "chat": None,
+        "temperature": sampling.temperature,
+        "stops": stops_of(stops, decoder.tokenizer),
+    }
     if decoder.certificate is not None:  # one that was named, or preferred by `gistgate tune`
         check_request(decoder.certificate, **asked)
-    elif beside is not None:
+    elif beside is not None and sampling.greedy and "stops" in beside.scope:
         warn_uncovered(partial(check_request, beside, **asked))
     elif is_gated and decoder.rule.knob is not None and not sampling.greedy:
         warnings.warn(
