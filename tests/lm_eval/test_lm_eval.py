@@ -195,9 +195,13 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path, names):
     assert failed.stderr.strip().splitlines()[-1].startswith("There is no rule 'probb'. Did you mean 'prob'")
 
 
-@pytest.mark.parametrize("arguments, heavy", [((), ("lm_eval", "numpy")), (("eval", "run", "--help"), ("transformers",))])
+@pytest.mark.parametrize(
+    "arguments, heavy", [((), ("lm_eval", "numpy")), (("eval", "run", "--help"), ("transformers",))]
+)
 def test_the_command_line_imports_no_heavy_library(arguments, heavy):
-    code = "import sys\nfrom gistgate.cli.main import main\ntry:\n    _ = sys.argv[1:] and main()\nexcept SystemExit: pass"
+    code = (
+        "import sys\nfrom gistgate.cli.main import main\ntry:\n    _ = sys.argv[1:] and main()\nexcept SystemExit: pass"
+    )
     code += f"\nassert not {{'datasets', 'torch', *{heavy}}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=True)
 
