@@ -171,10 +171,10 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
     return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
-async def connect(url: str, model: str | None, extra: str, key: str, names: tuple[str, ...]) -> Endpoint:
+async def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
     """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
     (url, login, query), cause = without_login(url), "an empty list"
-    endpoint = Endpoint(url, model or "", body(extra), key, login, query, names)
+    endpoint = Endpoint(url, model or "", extra, key, login, query, names)
     with explained(endpoint):
         listing = partial(endpoint.client.models.list, timeout=HELLO)
         try:

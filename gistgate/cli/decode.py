@@ -130,7 +130,7 @@ def load(
     measures: bool = False,  # whether the command finds out itself up to how many rows speculation pays
 ) -> Loaded:  # fmt: skip
     """The target and its decoder; wrong names and requests are refused before anything is loaded."""
-    from gistgate.core.certificate import certificate_in_use, certified_stops, check_greedy, warn_uncovered
+    from gistgate.core.certificate import certificate_in_use, check_greedy, ends_of, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate
     from gistgate.models.loading import load_target
@@ -151,9 +151,8 @@ def load(
         uncovered = warn_uncovered(lambda: asked.check(beside, target))
     if options.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(temperature))
-    known = decoder.certificate, getattr(decoder.parts.gate, "certificate", None)
-    stops = certified_stops(*known) if asked.stops is None else asked.stops
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": stops, "eos_ids": target.eos_ids}
+    ends = {"stops": ends_of(decoder, asked.stops), "eos_ids": target.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, **ends}
     return Loaded(target, decoder, options, asked.encode(target), request, uncovered)
 
 

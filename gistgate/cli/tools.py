@@ -66,14 +66,8 @@ def doctor(
         raise UserError("Doctor asks the prompts of a file or those of a task (--task). Name one of both.")
     if task is not None:
         judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
-        said = Promise(
-            task=task,
-            task_data=task_data,
-            allow_code=allow_code,
-            chat=asking.chat,
-            system=asking.system,
-            template=asking.template,
-        )
+        how = {"chat": asking.chat, "system": asking.system, "template": asking.template}
+        said = Promise(task=task, task_data=task_data, allow_code=allow_code, **how)
         judge = judging.load_task(judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None))
     free = replace(options, budget=None, confidence=None)  # doctor plans for them, and decodes strictly by itself
     loaded = load(target, asking, free, read_prompts(prompts)[:DOCTOR_PROMPTS] if prompts else ())
@@ -221,7 +215,7 @@ def tune(
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
-    from gistgate.core.certificate import certified_stops, read_certificate
+    from gistgate.core.certificate import read_certificate
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED
@@ -231,7 +225,8 @@ def tune(
     if (gate := options.gate) is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     asked = asking.of(read_prompts(prompts)[:TUNE_PROMPTS])
-    asked = replace(asked, stops=certified_stops(read_certificate(gate)) if asked.stops is None else asked.stops)
+    if asked.stops is None and (beside := read_certificate(gate)) is not None:
+        asked = replace(asked, stops=beside.scope.get("stops"))
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)
     every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)

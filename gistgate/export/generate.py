@@ -28,14 +28,7 @@ from transformers.generation import (
 from transformers.utils import cached_file
 
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import (
-    CERTIFICATE_FILE,
-    certificate_in_use,
-    certified_stops,
-    check_request,
-    stops_of,
-    warn_uncovered,
-)
+from gistgate.core.certificate import CERTIFICATE_FILE, check_use, ends_of, stops_of
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.core.request import Generation
@@ -118,19 +111,12 @@ def decode_gated(
     max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
     if decoder.tokenizer is None:
         decoder = decoder.having(tokenizer=tokenizer)
-    stops, known = [*(strings or ()), *more], (decoder.certificate, beside := certificate_in_use(decoder))
-    if strings is None and not more and decoder.tokenizer is not None:
-        stops = certified_stops(*known)
-    asked: dict[str, Any] = {
-        "chat": None,
-        "temperature": sampling.temperature,
-        "stops": stops_of(stops, decoder.tokenizer),
-    }
-    if decoder.certificate is not None:  # one that was named, or preferred by `gistgate tune`
-        check_request(decoder.certificate, **asked)
-    elif beside is not None and sampling.greedy and "stops" in beside.scope:
-        warn_uncovered(partial(check_request, beside, **asked))
-    elif is_gated and decoder.rule.knob is not None and not sampling.greedy:
+    named = None if strings is None and not more and decoder.tokenizer is not None else [*(strings or ()), *more]
+    stops = ends_of(decoder, named)
+    if decoder.certificate is not None or sampling.greedy:  # one that was named, or preferred by `gistgate tune`
+        asked = stops_of(stops, decoder.tokenizer)
+        check_use(decoder, chat=None, temperature=sampling.temperature, stops=asked)
+    elif is_gated and decoder.rule.knob is not None:
         warnings.warn(
             f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
             "decoding was certified.",

@@ -7,7 +7,6 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -24,22 +23,14 @@ from transformers import PreTrainedModel
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, stops_of, warn_uncovered
+from gistgate.core.certificate import certificate_in_use, check_greedy, check_use, stops_of, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.choose import GATED, STRICT
-from gistgate.models.loading import (
-    encode,
-    or_refuse,
-    placed,
-    rendered,
-    template_of,
-    warn_generation_config,
-    whole_model,
-)
+from gistgate.models.loading import encode, or_refuse, placed, rendered, template, warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
 from gistgate.rules import complete, meant
 
@@ -120,8 +111,8 @@ class GatedLM(HFLM):
         self.decoder = decoder or build_decoder(self.model, self.tokenizer, options, policy="refuse")
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
-        self.certificate, self.beside = self.decoder.certificate, certificate_in_use(self.decoder)
-        if self.certificate or self.beside:
+        self.is_certified = bool(self.decoder.certificate or certificate_in_use(self.decoder))
+        if self.is_certified:
             remember(self)
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.rows, self.is_quiet = 0, False
@@ -162,7 +153,7 @@ class GatedLM(HFLM):
         """The harness's own method: the text of the template, which its command line may name."""
         if isinstance(chat_template, str):
             self.chat_template_args |= {"chat_template": chat_template}
-        return template_of(self.tokenizer, self.chat_template_args.get("chat_template")) if chat_template else None
+        return template(self.tokenizer, self.chat_template_args.get("chat_template")) if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The harness's own method, which would leave away a system text that the template refuses."""
@@ -207,12 +198,8 @@ class GatedLM(HFLM):
     def _check(self, temperature: float, stops: list[str]) -> None:
         """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
         for way in self.prompting or [{}]:
-            asked = {"temperature": temperature, "stops": stops, **way}
-            if self.certificate is not None:
-                check_request(self.certificate, **asked)
-            elif self.beside is not None:
-                warn_uncovered(partial(check_request, self.beside, **asked))
-        if self.certificate is None and self.beside is None and self.is_in_segments:
+            check_use(self.decoder, temperature=temperature, stops=stops, **way)
+        if self.is_in_segments and not self.is_certified:
             warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:

@@ -238,11 +238,8 @@ def rendered(tokenizer: Any, messages: list[dict[str, str]], add_generation_prom
 
     What it refuses is refused: without a text that is left away, another question would be asked.
     """
-    given |= {
-        "chat_template": template_of(tokenizer, given.get("chat_template")),
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": not add_generation_prompt,
-    }
+    given["chat_template"] = template(tokenizer, given.get("chat_template"))
+    given |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
     except Exception as error:  # a template is a program of the model's makers
@@ -251,16 +248,13 @@ def rendered(tokenizer: Any, messages: list[dict[str, str]], add_generation_prom
         raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
 
 
-def template_of(tokenizer: Any, name: str | None = None) -> str:
+def template(tokenizer: Any, name: str | None = None) -> str:
     """The chat template with this name, or the only or default one; transformers takes an unknown name for a text."""
     if not (known := tokenizer.chat_template):
         raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
     known, name = known if isinstance(known, dict) else {"default": known}, name or "default"
     if name not in known:
-        one = next(iter(known))
-        raise UserError(
-            f"The tokenizer has no chat template '{name}'. {nearest(name, known)} Choose: --template {one}."
-        )
+        raise UserError(f"The tokenizer has no chat template '{name}'. {nearest(name, known)} Say --template NAME.")
     return str(known[name])
 
 

@@ -140,41 +140,34 @@ def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, t
         run(first, second, chat=True, loose_body='{"top_k": 1}')
 
 
-def page(said: Any) -> dict[str, Any]:
-    return {"choices": [{"finish_reason": "stop", "message": said}]}
+def test_what_came_is_a_text_no_answer_or_an_error():
+    server, parts = endpoints.Endpoint("http://a/v1", "m"), [{"type": "text", "text": one} for one in "ab"]
 
+    def read(said: Any, **more: Any) -> str:
+        page = said if isinstance(said, str) else {"choices": said and [{"finish_reason": "eos", "message": said}]}
+        return server.whole({**page, **more} if more else page, "Two words?").text
 
-THOUGHT, PARTS = "ended an answer with its reasoning", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-
-@pytest.mark.parametrize(
-    ("sent", "said"),
-    [
-        (page({"content": PARTS}), "ab"),
-        (page({"content": [{"type": "thinking", "thinking": "b"}, *PARTS]}), "ab"),
-        (page({"content": "<thinking>b</thinking>\na"}), "\na"),
-        (page({"content": "Two words?\n a"}), "\n a"),
-        (json.dumps({"choices": [{"finish_reason": "eos", "text": "a"}]}), "a"),
-        (page({"content": "<think>\nb"}), THOUGHT),
-        (page({"content": "[THINK]b[/THINK] "}), THOUGHT),
-        (page({"content": "", "refusal": "No."}), "with a refusal in place"),
-        (page({"content": None, "tool_calls": [{}]}), "the call of a tool in place"),
-        (page({"content": []}), "with nothing in place"),
-        (page({"content": None}), "with nothing in place"),
-        (page({"content": "", "reasoning_content": "b"}), THOUGHT),
-        ({**page({"content": "a"}), "error": "busy"}, "ended an answer with 'busy'"),
-        ({"choices": None}, "it sent {"),
-        ("data: {}", "Switch streams off"),
-        ("<html>", "it sent <html>. Mend the address"),
-    ],
-)
-def test_what_came_is_a_text_no_answer_or_an_error(sent, said):
-    server = endpoints.Endpoint("http://a/v1", "m")
-    if len(said) < 5:
-        assert server.whole(sent, "Two words?").text == said
-    else:
+    thinking, tagged = [{"type": "thinking", "thinking": "b"}, *parts], "<thinking>b</thinking>\na"
+    for content, text in ((parts, "ab"), (thinking, "ab"), (tagged, "\na"), ("Two words?\n a", "\n a")):
+        assert read({"content": content}) == text
+    for what, saids in {
+        "its reasoning": (
+            {"content": "<think>\nb"},
+            {"content": "[THINK]b[/THINK] "},
+            {"content": "", "reasoning": "b"},
+        ),
+        "a refusal": ({"content": "", "refusal": "No."},),
+        "the call of a tool": ({"content": None, "tool_calls": [{}]},),
+        "nothing": ({"content": []}, {"content": 3}, {"content": None}),
+    }.items():
+        for said in saids:
+            with pytest.raises(UserError, match=f"ended an answer with {what} in place"):
+                read(said)
+    for sent, said in ((None, "it sent {"), ("data: {}", "Switch streams off"), ("<html>", "it sent <html>. Mend")):
         with pytest.raises(UserError, match=said):
-            server.whole(sent, "Two words?")
+            read(sent)
+    with pytest.raises(UserError, match="ended an answer with 'busy'"):
+        read({"content": "a"}, error="busy")
 
 
 def test_a_password_reaches_its_server_and_no_file(run, tmp_path):

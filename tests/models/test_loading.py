@@ -216,7 +216,7 @@ def test_a_chat_template_is_chosen_by_its_name() -> None:
     del tokenizer.chat_template["default"]
     assert tokenizer.decode(target.encode("Tom", True, arguments={"chat_template": "rag"})) == "Tom"
     for named, name in (({}, "default"), ({"chat_template": "ragg"}, "ragg")):  # transformers would write "ragg"
-        with pytest.raises(UserError, match=f"no chat template '{name}'.*Choose: --template rag"):
+        with pytest.raises(UserError, match=f"no chat template '{name}'.*'?rag"):
             target.encode("Tom", True, arguments=named)
 
 
