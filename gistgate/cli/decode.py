@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt
+from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, read_prompts
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, read_prompt, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -114,11 +113,6 @@ def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> No
         if getattr(options, name) not in (getattr(DecodeOptions(), name), []):
             shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
             raise UserError(f"--{shown} {why}. Leave that option out.")
-
-
-def read_prompt(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash, without the line end that a shell's commands write last."""
-    return prompt if prompt != "-" else sys.stdin.read().removesuffix("\n")
 
 
 def module_of(name: str, extra: str) -> Any:

@@ -53,7 +53,8 @@ def check_place(role: str, name: str, file: str | None = None, revision: str | N
     """Refuse what is no model that continues texts, and say what lies there instead and what helps."""
     path, is_whole = Path(name), file is None and role != "tokenizer"
     place = stored_file(name, "config.json", revision) if is_whole else None
-    config = {} if place is None else read_json(place)
+    config = None if place is None else read_json(place)
+    config = config if isinstance(config, dict) else {}
     kind, heads = config.get("model_type"), config.get("architectures") or []
     is_empty = is_whole and path.is_dir() and not any(path.glob("model*.safetensors"))
     found = {one.parent for deep in ("*", "snapshots/*") for one in path.glob(f"{deep}/model*.safetensors")}
@@ -225,8 +226,13 @@ class Target:
         return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}], **(arguments or {}))
 
 
+HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, as Python also reads a byte that is no UTF-8
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of a prompt: once what the tokenizer puts in front of a text, and nothing of what it puts behind one."""
+    if HALF.search(text):
+        raise UserError("A prompt holds bytes that are no UTF-8, or half a character. Correct its text.")
     bare, whole = (list(tokenizer.encode("a", add_special_tokens=adds)) for adds in (False, True))
     at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
     ids = list(tokenizer.encode(text, add_special_tokens=False))

@@ -92,7 +92,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = (part.strip() for part in pair.partition("="))
-        if not sign:
+        if not (sign and name):
             raise UserError(f"'{pair}' is no setting. Write it as name=value, for instance theta=0.9.")
         settings[name] = {"true": True, "false": False}.get(text.lower(), text)
         for kind in (float, int):  # a whole number is both, and kept as such
@@ -119,9 +119,22 @@ FORM = "Write a prompt per line, or as JSON: texts, or objects with a text `cont
 JSON, TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv", ".yaml", ".yml", ".xml", ".html")  # no line is a prompt
 
 
+def standard_input() -> str:
+    """The text of standard input, without the mark that some programs put first."""
+    try:
+        return sys.stdin.read().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UserError(f"Standard input cannot be read as text ({error}). Pass UTF-8.") from error
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, from standard input if it is a dash, without the line end that a shell's commands write last."""
+    return prompt if prompt != "-" else standard_input().removesuffix("\n")
+
+
 def read_rows(place: str) -> list[tuple[str, Any]]:
     """What a file or standard input (-) holds, JSON, JSON lines, or texts, one per line, each with its place."""
-    text = sys.stdin.read().removeprefix("\ufeff") if place == "-" else read_text(place)
+    text = standard_input() if place == "-" else read_text(place)
     rows = [(f"{place}, line {at},", line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     whole, suffix, first = None, Path(place).suffix.lower(), rows[0][1].strip() if rows else ""
     with suppress(ValueError):

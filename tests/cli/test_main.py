@@ -63,6 +63,7 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
         (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
         (["generate", "{pair}/target", "Tom", "--system", "Be brief."], "belong to a chat. Add --chat"),
         (["generate", "{pair}/target", "Tom", "--template", "rag"], "belong to a chat. Add --chat"),
+        (["generate", "{pair}/target", "Tom \udcff"], "bytes that are no UTF-8"),
         (["generate", "{pair}/target", "Tom", "--shadow", "--speculate-up-to", "0"], "Shadow mode watches drafts"),
         (["generate", "{pair}/target", "Tom", "--quantise-draft", "int8"], "There is no draft model to make lighter"),
         (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
