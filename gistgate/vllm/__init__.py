@@ -29,14 +29,13 @@ def register() -> None:
 
     setattr(init_device, MARK, True)
     wrapper.init_device = init_device
-    refuse_wishes(import_module("vllm.v1.engine.input_processor").InputProcessor)
+    processor = import_module("vllm.v1.engine.input_processor").InputProcessor
+    processor._validate_params = refusing(processor._validate_params)
 
 
-def refuse_wishes(processor: Any) -> None:
-    """Let the front end refuse a request whose scope does not exist; its server answers with status 400."""
-    native = processor._validate_params
+def refusing(native: Any) -> Any:
+    """The front end's check of a request, which refuses a scope that does not exist: servers answer with status 400."""
 
-    @wraps(native)
     def validate(self: Any, params: Any, *more: Any) -> Any:
         if KEY in (self.vllm_config.additional_config or {}):
             from gistgate.core.utils import UserError
@@ -49,4 +48,4 @@ def refuse_wishes(processor: Any) -> None:
                 raise refused(str(error), parameter="vllm_xargs") from error
         return native(self, params, *more)
 
-    processor._validate_params = validate
+    return validate

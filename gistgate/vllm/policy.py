@@ -55,6 +55,7 @@ class Settings:
     strict: bool = False  # True: nothing lossy can run, whatever else is asked for
     protected: tuple[int, ...] = ()  # token ids that are never accepted loosely, beside ends and added tokens
     loop_guard: bool = True  # whether a request that begins to repeat itself is verified strictly for a while
+    shadow: float = 0.0  # share of requests that are strict, so that the lengths of answers can be compared
     any_version: bool = False  # True: a version of vLLM is tried that the plug-in was not tested with
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Settings:
         lossy = (self.rule, self.gate, self.budget, self.certificate)
         asks_gate = self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
         check({
+            '"shadow" is a share of the requests. Give a number from 0 to 1.': not 0 <= self.shadow <= 1,
             '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.':
                 self.strict and (self.settings or any(value is not None for value in lossy)),
             'name a "rule", a "gate" or a "certificate", or set "strict" to true.':
@@ -195,6 +197,7 @@ class Policy:
     source: str = "strict"  # where the setting comes from, for people
     sampled: bool = False  # whether sampled requests are judged too
     covered_only: bool = False  # whether a certificate names the setting; requests that it cannot cover are strict
+    shadow: float = 0.0  # share of requests that are strict for comparison
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
@@ -227,7 +230,7 @@ def make_policy(settings: Settings, served: Served) -> Policy:
         is_covered = False
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
-    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered)
+    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered, settings.shadow)
 
 
 def check_gate(gate: Any, served: Served) -> None:

@@ -9,7 +9,8 @@ import torch
 from gistgate.core.rule import allowed
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, check_wish
+from gistgate.vllm.judge import Requests, VllmJudge, check_wish
+from gistgate.vllm.policy import Policy
 from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
@@ -177,6 +178,22 @@ def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
         check_wish(extra)
     with pytest.raises(UserError, match="no scope 'code'. Known: all, prose, thinking"):
         check_wish({"gistgate": '{"scope": "code"}'})
+
+
+def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
+    judge, strict = VllmJudge(Policy(OPEN, shadow=0.5), (), 256, torch.device("cpu")), 0
+    for number in range(50):
+        batch = Batch()
+        batch.params = {f"{number}-{name}": params for name, params in batch.params.items()}
+        batch.wish(f"{number}-r3", {"r": 0.5})
+        for _ in range(2):
+            texts = batch.through_v1(judge)
+        strict += sum(judge.requests.entries[f"{number}-r{row}"].rule is None for row in (0, 2))
+        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].arm == "shadow"
+    counts = judge.counters.total()
+    assert counts["plain_requests"] + counts["shadow_requests"] == 150, "whoever wishes something is not compared"
+    assert 30 < strict < 70 and 50 < counts["shadow_requests"] < 100
+    assert counts["shadow_tokens"] / counts["shadow_requests"] < counts["plain_tokens"] / counts["plain_requests"]
 
 
 def test_an_id_that_comes_back_is_another_request():
