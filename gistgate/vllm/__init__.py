@@ -38,14 +38,10 @@ def refusing(native: Any) -> Any:
 
     def validate(self: Any, params: Any, *more: Any) -> Any:
         if KEY in (self.vllm_config.additional_config or {}):
-            from gistgate.core.utils import UserError
-            from gistgate.vllm.judge import check_wish
+            from gistgate.vllm.judge import refusal
 
-            try:
-                check_wish(getattr(params, "extra_args", None))
-            except UserError as error:
-                refused = import_module("vllm.exceptions").VLLMValidationError
-                raise refused(str(error), parameter="vllm_xargs") from error
+            if sentence := refusal(getattr(params, "extra_args", None)):
+                raise import_module("vllm.exceptions").VLLMValidationError(sentence, parameter="vllm_xargs")
         return native(self, params, *more)
 
     return validate

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.rule import Rule, allowed
-from gistgate.core.scopes import ALL, PROSE, SCOPES, THINKING, Reading, Scope, check_scope
+from gistgate.core.scopes import ALL, PROSE, SCOPES, THINKING, Reading, Scope
 from gistgate.core.utils import UserError
 from gistgate.rules.divergence import Ensemble
 from gistgate.vllm import KEY, MARK
@@ -121,21 +121,22 @@ def read_wish(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return wish
 
 
-def check_wish(extra: Mapping[str, Any] | None) -> None:
-    """Refuse a scope that does not exist before the request runs; what else is not understood is strict."""
-    wish: Mapping[str, Any] = {}
+def refusal(extra: Mapping[str, Any] | None) -> str:
+    """Why a request cannot run: its scope does not exist; what else is not understood is strict."""
     with suppress(*NONSENSE):
-        wish = read_wish(extra)
-    check_scope(wish.get("scope", ALL))
+        if (scope := read_wish(extra).get("scope", ALL)) not in SCOPES:
+            return f"There is no scope '{str(scope)[:60]}'. Known: {', '.join(SCOPES)}."
+    return ""
 
 
 def wished(rule: Rule, extra: Mapping[str, Any] | None) -> tuple[Rule | None, str]:
     """The server's rule, a stricter one, or None (strict, also for nonsense), and the scope that a request wishes."""
     try:
-        wish = read_wish(extra)
-        check_scope(scope := wish.get("scope", ALL))
-        setting = {name: value for name, value in wish.items() if name not in ("strict", "scope")}
-        return None if wish.get("strict") else stricter(rule, setting), scope
+        if sentence := refusal(extra):
+            raise ValueError(sentence)
+        wish = dict(read_wish(extra))
+        scope, is_strict = wish.pop("scope", ALL), wish.pop("strict", False)
+        return None if is_strict else stricter(rule, wish), scope
     except NONSENSE as error:
         log.warning("gistgate: a request is verified strictly, because its wish was not understood (%s).", error)
         return None, ALL

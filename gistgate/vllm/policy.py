@@ -204,30 +204,29 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     """The policy of a configuration; refuses what cannot run here or does not belong to these models."""
     if settings.strict:
         return Policy()
-    if served.rounded and (settings.gate is not None or settings.certificate is not None):
-        raise UserError(
-            "gistgate: this engine rounds weights or its cache, so that no certificate holds. Name a rule alone."
-        )
+    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
+    asks_gate = name == "autojudge" and settings.gate is not None and "risk" not in values
+    is_covered = settings.certificate is not None or asks_gate
+    check({
+        "this engine rounds weights or its cache, so that no certificate holds. Name a rule, or a gate with a risk "
+        'in "settings".': served.rounded and is_covered
+    })  # fmt: skip
     gate: Any = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
-    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
-    is_covered = True
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
         files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
         check_certificate(certificate, served, gate, block=served.block, **files)
         name, values, source = certificate.rule, point.settings, f"certificate for {100 * point.budget:g} %"
-    elif name == "autojudge" and gate is not None and "risk" not in values:
+    elif asks_gate:
         point = gate.operating_point(settings.budget, served.drafter, name)
         check_certificate(gate.certificate, served, gate)
         values, source = {**values, **point.settings}, f"operating point for {100 * point.budget:g} %"
         if broken := gate.certificate.mismatch(block=served.block):
             log.warning("gistgate: %s", broken)
             source = f"uncertified {source}"
-    else:
-        is_covered = False
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
     return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered, settings.shadow)
@@ -244,6 +243,8 @@ def check_gate(gate: Any, served: Served) -> None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
     if (own := target.dtype) != expected.dtype:
         log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, own)
+    if served.rounded:
+        log.warning("gistgate: the gate was trained on states of weights that were not rounded.")
     if gate.layers - {"post"}:
         raise UserError(
             f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post' and 'h_pred:post'."

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gistgate.core.rule import allowed
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, VllmJudge, check_wish
+from gistgate.vllm.judge import Requests, VllmJudge, refusal
 from gistgate.vllm.policy import Policy
 from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
@@ -175,9 +174,8 @@ def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
     for tokenizer, more in ((None, {}), (object(), grammar)):
         assert Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule is None
     for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
-        check_wish(extra)
-    with pytest.raises(UserError, match="no scope 'code'. Known: all, prose, thinking"):
-        check_wish({"gistgate": '{"scope": "code"}'})
+        assert not refusal(extra)
+    assert refusal({"gistgate": '{"scope": 7}'}) == "There is no scope '7'. Known: prose, thinking, all."
 
 
 def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
