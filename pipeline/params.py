@@ -139,9 +139,10 @@ class CollectParams:
 
 @block
 class LabelParams:
-    recipe: Literal["outcome", "suffix"] = "outcome"
+    recipe: Literal["outcome", "suffix", "both"] = "outcome"
     window: Count = 16
     nats: Positive = 4.0
+    longest: Positive | None = None
     batch_size: Count = 128
     rejoin: Count | None = 16
     audit: Natural = 96
