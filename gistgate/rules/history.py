@@ -198,8 +198,8 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its published setting."""
 
     budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
-    share: Amount = 0.0  # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no such limit
-    most: Natural = 0  # of ASD, m: loose tokens in a block; 0: no such limit
+    share: Amount = 0.0  # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no limit
+    most: Natural = 0  # of ASD, m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     counters = ("spent",)
