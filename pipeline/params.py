@@ -247,6 +247,7 @@ class CalibrateParams:
     budgets: tuple[Share, ...] = (0.02, 0.03, 0.05)
     confidence: Annotated[Number, between(0.5, 0.9999)] = 0.95
     looks: Count = 1
+    growth: Positive | None = None
     stop: Literal["planned", "lost"] = "planned"
     settings: Count = 2
     evaluations: Count = 5
