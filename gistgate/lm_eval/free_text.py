@@ -181,7 +181,7 @@ def description(rng: random.Random) -> Document:
 
 def passage(rng: random.Random) -> Document:
     """A notice about a place with two values of each of four kinds, and somebody's question about one of the values."""
-    place, told, asked = rng.choice(PLACES), [], []
+    place, told, asked = rng.choice(PLACES), list[str](), list[tuple[str, Fact]]()
     for kind in rng.sample(sorted(SUBJECTS), 4):
         (sentences, questions), both = SUBJECTS[kind], values(rng, kind)
         told.append(rng.choice(sentences).format(*(one["value"] for one in both)))
