@@ -111,8 +111,8 @@ class GatedLM(HFLM):
         self.decoder = decoder or build_decoder(self.model, self.tokenizer, options, policy="refuse")
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
-        self.is_certified = bool(self.decoder.certificate or certificate_in_use(self.decoder))
-        if self.is_certified:
+        self.certificate = self.decoder.certificate
+        if self.certificate or certificate_in_use(self.decoder):
             remember(self)
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.rows, self.is_quiet = 0, False
@@ -199,7 +199,7 @@ class GatedLM(HFLM):
         """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
         for way in self.prompting or [{}]:
             check_use(self.decoder, temperature=temperature, stops=stops, **way)
-        if self.is_in_segments and not self.is_certified:
+        if self.is_in_segments and not (self.certificate or certificate_in_use(self.decoder)):
             warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:

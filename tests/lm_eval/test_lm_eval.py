@@ -282,7 +282,7 @@ def test_lm_evals_class_is_changed_only_while_a_model_compares_requests(pair, to
     assert ConfigurableTask.fewshot_context is remembering
     del lm
     gc.collect()
-    assert ConfigurableTask.fewshot_context is MAKE and not other.is_certified
+    assert ConfigurableTask.fewshot_context is MAKE and other.certificate is None
 
 
 def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, certified):
