@@ -69,6 +69,9 @@ class Options(Promise):
     score: Annotated[
         str, option("What is compared: task (its metric), capped (answers cut at the limit), logprob or judge.")
     ] = "task"
+    growth: Annotated[
+        float | None, option("Largest growth of answers, as a share, to certify beside the loss; default: any.", min=0)
+    ] = None
     judge: Annotated[str | None, option("Judge model, for --score judge.")] = None
     batch_size: Annotated[int, option("Rows decoded together.", min=1)] = 32
 

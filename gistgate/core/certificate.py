@@ -36,6 +36,9 @@ class OperatingPoint:
     harm_bound: float  # upper bound on the harm by Hoeffding-Bentkus; no budget limits it
     certified: bool  # whether the bound keeps the budget
     mean_accepted_length: float  # tokens per target forward on the calibration prompts, the target's own token included
+    growth: float | None = None  # by what share answers were longer than the strict ones, on average
+    growth_bound: float | None = None  # upper bound on that share, at the same confidence; None: no lengths were known
+    growth_limit: float | None = None  # the largest growth that was to be certified beside the loss; None: any
     refusal: str | None = None  # why nothing is certified and what would help; None after a success
 
 

@@ -316,7 +316,8 @@ class Task:
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
         """Whether filter and metric cannot tell `text` from `reference`; None where nothing is known.
 
-        Where a scoring function or unit tests hide answers, two failures with different texts are unknown.
+        Where a scoring function or unit tests hide answers, a text keeps the meaning if it scores no less, and two
+        failures with different texts are unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):
@@ -326,7 +327,7 @@ class Task:
         if not (callable(self.harness.config.process_results) or self.harness.config.unsafe_code):
             return bool(self._against(expected, answer) == self._against(expected, expected))
         verdicts = self.score(doc, text), self.score(doc, reference)
-        return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
+        return None if verdicts == (0, 0) else verdicts[0] >= verdicts[1]
 
     def answer(self, doc: Document, text: str) -> Any:
         """What the filter leaves of a text."""

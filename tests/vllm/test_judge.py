@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gistgate.core.rule import allowed
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, check_wish
+from gistgate.vllm.judge import Requests, VllmJudge, refusal
+from gistgate.vllm.policy import Policy
 from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
@@ -174,9 +174,24 @@ def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
     for tokenizer, more in ((None, {}), (object(), grammar)):
         assert Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule is None
     for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
-        check_wish(extra)
-    with pytest.raises(UserError, match="no scope 'code'. Known: all, prose, thinking"):
-        check_wish({"gistgate": '{"scope": "code"}'})
+        assert not refusal(extra)
+    assert refusal({"gistgate": '{"scope": 7}'}) == "There is no scope '7'. Known: prose, thinking, all."
+
+
+def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
+    judge, strict = VllmJudge(Policy(OPEN, shadow=0.5), (), 256, torch.device("cpu")), 0
+    for number in range(50):
+        batch = Batch()
+        batch.params = {f"{number}-{name}": params for name, params in batch.params.items()}
+        batch.wish(f"{number}-r3", {"r": 0.5})
+        for _ in range(2):
+            texts = batch.through_v1(judge)
+        strict += sum(judge.requests.entries[f"{number}-r{row}"].rule is None for row in (0, 2))
+        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].arm == "shadow"
+    counts = judge.counters.total()
+    assert counts["plain_requests"] + counts["shadow_requests"] == 150, "whoever wishes something is not compared"
+    assert 30 < strict < 70 and 50 < counts["shadow_requests"] < 100
+    assert counts["shadow_tokens"] / counts["shadow_requests"] < counts["plain_tokens"] / counts["plain_requests"]
 
 
 def test_an_id_that_comes_back_is_another_request():
