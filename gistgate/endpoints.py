@@ -92,7 +92,7 @@ class Endpoint:
                     cause = f"cannot be reached{after} ({cause}). {said_of(cause, REMEDIES)}"
                     raise UserError(f"{self.url} {cause}") from error
                 waited, repeated = waited + pause, repeated + 1
-                if pause >= SAID or "timed out" in cause.casefold():
+                if pause >= SAID or "imeout" in cause:
                     note(f"{self.url}: {cause}; repetition {repeated} of {most} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
@@ -182,6 +182,8 @@ async def connect(url: str, model: str | None, extra: Mapping[str, Any], key: st
         except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
             raise
         except Exception as error:
+            if getattr(error, "status_code", 0) == 407:
+                raise
             known, cause = [], first_line(error)
     if model is None and len(known) == 1:
         endpoint = replace(endpoint, model=known[0])
@@ -275,7 +277,7 @@ REMEDIES = {
     **LASTING,
     **ASTRAY,
     "roxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
-    "timed out": "It answers too slowly: ask for less at a time with --concurrent.",
+    "imeout": "It says nothing for too long: look whether it works, and ask for less at a time with --concurrent.",
     "": "Start or mend the server, and repeat.",
 }
 
@@ -303,6 +305,7 @@ def explained(endpoint: Endpoint) -> Iterator[None]:
     except openai.APIStatusError as error:
         said = " ".join(error.response.text.split()).replace(endpoint.key or "\0", "(the key)")[:200]
         remedy = "Mend that, ask for less at a time (--concurrent), or for other things (--strict-body, --loose-body)."
+        remedy = LASTING["407 Proxy"] if error.status_code == 407 else remedy
         if error.status_code in (401, 403):
             remedy = f"Set {' or '.join(KEYS.values())}, if it wants another key."
         raise UserError(f"{url} refused a request with status {error.status_code}: {said}. {remedy}") from error

@@ -86,6 +86,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
     "loose, message",
     [
         (Script(statuses={7: 400}), "refused a request with status 400: .*no 7 today"),
+        (Script(statuses={7: 407}), "status 407: .*A proxy of the environment wants a password"),
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
