@@ -29,7 +29,7 @@ from gistgate.certificates.planning import needed_for
 from gistgate.core.files import write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
-from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
+from gistgate.endpoints import Endpoint, Messages, Served, body, connect, keys_of, note
 from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
@@ -167,8 +167,10 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         planned(options, len(docs), True, lost)
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
-        one = options.strict, options.strict_model, options.strict_body
-        other = options.loose, options.loose_model, options.loose_body
+        arguments = spec.prompting.arguments
+        said = {"chat_template_kwargs": arguments} if arguments else {}  # as vLLM, SGLang and llama.cpp call them
+        one = options.strict, options.strict_model, {**said, **body(options.strict_body)}
+        other = options.loose, options.loose_model, {**said, **body(options.loose_body)}
         strict, loose = (
             runner.run(connect(*asked, key, names)) for asked, key in zip((one, other), keys.values(), strict=True)
         )
