@@ -1,4 +1,4 @@
-"""Servers that speak the OpenAI protocol: finding the model, asking it greedily, and saying what went wrong."""
+"""Servers that speak the OpenAI protocol: finding the model, asking it, and saying what went wrong."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Served:
     text: str  # the answer, without the text that ended it
     tokens: int | None  # its length in tokens; None where the server does not say it
     capped: bool  # whether it was cut at the longest length
+    limited: bool = False  # whether the server cut it at a limit of its own before that
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, one of its models, asked greedily, and what every request to it says beside the prompt."""
+    """A server, one of its models, and what every request to it says beside the prompt."""
 
     url: str  # address up to the version, such as http://127.0.0.1:8000/v1, without a password
     model: str  # name under which the server knows the model
@@ -64,8 +65,10 @@ class Endpoint:
         return {"url": self.url, "model": self.model, "extra": dict(self.extra)}
 
     def report(self, name: str, said: Any) -> None:
-        """Keep what the server says of itself."""
+        """Keep what the server says of itself, and say where it says something else than before."""
         if said and (text := f"{name} {' '.join(str(said).split())[:100]}") not in self.reported:
+            if before := [one for one in self.reported if one.startswith(f"{name} ")]:
+                note(f"{self.url} reports {text} after {before[-1]}. If it was changed within the run, begin anew.")
             self.reported.append(text)
 
     async def patiently(self, request: Callable[[], Awaitable[Any]]) -> Any:
@@ -87,25 +90,43 @@ class Endpoint:
                     note(f"{self.url}: {cause}; repetition {repeated} of {RETRIES} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
-    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
-        """The greedy answer to a text to continue, or to the messages of a chat."""
+    async def survey(self) -> tuple[list[str], str]:
+        """The models that the server lists, or none and the cause; they are kept, and so is its version."""
+        known, cause, listing = [], "an empty list", self.client.models.list
+        try:
+            known = [one.id for one in (await self.patiently(listing)).data]
+        except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError):
+            raise
+        except Exception as error:
+            cause = first_line(error)
+        self.report("list", ", ".join(sorted(known)))
+        with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
+            page = f"{self.url.removesuffix('/v1')}/version"
+            self.report("version", (await self.client.get(page, cast_to=object, options={"timeout": 5.0}))["version"])
+        return known, cause
+
+    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any) -> Served:
+        """The answer to a text to continue, or to the messages of a chat; greedy without other `sampling`."""
         shared: dict[str, Any] = {
             "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "stop": list(stops)[:MOST_STOPS] or None,
             "extra_body": {**continued(prompt), **self.extra} or None,
+            **sampling,
         }
         with explained(self.url):
             if isinstance(prompt, str):
                 done = await self.patiently(lambda: self.client.completions.create(prompt=prompt, **shared))
             else:
                 done = await self.patiently(lambda: self.client.chat.completions.create(messages=prompt, **shared))
-            return self.whole(done)  # a page of a gateway may come with status 200
+            # A page of a gateway may come with status 200.
+            return self.whole(done, self.extra.get("stop") or stops, self.extra.get("max_tokens") or max_tokens)
 
-    def whole(self, done: Any) -> Served:
-        """An answer that came, unless it was cut short or another model gave it."""
-        if done.model not in (None, "", self.model, *self.names):
+    def whole(self, done: Any, stops: str | Sequence[str], max_tokens: int) -> Served:
+        """An answer that came, without its end, unless it was cut short or another model gave it."""
+        named = (done.model or "").removesuffix("@main")  # which `transformers serve` adds
+        if named not in ("", self.model, *self.names):
             raise UserError(
                 f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. If that is "
                 f"the same one, add --same-model {done.model}; else name it."
@@ -125,8 +146,11 @@ class Endpoint:
             )
         self.report("model", done.model)
         self.report("fingerprint", getattr(done, "system_fingerprint", None))
-        tokens = done.usage.completion_tokens if done.usage else None
-        return Served(text, tokens if tokens or not text else None, choice.finish_reason == "length")
+        for stop in [stops] if isinstance(stops, str) else stops:  # `transformers serve` leaves it in the text
+            text = text.split(stop)[0]
+        tokens, capped = done.usage.completion_tokens if done.usage else None, choice.finish_reason == "length"
+        limited = capped and tokens is not None and 0 < tokens < max_tokens
+        return Served(text, tokens if tokens or not text else None, capped, limited)
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
@@ -137,28 +161,19 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
 
 async def connect(url: str, model: str | None, extra: str, key: str, names: tuple[str, ...]) -> Endpoint:
     """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
-    (url, login), cause = without_login(url), "an empty list"
+    url, login = without_login(url)
     endpoint = Endpoint(url, model or "", body(extra), key, login, names)
     with explained(url):
-        listing = endpoint.client.models.list
-        try:
-            known = [one.id for one in (await endpoint.patiently(listing)).data]
-        except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError):
-            raise
-        except Exception as error:
-            known, cause = [], first_line(error)
+        known, cause = await endpoint.survey()
     if model is None and len(known) == 1:
-        endpoint = replace(endpoint, model=known[0])
-    elif model is None or (known and model not in known):
+        return replace(endpoint, model=known[0])
+    if model is None or (known and model not in (*known, *names)):
         said = f"serves: {', '.join(known)}" if known else f"lists no model ({cause})"
-        wanted = f" It does not serve '{model}'." if model else ""
+        wanted = f" It does not serve '{model}'; if it does, add --same-model {model}." if model else ""
         raise UserError(
             f"{url} {said}.{wanted} Name one (--strict-model, --loose-model), or mend the address, which mostly ends "
             "with /v1."
         )
-    with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
-        page = await endpoint.client.get(f"{url.removesuffix('/v1')}/version", cast_to=object, options={"timeout": 5.0})
-        endpoint.report("version", page["version"])
     return endpoint
 
 

@@ -55,8 +55,9 @@ def test_the_bound_is_that_of_the_losses_and_gains(run):
     assert certificate.strict_answers["capped"] == 0 and certificate.loose_answers["capped"] == 1 / 80
     assert certificate.loose_answers["tokens"] == 9 and certificate.loose_answers["score"] == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
-    assert written["losses"] == 1 and written["sampling"] == {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"]}
-    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == ["model adder"]
+    asked = {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"], "samples": 1, "seed": 0}
+    assert written["losses"] == 1 and written["sampling"] == asked
+    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == ["list adder", "model adder"]
     page = path.with_suffix(".md").read_text()
     assert certificate.sentence.startswith("Certified at 95 %: adder at http") and certificate.sentence in page
     assert f'| url | "{written["strict"]["url"]}" | "{written["loose"]["url"]}" |' in page
@@ -89,7 +90,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
-        (Script(model="other"), "serves: other. It does not serve 'adder'. Name one"),
+        (Script(model="other"), "serves: other. It does not serve 'adder'; if it does, add --same-model adder. Name one"),
         (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
     ],
 )
