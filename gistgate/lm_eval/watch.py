@@ -38,7 +38,7 @@ def watch(options: Options) -> None:
 
     def tell() -> None:
         """Say what the present test has shown."""
-        mean, bound = fmean(d), betting_bound(d, error)
+        bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
         if claim == "length":
             mean, bound = (grown(one, budget, spec.max_new_tokens / (fmean(strict) or 1)) for one in (mean, bound))
         seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {VERDICTS[answer]}"
