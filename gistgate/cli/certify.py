@@ -47,11 +47,9 @@ def certify(**given: Any) -> None:
     """
     if given["watch"]:
         del given["as_json"]
-        return module_of("gistgate.lm_eval.watch", "endpoints").watch(Options(**given))
-    certificate = proved(given, Options, "gistgate.lm_eval.certify", "endpoints", show.compared)
-    if not certificate.certified:
-        raise UserError(certificate.refusal)
-    return None
+        module_of("gistgate.lm_eval.watch", "endpoints").watch(Options(**given))
+    elif not (made := proved(given, Options, "gistgate.lm_eval.certify", "endpoints", show.compared)).certified:
+        raise UserError(made.refusal)
 
 
 typed(certify, fields_of(Options))

@@ -65,8 +65,6 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
 def compared(certificate: ServedCertificate) -> str:
     """The verdict about one server against another, and means over the answers of both."""
     hint = "" if certificate.differing else " No answer differs: make sure that these are two servers."
-    limited = certificate.strict_answers.get("limited") or certificate.loose_answers.get("limited")
-    hint += " A server cut answers at a limit of its own (limited): raise its context." if limited else ""
     lines = [certificate.sentence + hint]
     for side, means in (("strict", certificate.strict_answers), ("loose", certificate.loose_answers)):
         lines.append(f"{side:7} " + ", ".join(f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None))

@@ -170,10 +170,13 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         strict, loose = connected(options, runner)
         name = ", ".join([task.name, claim][: 1 + (claim != "score")])
         name += f" at temperature {options.temperature}" if options.temperature else ""
-        questions = [task.question(doc) for doc in docs]
         look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
             claim=f"{name}, served: {loose.described()} against {strict.described()}",
-            marks=[hash_of(list(one.encode())) for one in questions] + [hashes_of([task.problem(doc)]) for doc in docs],
+            marks=[
+                mark
+                for doc in docs
+                for mark in (hash_of([*task.question(doc).encode()]), hashes_of([task.problem(doc)]))
+            ],
             spent=1 - confidence,
             error=1 - options.confidence,
             remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
@@ -181,8 +184,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         check(look)
         told = [{**one.described(), "reported": one.reported} for one in (strict, loose)]
         kept = LOCAL.with_name(f"answers-{fingerprint(told)}.jsonl")
-        if not options.resume:
-            kept.unlink(missing_ok=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.open("a" if options.resume else "w").close()
         compared = Compared(task, docs, (strict, loose), claim, options, need, kept, answers_in(kept))
         ternary = ternary and claim != "length"
         verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, ternary)  # type: ignore[arg-type]
@@ -230,12 +233,11 @@ def connected(options: Options, runner: asyncio.Runner) -> tuple[Endpoint, Endpo
 
 def answers_in(kept: Path) -> dict[str, list[Pair]]:
     """The answers that an interrupted run left behind; a line that it could not finish counts as none."""
-    found = {}
-    for line in kept.read_text().split("\n") if kept.exists() else ():
+    found: dict[str, Any] = {}
+    for line in kept.read_text().split("\n"):
         with suppress(ValueError):
-            for mark, pairs in json.loads(line).items():
-                found[mark] = [tuple(Served(**one) for one in pair) for pair in pairs]
-    return found  # type: ignore[return-value]
+            found |= json.loads(line)
+    return {mark: [tuple(Served(**one) for one in pair) for pair in pairs] for mark, pairs in found.items()}  # type: ignore[misc]
 
 
 def documents(task: Task, options: Options, gate: Gate | None, need: int | None = None) -> list[Document]:
@@ -277,14 +279,16 @@ class Compared:
         """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
         free = asyncio.Semaphore(self.options.concurrent)
         asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
-        lost = 0.0
+        options, changed, total = self.options, 0.0, len(self.docs)
+        error = 1 - confidence_of_test(options.stop, level(options.confidence, options.looks))
         try:
             for n, (doc, pairs) in enumerate(zip(self.docs, asked, strict=True), start=1):
                 runner.run(self.wait(pairs))
                 yield Decoded(np.array([d := self.taken(doc, pairs.result())]))
-                lost += d
-                if self.is_hopeless(int(lost), n):
-                    break
+                changed += d
+                if self.claim == "agreement" and options.stop == "clear":  # no proof is left, whatever the rest show
+                    if all(p_value(int(changed), 0, look, options.budget) > error for look in (n, total)):
+                        break
         except (KeyboardInterrupt, UserError):
             note(f"The answers to {len(self.found)} prompts are kept. --resume goes on if no server is changed.")
             raise
@@ -292,13 +296,6 @@ class Compared:
             for pairs in asked:
                 pairs.cancel()
             note(f"{len(self.pairs)} prompts answered by both in {monotonic() - self.began:.0f} s")
-
-    def is_hopeless(self, changed: int, n: int) -> bool:
-        """Whether the budget stays unproven even if both servers agree on all prompts that are left."""
-        options = self.options
-        error = 1 - confidence_of_test(options.stop, level(options.confidence, options.looks))
-        looks = (n, len(self.docs)) if options.stop == "clear" and self.claim == "agreement" else ()
-        return bool(looks) and all(p_value(changed, 0, look, options.budget) > error for look in looks)
 
     async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Pair]:
         """The answers of both servers to a prompt, one pair for each sample; what is known is not asked again."""
@@ -315,7 +312,6 @@ class Compared:
             self.found[mark] = await asyncio.gather(*(sample(**(one if heat else {})) for one in seeded))
             self.fresh += 1
             if self.kept:
-                self.kept.parent.mkdir(parents=True, exist_ok=True)
                 with self.kept.open("a") as file:  # behind a line that an interruption cut
                     file.write("\n" + json.dumps({mark: [[asdict(one) for one in pair] for pair in self.found[mark]]}))
         return self.found[mark]
@@ -351,8 +347,8 @@ class Compared:
             return float(strict != loose and not task.same_meaning(doc, loose, strict))
         lengths = [[one.tokens for one in side] for side in zip(*pairs, strict=True)]
         if any(tokens is None or tokens > limit for side in lengths for tokens in side):
-            said = f"{lengths[0][0]} and {lengths[1][0]}"
-            raise UserError(f"The servers say {said} tokens, of at most {limit}. Claim something else.")
+            one, other = (side[0] for side in lengths)
+            raise UserError(f"The servers say {one} and {other} tokens, of at most {limit}. Claim something else.")
         one, other = map(fmean, lengths)  # type: ignore[arg-type]
         return budget + (1 - budget) * (other - (1 + budget) * one) / limit  # the mean is the budget if it is just kept
 

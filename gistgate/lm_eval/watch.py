@@ -37,7 +37,6 @@ def watch(options: Options) -> None:
     spec, budget, k = spec_of(options, None), options.budget, 0
 
     def tell() -> None:
-        """Say what the present test has shown."""
         bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
         if claim == "length":
             mean, bound = (grown(one, budget, spec.max_new_tokens / (fmean(strict) or 1)) for one in (mean, bound))
