@@ -157,7 +157,7 @@ class PromptReader:
                 # Without a program nothing is read but the slots that the rows have used so far.
                 memory = self.memory if self.whole else [kept[:batch, :, : start + width] for kept in self.memory]
                 first = torch.full((batch, 1), start, device=self.model.device)
-                self.call(*memory, ids[:, start : start + width], first)
+                self.call(*memory, anew(ids[:, start : start + width]), first)
 
 
 def rounded_up(number: int, width: int) -> int:

@@ -107,6 +107,7 @@ class Block:
     ends: Tensor | None = None  # those of them that end an answer [E]; None where nobody asks
     begins: Tensor | None = None  # rows whose answer begins here [B], bool: its first token is strict; None: none
     second: Tensor | None = None  # processed target logits [B, K, V] of a second reading, for rules that ask
+    inside: Tensor | None = None  # positions that the scope of the request covers [B, K], bool; None: all
     thinking: Tensor | None = None  # positions between the think markers [B, K], bool; only for the rules that ask
     cost: Tensor | None = None  # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
 
@@ -119,8 +120,8 @@ class Block:
 
     def of_rows(self, index: Tensor) -> Block:
         """Only these rows, or those of a mask."""
-        fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost", "second")
-        known = {name: getattr(self, name) for name in fields}
+        fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "inside", "thinking", "cost")
+        known = {name: getattr(self, name) for name in (*fields, "second")}
         some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
         return replace(self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some)
 

@@ -18,6 +18,7 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact, Rule, State, settle
+from gistgate.core.scopes import PROSE, THINKING, Scope
 from gistgate.core.utils import UserError, dataclass_from, hints, refusing
 
 CLOSED = "closed"  # verdict: this row is verified strictly
@@ -31,15 +32,18 @@ class Guards:
     before anything is accepted what every path may do, and `committed` looks at the texts after tokens were counted.
     """
 
-    def __init__(self, guards: Sequence[Guard]) -> None:
-        self.guards = tuple(guards)
-        self.layers = frozenset().union(*(guard.layers for guard in guards))
+    def __init__(self, guards: Sequence[Guard | Scope]) -> None:
+        self.guards = tuple(guard for guard in guards if not isinstance(guard, Scope))
+        self.scopes = tuple(guard for guard in guards if isinstance(guard, Scope))
+        self.layers = frozenset[str]().union(*(guard.layers for guard in self.guards))
 
     def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
         """What of the block stays; `rows` are those of the block, one for every path."""
-        acceptance = settle(rule, block, state)
         if rule.lossless:  # there is nothing to lose
-            return acceptance
+            return settle(rule, block, state)
+        for scope in self.scopes:
+            block = scope.limit(block, rows)
+        acceptance = settle(rule, block, state)
         opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
         chosen = [strictest(rule, row) for row in zip(*opinions, strict=True)]
         for verdict in {verdict for verdict in chosen if verdict is not None}:
@@ -284,15 +288,18 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
 Guard = LoopGuard | DomainGuard
 
 
-def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
-    """Guards by their ids; `gate` is the folder that "domain" is read from, or a gate that was loaded from it."""
+def make_guards(names: Sequence[str], gate: Any = None, tokenizer: Any = None) -> list[Guard | Scope]:
+    """Guards and scopes by their ids; `gate` is the folder that "domain" is read from, or a gate loaded from it."""
     folder = gate.folder if isinstance(gate, Gate) else gate
-    guards: list[Guard] = []
+    guards: list[Guard | Scope] = []
     for name in names:
-        if name == LoopGuard.id:
+        if name in (PROSE, THINKING):
+            guards.append(Scope(name, tokenizer))
+        elif name == LoopGuard.id:
             guards.append(LoopGuard())
         elif name != DomainGuard.id:
-            raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
+            known = ", ".join((LoopGuard.id, DomainGuard.id, PROSE, THINKING))
+            raise UserError(f"There is no guard '{name}'. Known: {known}.")
         elif folder is None:
             raise UserError("The guard 'domain' compares with a gate's calibration prompts. Name the gate's folder.")
         else:
@@ -300,7 +307,7 @@ def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
     return guards
 
 
-def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedModel) -> None:
+def check_guards(guards: Sequence[Guard | Scope], gate: Gate | None, target: PreTrainedModel) -> None:
     """Refuse a guard that was fitted with another gate or on other weights; older ones do not say the weights."""
     for about in [guard.about for guard in guards if isinstance(guard, DomainGuard)]:
         here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}

@@ -100,14 +100,17 @@ def kept_probs(block: Block, rule: str) -> Tensor:
 def allowed(block: Block) -> Tensor:
     """Where looseness is permitted at all [B, K].
 
-    Not at tokens with p = 0, not where x or t* steers the protocol (a loose end token would end the answer), and not at
-    the first token, which decides most about an answer. Stop strings are texts, so that a loose token can complete one.
+    Not at tokens with p = 0, not outside the request's scope, not where x or t* steers the protocol (a loose end token
+    would end the answer), and not at the first token, which decides most about an answer. Stop strings are texts, so
+    that a loose token can complete one.
     """
     may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
         ids_BK2 = torch.stack([block.draft_ids, block.top_ids[:, :-1]], dim=-1)
         # A handful of ids: comparing them all melts into one kernel of a compiled round, which `isin` would not.
         may &= (ids_BK2[..., None] != block.protocol).all(-1).all(-1)
+    if block.inside is not None:
+        may &= block.inside
     return may if block.first is None else may & ~block.first
 
 

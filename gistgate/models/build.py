@@ -159,7 +159,7 @@ def build_decoder(
     if options.guards:
         from gistgate.core.guards import check_guards, make_guards
 
-        shared["guards"] = make_guards(options.guards, options.gate)
+        shared["guards"] = make_guards(options.guards, options.gate, tokenizer)
         check_guards(shared["guards"], gate, target)
     parts = (target, tokenizer, draft, gate)
     if isinstance(options.certificate, TunedChoice) and gate is not None and gate.strict_reason is not None:

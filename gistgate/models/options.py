@@ -56,7 +56,7 @@ class DecodeOptions:
     confidence: Annotated[float | None, "Least confidence of the certificate."] = None
     certificate: Annotated[str | None, "certificate.json or its folder: decode as it says."] = None
     segments: Annotated[Any, "Folder of segment probes: judge whole segments."] = None
-    guards: Annotated[Sequence[str], "loop, or domain (of the gate); repeatable."] = ()
+    guards: Annotated[Sequence[str], "loop, domain (of the gate), or a scope: prose or thinking; repeatable."] = ()
     engine: Annotated[
         str, "eager, or compiled: takes seconds to minutes to build, then faster for single requests."
     ] = "eager"

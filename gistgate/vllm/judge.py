@@ -10,9 +10,9 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.rule import Rule, allowed
+from gistgate.core.scopes import ALL, PROSE, SCOPES, THINKING, Reading, Scope, check_scope
 from gistgate.core.utils import UserError
 from gistgate.rules.divergence import Ensemble
 from gistgate.vllm import KEY, MARK
@@ -46,16 +47,22 @@ class Entry:
     slot: int  # where its counts and its last tokens stand
     params: Any  # its sampling parameters; an id that comes back with others is another request
     rule: Rule | None  # what judges it; None is strict
+    scope: Scope | None = None  # where the rule may judge; None everywhere
+    reading: Reading | None = None  # how far its answer was read
+    end: int = 0  # tokens of the answer in front of the draft
+    written: dict[int, int] = field(default_factory=dict)  # tokens of the answer by their place, as far as met here
 
 
 class Requests:
     """Known requests by id; those met longest ago are forgotten."""
 
     def __init__(
-        self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False
-    ) -> None:
+        self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False,
+        tokenizer: Any = None,
+    ) -> None:  # fmt: skip
         """`forget` is told a slot that another request gets; `covered_only`: strict where no certificate can hold."""
         self.rule, self.capacity, self.forget, self.covered_only = rule, capacity, forget, covered_only
+        self.scopes = {} if tokenizer is None else {name: Scope(name, tokenizer) for name in (PROSE, THINKING)}
         self.warned = False
         self.entries: OrderedDict[str, Entry] = OrderedDict()
 
@@ -67,39 +74,64 @@ class Requests:
                 entry = self.entries.popitem(last=False)[1]
             slot = len(self.entries) if entry is None else entry.slot
             self.forget(slot)
-            entry = self.entries[name] = Entry(slot, params, self._rule(params))
+            entry = self.entries[name] = Entry(slot, params, *self._wished(params))
         self.entries.move_to_end(name)
         return entry
 
-    def _rule(self, params: Any) -> Rule | None:
+    def _wished(self, params: Any) -> tuple[Rule | None, Scope | None]:
+        rule, scope = wished(self.rule, getattr(params, "extra_args", None))
+        is_written = scope == PROSE and getattr(params, "structured_outputs", None) is not None
+        if is_written or (scope != ALL and scope not in self.scopes):  # a grammar writes it, or no text can be read
+            return None, None
+        return rule if rule is None or self._covers(params) else None, self.scopes.get(scope)
+
+    def _covers(self, params: Any) -> bool:
         # Certificates are made without penalties: the most probable tokens have to be the model's own.
         is_covered = all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
-        if not self.covered_only or is_covered:
-            return wished_rule(self.rule, getattr(params, "extra_args", None))
-        if not self.warned:
+        if self.covered_only and not is_covered and not self.warned:
             self.warned = True
             log.warning(
                 "gistgate: requests with a penalty, a bias, banned or allowed words, a least length or a grammar "
                 "are verified strictly, because no certificate covers them. If nobody asked for one, the model's "
                 "generation_config.json does: start the server with --generation-config vllm."
             )
-        return None
+        return is_covered or not self.covered_only
 
 
-def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:
-    """The server's rule, a stricter one, or None (strict, also for nonsense), as a request wishes in JSON or a word."""
+NONSENSE = (ValueError, TypeError, UserError, OverflowError, RecursionError)  # what comes of what a client may send
+
+
+def read_wish(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What a request wishes in its `extra_args`: an object, one as JSON, or one word."""
     wish = (extra or {}).get(KEY)
     if wish is None or wish == "strict":
-        return rule if wish is None else None
+        return {} if wish is None else {"strict": True}
+    if wish in SCOPES:
+        return {"scope": wish}
+    wish = json.loads(wish) if isinstance(wish, str) else wish
+    if not isinstance(wish, Mapping) or not isinstance(wish.get("strict", False), bool):
+        raise ValueError(f"{wish!r} is no object with 'strict', 'scope' or a setting")
+    return wish
+
+
+def check_wish(extra: Mapping[str, Any] | None) -> None:
+    """Refuse a scope that does not exist before the request runs; what else is not understood is strict."""
+    wish: Mapping[str, Any] = {}
+    with suppress(*NONSENSE):
+        wish = read_wish(extra)
+    check_scope(wish.get("scope", ALL))
+
+
+def wished(rule: Rule, extra: Mapping[str, Any] | None) -> tuple[Rule | None, str]:
+    """The server's rule, a stricter one, or None (strict, also for nonsense), and the scope that a request wishes."""
     try:
-        wish = json.loads(wish) if isinstance(wish, str) else wish
-        if not isinstance(wish, Mapping) or not isinstance(wish.get("strict", False), bool):
-            raise ValueError(f"{wish!r} is no object with 'strict' or a setting")
-        setting = {name: value for name, value in wish.items() if name != "strict"}
-        return None if wish.get("strict") else stricter(rule, setting)
-    except (ValueError, TypeError, UserError, OverflowError, RecursionError) as error:  # whatever a client may send
+        wish = read_wish(extra)
+        check_scope(scope := wish.get("scope", ALL))
+        setting = {name: value for name, value in wish.items() if name not in ("strict", "scope")}
+        return None if wish.get("strict") else stricter(rule, setting), scope
+    except NONSENSE as error:
         log.warning("gistgate: a request is verified strictly, because its wish was not understood (%s).", error)
-        return None
+        return None, ALL
 
 
 def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
@@ -188,7 +220,7 @@ class VllmJudge:
 
     def __init__(
         self, policy: Policy, protected: tuple[int, ...], max_requests: int, device: torch.device,
-        loop_guard: bool = True, share: Callable[[Tensor], Tensor] = lambda mask: mask,
+        loop_guard: bool = True, share: Callable[[Tensor], Tensor] = lambda mask: mask, tokenizer: Any = None,
     ) -> None:  # fmt: skip
         """`protected` token ids stay strict; `share` makes the ranks of a tensor-parallel group agree on a mask."""
         assert policy.rule is not None, "a strict policy needs no judge"
@@ -197,7 +229,7 @@ class VllmJudge:
         self.protected = torch.tensor(protected, dtype=torch.long, device=device)
         self.counters = Counters(slots, device)
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
-        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only)
+        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only, tokenizer)
         self.tail = policy.gate is not None and "scalars" in policy.gate.features
 
     def _forget(self, slot: int) -> None:
@@ -226,6 +258,9 @@ class VllmJudge:
             rows=rows,
             with_tail=self.tail,
         )
+        scoped = {number: entry for number, entry in enumerate(entries) if entry.scope is not None}
+        if scoped:
+            block = block.having(inside=self.inside(scoped, rows, block))
         if self.policy.gate is not None:
             block = block.having(gate_probs=self.policy.gate(block))
         mask_BK = torch.zeros_like(valid_BK)
@@ -241,6 +276,9 @@ class VllmJudge:
             share_BK = (block.draft_logprob.exp() / block.draft_q).nan_to_num(1.0)
 
         def settle(length_B: Tensor, written_BR: Tensor) -> None:
+            for number, entry in scoped.items():
+                own = [token for token in written_BR[number].tolist() if token >= 0]
+                entry.written |= dict(enumerate(own, start=entry.end))
             stays_BK = (torch.arange(valid_BK.shape[1], device=device) < length_B[:, None]) & valid_BK
             loose_BK = stays_BK & ~match_BK & greedy_B1
             carried_BK = stays_BK & match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
@@ -257,6 +295,23 @@ class VllmJudge:
 
         with rows.forced(mask_BK):
             yield settle
+
+    def inside(self, entries: Mapping[int, Entry], rows: Rows, block: RowBlock) -> Tensor:
+        """Where the scopes of requests, by number in the batch, permit looseness [B, K]; this waits for the device."""
+        assert rows.read is not None and rows.at is not None
+        columns = [each.tolist() for each in (rows.at, rows.read, block.draft_ids, block.top_ids)]
+        inside_BK = torch.ones_like(block.valid)
+        for number, entry in entries.items():
+            prompt, known = rows.text(number)
+            at, read, draft, best = (column[number] for column in columns)
+            entry.end = at + 1 - len(prompt)
+            entry.written[entry.end - 1] = read
+            answer = [entry.written.get(n, known[n] if n < len(known) else -1) for n in range(entry.end)]
+            assert entry.scope is not None
+            entry.reading = entry.reading or Reading(entry.scope.start(prompt))
+            where = entry.scope.along(entry.reading, answer, draft, best)
+            inside_BK[number] = torch.tensor(where, device=inside_BK.device)
+        return inside_BK
 
     def opinion(self, rule: Rule, block: RowBlock, rows: Rows) -> Tensor:
         """What a rule accepts [B, K]; sampled requests only where the policy judges them."""

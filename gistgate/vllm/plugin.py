@@ -35,7 +35,9 @@ def install(worker: Any, config: Any, value: Any) -> None:
     policy = make_policy(settings, served)
     protected = tuple(sorted({*served.protected, *settings.protected}))
     with torch.inference_mode(False):  # ordinary tensors, which every mode of inference may change
-        judge = VllmJudge(policy, protected, served.max_requests, runner.device, settings.loop_guard, share)
+        judge = VllmJudge(
+            policy, protected, served.max_requests, runner.device, settings.loop_guard, share, served.tokenizer
+        )
     (v2 if kind == "V2" else v1).install(runner, judge)
 
     def counts() -> dict[str, Any]:

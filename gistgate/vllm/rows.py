@@ -6,7 +6,7 @@ Axis letters: N flat rows, B requests, K drafted tokens, R = K + 1, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +35,9 @@ class Rows:
     draft_q: Callable[[], Tensor] | None = None  # q(x_j) [B, K]; None when the drafter names no probabilities
     draft_logits: Callable[[Tensor], Tensor] | None = None  # draft logits [n, V] of flat rows [n], where shown
     read: Tensor | None = None  # the token that stood before each draft [B]
+    at: Tensor | None = None  # and its place in the text [B]; both are asked for where a request has a scope
+    text: Callable[[int], tuple[Sequence[int], Sequence[int]]] = lambda number: ((), ())
+    """Prompt and answer of a request of the batch, as the model runner knows them; -1 is a token not yet fetched."""
 
     @cached_property
     def draft_places(self) -> Tensor:

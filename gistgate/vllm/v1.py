@@ -107,14 +107,20 @@ def read_rows(
     drafted_BR = at_R < num_B[:, None]
     place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
     own_T, bonus_B = ids_T.long(), call.metadata.bonus_logits_indices
+    before_B, names = call.metadata.logits_indices[bonus_B - num_B], list(call.runner.input_batch.req_ids)
+
+    def text(number: int) -> tuple[list[int], list[int]]:
+        request = call.runner.requests[names[number]]
+        return request.prompt_token_ids or [], request.output_token_ids
+
     greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
     rows = Rows(
-        logits_TV, own_T.clamp_min(0), place_BR, list(call.runner.input_batch.req_ids),
+        logits_TV, own_T.clamp_min(0), place_BR, names,
         greedy_B if sampling.all_greedy else sampling.temperature == 0,
         bool(sampling.all_greedy), bool(sampling.all_random),
         tail=lambda: call.logits[bonus_B],  # type: ignore[index]
         draft_q=None if probs_TV is None else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
-        read=call.runner.input_ids.gpu[call.metadata.logits_indices[bonus_B - num_B]],
+        read=call.runner.input_ids.gpu[before_B], at=call.runner.positions[before_B], text=text,
     )  # fmt: skip
     given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)
     return rows, given_BK.cumprod(1).bool()

@@ -27,11 +27,13 @@ from gistgate.core.guards import (
 )
 from gistgate.core.request import Generation, Row, Statistics
 from gistgate.core.rule import Exact, Rule
+from gistgate.core.scopes import Reading, Scope
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
 from tests.core.watching import HalfGate
+from tests.tiny import byte_tokenizer, tiny_pair
 
 LENGTH = 120
 VOCABULARY = 24
@@ -268,3 +270,96 @@ def test_a_folder_without_one_or_with_a_damaged_one_is_refused(tmp_path: Path):
     (tmp_path / CONFIG_FILE).write_text("{}")
     with pytest.raises(UserError, match="damaged"):
         DomainGuard.load(tmp_path)
+
+
+QWEN25 = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' + messages[0]['content'] }}
+    {{- "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with " }}
+    {{- "function signatures within <tools></tools> XML tags:\n<tools>" }}
+    {%- for tool in tools %}{{- "\n" + tool | tojson }}{%- endfor %}
+    {{- "\n</tools>\n\nFor each function call, return a json object with function name and arguments within " }}
+    {{- "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": " }}
+    {{- "<args-json-object>}\n</tool_call><|im_end|>\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not tools or not loop.first %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+QWEN3 = rf"""{QWEN25}
+{{%- if enable_thinking is defined and enable_thinking is false %}}{{{{- '<think>\n\n</think>\n\n' }}}}{{%- endif %}}"""
+LLAMA3 = r"""{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
+    {%- if tools and loop.last %}
+        {{- '\n\nRespond in the format {"name": function name, "parameters": dictionary of argument name and its ' }}
+        {{- 'value}. Do not use variables.\n\n' }}
+        {%- for t in tools %}{{- t | tojson(indent=4) + "\n\n" }}{%- endfor %}
+    {%- endif %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+R1 = r"""{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{% endif %}"""
+MARKERS = [
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>",
+    "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+]  # fmt: skip
+"""Chat templates as their models publish them, without the branches for earlier calls, and their markers."""
+CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at": "a } b", "is": {"x": 1}}}'
+
+
+@pytest.mark.parametrize("scope, template, answer", [
+    ("prose", QWEN25, "Su~re, here it comes:\n~" + CODE + "~\nAnd that is all.~"),
+    ("prose", QWEN25, "I l~ook it up.\n~<tool_call>\n" + JSON + "\n</tool_call>~\nand then wait~"),
+    ("prose", QWEN25, "So~ it is so.\n~#### 42\n~Good bye~"),
+    ("prose", LLAMA3, JSON), ("prose", LLAMA3, '<|python_tag|>look.call(at="it") and so on'),
+    ("prose", R1, "~We look at it.\n~</think>\n\nIt~ is 4.~"),
+    ("thinking", R1, "~We see: f(2) is 4.\n~</think>\n\nIt is 4."),
+    ("thinking", QWEN3, "No thought at all."), ("thinking", QWEN3, "<think>~a {thought}: 1 + 1~</think>\nIt is 2."),
+    ("thinking", QWEN3 + "{{- '<think>' }}", "~a thought~"),
+    ("prose", QWEN25 + "{{- '```py\n' }}", "d = 1\n```~\nDone.~"),
+])  # fmt: skip
+def test_a_scope_is_found_in_the_answers_of_chat_templates(scope: str, template: str, answer: str):
+    """Between the tildes an answer may be loose. The user's own text may hold any marker."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(MARKERS, special_tokens=True)
+    turns = [{"role": role, "content": "Look { [ ```"} for role in ("system", "user")]
+    tools = [{"name": "look"}] if scope == "prose" else None
+    text = tokenizer.apply_chat_template(
+        turns, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False, enable_thinking=False
+    )
+    made = Scope(scope, tokenizer)
+    parts = [tokenizer.encode(part, add_special_tokens=False) for part in answer.split("~")]
+    ids = [token for part in parts for token in part]
+    reading = Reading(made.start(tokenizer.encode(text, add_special_tokens=False)))
+    found = [made.along(reading, ids[:at], ids[at : at + 4], ids[at : at + 4]) for at in range(0, len(ids), 4)]
+    expected = [place % 2 == 1 for place, part in enumerate(parts) for _ in part]
+    assert [one for block in found for one in block] == expected
+    assert made.along(Reading(made.start([])), [-1], ids[:1], ids[:1]) == [False]
+
+
+def test_a_decoder_is_loose_inside_the_scope_alone():
+    target, draft = tiny_pair()
+    tokenizer, rule = byte_tokenizer(), make_rule("prob", r=1e-9)
+    request: dict[str, Any] = {"prompts": [[1, 40 + n, 50] for n in range(8)], "max_new_tokens": 60}
+
+    def ids(*scopes: str, rule: Rule = rule) -> list[list[int]]:
+        guards = [Scope(name, tokenizer) for name in scopes]
+        answers = Decoder(target, ModelDrafter(draft), rule, 5, tokenizer=tokenizer, guards=guards).generate(**request)
+        for prompt, answer in zip(request["prompts"], answers if "prose" in scopes else [], strict=False):
+            for at, why in enumerate(answer.reasons):
+                before = Reading(guards[0].start(prompt))
+                assert why != Reason.LOOSE or guards[0].along(before, answer.ids[:at], [answer.ids[at]] * 2, [50])[0]
+        return [answer.ids for answer in answers]
+
+    strict, loose, prose = ids(rule=Exact()), ids(), ids("prose")
+    assert ids("thinking") == ids("prose", "thinking") == strict
+    assert strict != prose != loose
+    with pytest.raises(UserError, match="Pass tokenizer"):
+        Scope("prose", None)

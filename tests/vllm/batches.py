@@ -15,6 +15,8 @@ from gistgate.vllm.policy import Policy
 VOCABULARY, WIDTH, NUM = 11, 4, 3
 LENGTHS = [3, 0, 1, 2]
 """Drafted tokens of each request of the ragged batch."""
+PROMPT, ANSWER = [1, 2], [3, 4]
+"""What every request has read before the token in front of its draft."""
 GREEDY = SimpleNamespace(all_greedy=True, all_random=False, temperature=None)
 """vLLM's sampling metadata of a batch in which nobody samples."""
 
@@ -53,7 +55,7 @@ class Batch:
     """A ragged batch in the terms of both runners."""
 
     def __init__(self, seed: int = 0, lengths: list[int] = LENGTHS) -> None:
-        self.lengths = lengths
+        self.lengths, self.known = lengths, ANSWER
         generator = torch.Generator().manual_seed(seed)
         self.num_rows = sum(lengths) + len(lengths)
         self.logits = 2 * torch.randn(self.num_rows, VOCABULARY, generator=generator)
@@ -63,7 +65,16 @@ class Batch:
         self.bonus = self.ends[1:] - 1
         rows = torch.arange(self.num_rows)
         self.targets = rows[~torch.isin(rows, self.bonus)]
+        first = len(PROMPT + ANSWER)
+        self.places = torch.cat([torch.arange(first, first + length + 1) for length in lengths])
         self.params = {f"r{index}": SimpleNamespace(extra_args=None) for index in range(len(lengths))}
+
+    def running(self) -> dict[str, Any]:
+        """The requests as a runner knows them."""
+        return {
+            name: SimpleNamespace(sampling_params=params, prompt_token_ids=PROMPT, output_token_ids=self.known)
+            for name, params in self.params.items()
+        }
 
     def wish(self, name: str, value: Any) -> None:
         """Let a request be another one, with a wish."""
@@ -76,8 +87,8 @@ class Batch:
             bonus_logits_indices=self.bonus, logits_indices=rows, target_logits_indices=self.targets
         )
         runner = SimpleNamespace(
-            requests={name: SimpleNamespace(sampling_params=params) for name, params in self.params.items()},
-            input_batch=SimpleNamespace(req_ids=list(self.params)), input_ids=SimpleNamespace(gpu=self.read),
+            requests=self.running(), input_batch=SimpleNamespace(req_ids=list(self.params)),
+            input_ids=SimpleNamespace(gpu=self.read), positions=self.places,
         )  # fmt: skip
         call = v1.Call(judge, runner, self.hidden, metadata, self.logits)
         logits, bonus = self.logits[self.targets], self.logits[self.bonus].argmax(-1, keepdim=True)
@@ -92,7 +103,11 @@ class Batch:
         """Tokens of each request from the second runner, in chunks of whole requests between `cuts`."""
         mapping = torch.arange(len(self.lengths))
         batch = SimpleNamespace(req_ids=list(self.params), idx_mapping_np=mapping.numpy())
-        call = v2.Call(judge, self.params, torch.zeros(len(self.lengths)).numpy(), self.hidden, batch)
+        texts_BT = torch.zeros(len(self.lengths), len(PROMPT + ANSWER) + 1, dtype=torch.long)
+        texts_BT[:, :-1], texts_BT[:, -1] = torch.tensor(PROMPT + self.known), self.read[self.ends[:-1]]
+        states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=texts_BT))
+        cold = torch.zeros(len(self.lengths)).numpy()
+        call = v2.Call(judge, self.running(), states, cold, self.hidden, batch)
         texts = []
         for start, stop in pairwise(cuts):
             low, high = int(self.ends[start]), int(self.ends[stop])
@@ -100,7 +115,7 @@ class Batch:
             logits = self.logits[low:high].clone()
             tokens, lengths = v2.verify(
                 call, native_v2, logits, draft, self.read[low:high], self.ends[start : stop + 1] - low,
-                torch.arange(low, high), mapping[start:stop], expanded, torch.zeros(high - low), torch.zeros(8),
+                self.places[low:high], mapping[start:stop], expanded, torch.zeros(high - low), torch.zeros(8),
                 torch.zeros(8), NUM,
             )  # fmt: skip
             assert torch.equal(logits, self.logits[low:high])

@@ -41,8 +41,9 @@ def start(job: dict[str, Any]) -> Any:
     speculation = {"num_speculative_tokens": job["block"], **job["speculation"]}
     return LLM(
         job["target"], speculative_config=speculation if job["block"] else None, dtype="float32", seed=0,
-        enforce_eager=True, max_model_len=256, max_num_seqs=8, disable_log_stats=False, skip_tokenizer_init=True,
-        tensor_parallel_size=job.get("tensor_parallel", 1), enable_prefix_caching=False,
+        enforce_eager=True, max_model_len=256, max_num_seqs=8, disable_log_stats=False,
+        skip_tokenizer_init=not job.get("reads"), tensor_parallel_size=job.get("tensor_parallel", 1),
+        enable_prefix_caching=False,
         additional_config={} if first is None else {"gistgate": first},
     )  # fmt: skip
 

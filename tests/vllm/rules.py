@@ -54,14 +54,16 @@ def configuration(rule: str, place: Path) -> dict[str, Any]:
     return {"rule": rule, "settings": settings_of(rule, place), "loop_guard": False, **gate}
 
 
-def check_rule(rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]]) -> None:
+def check_rule(rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]], **more: Any) -> None:
     """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours goes on behind it.
 
     At the end of an answer ours drafts less, so it writes a little more.
     """
     pair = [LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")]
     gate = Gate.load(place / "gate") if rule == "autojudge" else None
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings_of(rule, place)), BLOCK, gate=gate)
+    decoder = Decoder(
+        pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings_of(rule, place)), BLOCK, gate=gate, **more
+    )
     prompts = [request["prompt"] for request in requests]
     begun = [(len(prompt), ids[:1]) for prompt, ids in zip(prompts, found["ids"], strict=True)]
     ours = decoder.resume(decoder.remember(prompts), begun, [*map(len, prompts)], max_new_tokens=NUM + 10)

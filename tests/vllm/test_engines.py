@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from gistgate.core.scopes import Scope
+from tests.tiny import byte_tokenizer
 from tests.vllm.rules import BUDGET, CLOSED, OPEN, RULES, check_rule, configuration
 
 pytestmark = pytest.mark.vllm
@@ -100,6 +102,18 @@ def test_the_ensemble_without_weight_on_the_target_accepts_every_sampled_draft(
     values = [{"rule": "ensemble", "settings": {"w": w}, "loop_guard": False} for w in (0.0, 1.0)]
     opened, closed = ask([(value, asking(requests, SAMPLED)) for value in values], speculation=speculation)
     assert is_open(opened) and not is_open(closed)
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_request_in_prose_is_loose_where_our_decoder_is(
+    ask: Any, requests: list[dict[str, Any]], place: Path, runner: str
+):
+    """The runners know the texts in different ways; V1 has not fetched the newest tokens."""
+    asked = asking(requests, [{"extra_args": {"gistgate": {"scope": "prose"}}}] * 8)
+    value, tokenizer = configuration("prob", place), byte_tokenizer()
+    prose, loose = ask([(value, asked), (value, requests)], runner=runner, reads=True)
+    assert prose["ids"] != loose["ids"]
+    check_rule("prob", prose, place, requests, tokenizer=tokenizer, guards=[Scope("prose", tokenizer)])
 
 
 def write_eagle(place: Path) -> Path:

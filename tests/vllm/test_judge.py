@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from gistgate.core.rule import allowed
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests
-from tests.vllm.batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
+from gistgate.vllm.judge import Requests, check_wish
+from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
     make_rule("prob", r=0.05), make_rule("prob-ratio", r=0.2), make_rule("top-k", k=4), make_rule("fly", window=1),
@@ -147,6 +148,35 @@ def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
             refused += warm > 0 and len(own) - 1 < length
         assert (judge.counters.total()["expected_loose"] > 0) is judges_sampled
     assert refused > 0, "vLLM's own test refuses tokens of sampled requests, which the rule would accept"
+
+
+@pytest.mark.parametrize("runner, known, wish, loose", [
+    ("V1", ANSWER, "thinking", True), ("V1", [-1, -1], {"scope": "thinking"}, False), ("V1", ANSWER, "prose", True),
+    ("V2", ANSWER, '{"scope": "thinking"}', True), ("V2", [9, 4], "thinking", False),
+    ("V1", ANSWER, {"scope": "prose", "strict": True}, False), ("V1", ANSWER, {"scope": "thought"}, False),
+])  # fmt: skip
+def test_a_scope_reads_the_text_of_its_request_alone(runner: str, known: list[int], wish: Any, loose: bool):
+    """Token 3 begins thoughts. Behind a token that the runner has not fetched, nothing is loose."""
+    words = {3: "<think>", 9: "</think>"}
+    tokenizer = SimpleNamespace(added_tokens_decoder={}, decode=lambda ids, **how: words.get(ids[0], "word"))
+    batch = Batch(1)
+    batch.known, batch.read[batch.read == 3], batch.read[batch.read == 9] = known, 4, 4
+    batch.logits[:, [3, 9]] = -9.0
+    batch.wish("r0", wish)
+    judge = make_judge(OPEN, tokenizer=tokenizer)
+    found = batch.through_v1(judge) if runner == "V1" else batch.through_v2(judge)
+    assert (loose_of(judge, "r0") > 0) is loose and lengths_of(found)[1:] == LENGTHS[1:]
+    assert "r0" in batch.params and judge.requests.entries["r1"].scope is None
+
+
+def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
+    prose, grammar = ({"extra_args": {"gistgate": "prose"}}, {"structured_outputs": "json"})
+    for tokenizer, more in ((None, {}), (object(), grammar)):
+        assert Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule is None
+    for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
+        check_wish(extra)
+    with pytest.raises(UserError, match="no scope 'code'. Known: all, prose, thinking"):
+        check_wish({"gistgate": '{"scope": "code"}'})
 
 
 def test_an_id_that_comes_back_is_another_request():

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -110,6 +111,10 @@ def test_a_server_counts_loose_tokens_and_a_strict_request_adds_none(address: st
     assert loose() == before
     opened = complete()
     assert loose() > before and strict != opened
+    assert complete(vllm_xargs={"gistgate": "thinking"}) == strict
+    with pytest.raises(HTTPError, match="400") as refused:
+        complete(vllm_xargs={"gistgate": '{"scope": "poetry"}'})
+    assert "There is no scope 'poetry'. Known: all, prose, thinking." in refused.value.read().decode()
 
 
 def samples(words: list[str], tasks: Path, folder: Path) -> dict[int, str]:
