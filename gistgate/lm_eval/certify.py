@@ -28,7 +28,7 @@ from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import LOCAL, Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import confidence_of_test, needed_for
+from gistgate.certificates.planning import needed_for
 from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
@@ -170,13 +170,10 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         strict, loose = connected(options, runner)
         name = ", ".join([task.name, claim][: 1 + (claim != "score")])
         name += f" at temperature {options.temperature}" if options.temperature else ""
+        questions = [task.question(doc) for doc in docs]
         look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
             claim=f"{name}, served: {loose.described()} against {strict.described()}",
-            marks=[
-                mark
-                for doc in docs
-                for mark in (hash_of([*task.question(doc).encode()]), hashes_of([task.problem(doc)]))
-            ],
+            marks=[hash_of(list(one.encode())) for one in questions] + [hashes_of([task.problem(doc)]) for doc in docs],
             spent=1 - confidence,
             error=1 - options.confidence,
             remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
@@ -280,15 +277,16 @@ class Compared:
         free = asyncio.Semaphore(self.options.concurrent)
         asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
         options, changed, total = self.options, 0.0, len(self.docs)
-        error = 1 - confidence_of_test(options.stop, level(options.confidence, options.looks))
+        ends, error = self.claim == "agreement" and options.stop == "clear", (1 - options.confidence) / 2
         try:
             for n, (doc, pairs) in enumerate(zip(self.docs, asked, strict=True), start=1):
                 runner.run(self.wait(pairs))
                 yield Decoded(np.array([d := self.taken(doc, pairs.result())]))
                 changed += d
-                if self.claim == "agreement" and options.stop == "clear":  # no proof is left, whatever the rest show
-                    if all(p_value(int(changed), 0, look, options.budget) > error for look in (n, total)):
-                        break
+                if ends and all(
+                    p_value(int(changed), 0, of, options.budget) > error / options.looks for of in (n, total)
+                ):
+                    break  # no proof is left, whatever the rest of the prompts show
         except (KeyboardInterrupt, UserError):
             note(f"The answers to {len(self.found)} prompts are kept. --resume goes on if no server is changed.")
             raise
