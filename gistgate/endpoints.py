@@ -149,8 +149,7 @@ class Endpoint:
         for stop in [stops] if isinstance(stops, str) else stops:  # `transformers serve` leaves it in the text
             text = text.split(stop)[0]
         tokens, capped = done.usage.completion_tokens if done.usage else None, choice.finish_reason == "length"
-        limited = capped and tokens is not None and 0 < tokens < max_tokens
-        return Served(text, tokens if tokens or not text else None, capped, limited)
+        return Served(text, tokens if tokens or not text else None, capped, capped and 0 < (tokens or 0) < max_tokens)
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:

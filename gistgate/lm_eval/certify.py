@@ -277,15 +277,14 @@ class Compared:
         free = asyncio.Semaphore(self.options.concurrent)
         asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
         options, changed, total = self.options, 0.0, len(self.docs)
-        ends, error = self.claim == "agreement" and options.stop == "clear", (1 - options.confidence) / 2
+        ends = self.claim == "agreement" and options.stop == "clear"
+        error = (1 - options.confidence) / options.looks / 2
         try:
             for n, (doc, pairs) in enumerate(zip(self.docs, asked, strict=True), start=1):
                 runner.run(self.wait(pairs))
                 yield Decoded(np.array([d := self.taken(doc, pairs.result())]))
                 changed += d
-                if ends and all(
-                    p_value(int(changed), 0, of, options.budget) > error / options.looks for of in (n, total)
-                ):
+                if ends and all(p_value(int(changed), 0, of, options.budget) > error for of in (n, total)):
                     break  # no proof is left, whatever the rest of the prompts show
         except (KeyboardInterrupt, UserError):
             note(f"The answers to {len(self.found)} prompts are kept. --resume goes on if no server is changed.")

@@ -4,27 +4,21 @@ One test follows the other. Each ends once its prompts prove the budget kept or 
 e / k (k + 1), so that all verdicts and bounds hold together, at any time, if the prompts of one test are exchangeable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fileinput
 import random
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from gistgate.certificates.bounds import SequentialTest, betting_bound
+from gistgate.cli.certify import Options
 from gistgate.core.files import parsed
 from gistgate.core.utils import UserError
 from gistgate.endpoints import note
 from gistgate.lm_eval.calibrate import check_options, spec_of
 from gistgate.lm_eval.certify import CLAIMS, Compared, OwnPrompts, claim_of, connected, grown
 
-if TYPE_CHECKING:
-    from gistgate.cli.certify import Options
-
 EVERY = 50  # prompts of a test between two lines about it
-VERDICTS = {"within": "kept, the next test begins", "beyond": "lost", None: "open"}
 
 
 def watch(options: Options) -> None:
@@ -40,7 +34,7 @@ def watch(options: Options) -> None:
         bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
         if claim == "length":
             mean, bound = (grown(one, budget, spec.max_new_tokens / (fmean(strict) or 1)) for one in (mean, bound))
-        seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {VERDICTS[answer]}"
+        seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {dict(within='kept', beyond='lost').get(answer, 'open')}"
         print(f"test {k}, {len(d)} prompts, the last in line {at}: {seen}", flush=True)
 
     with asyncio.Runner() as runner, fileinput.input(options.file, encoding="utf-8") as lines:
@@ -49,8 +43,7 @@ def watch(options: Options) -> None:
             if chance.random() >= options.share or not line.strip():
                 continue
             try:
-                where = f"{options.file}, line {at},"
-                task = OwnPrompts([(where, parsed(line, where))], where, spec)
+                task = OwnPrompts([("", parsed(line, where := f"{options.file}, line {at},"))], where, spec)
                 claim_of(options, task.judges)
             except UserError as error:
                 note(f"{error} It is left out.")
