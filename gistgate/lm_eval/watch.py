@@ -9,6 +9,7 @@ import fileinput
 import random
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from gistgate.certificates.bounds import SequentialTest, betting_bound
 from gistgate.cli.certify import Options
@@ -18,6 +19,7 @@ from gistgate.endpoints import note
 from gistgate.lm_eval.calibrate import check_options, spec_of
 from gistgate.lm_eval.certify import CLAIMS, Compared, OwnPrompts, claim_of, connected, grown
 
+VERDICTS = {"within": "kept", "beyond": "lost", None: "open"}
 EVERY = 50  # prompts of a test between two lines about it
 
 
@@ -28,17 +30,18 @@ def watch(options: Options) -> None:
         raise UserError("--watch takes prompts as they come. Give --file FILE.jsonl or --file - and no task or gate.")
     options = replace(options, claim=options.claim or "agreement")
     claim, chance, free = claim_of(options, True), random.Random(f"{options.seed} watch"), asyncio.Semaphore()
-    spec, budget, k = spec_of(options, None), options.budget, 0
+    spec, budget = spec_of(options, None), options.budget
+    k, error, d, strict, answer = 0, 0.0, list[float](), list[Any](), "none"
 
     def tell() -> None:
         bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
         if claim == "length":
             mean, bound = (grown(one, budget, spec.max_new_tokens / (fmean(strict) or 1)) for one in (mean, bound))
-        seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {dict(within='kept', beyond='lost').get(answer, 'open')}"
+        seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {VERDICTS[answer]}"
         print(f"test {k}, {len(d)} prompts, the last in line {at}: {seen}", flush=True)
 
     with asyncio.Runner() as runner, fileinput.input(options.file, encoding="utf-8") as lines:
-        sides, answer = connected(options, runner), "begin"
+        sides = connected(options, runner)
         for at, line in enumerate(lines, start=1):
             if chance.random() >= options.share or not line.strip():
                 continue
@@ -59,4 +62,5 @@ def watch(options: Options) -> None:
                 tell()
             if answer == "beyond":
                 raise UserError(f"The budget of {budget:.2%} is lost, with {options.confidence:.0%} confidence.")
-        tell()
+        if answer is None:
+            tell()
