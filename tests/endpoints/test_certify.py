@@ -360,7 +360,12 @@ LATE = frozenset(range(40, 80))
     [
         (Script(), {}, ["", "test 1, 58 prompts, the last in line 59: changed 0.00%, at most 9.96%; kept"], False),
         (Script(wrong=LATE), {"claim": "score"}, ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"], True),
-        (Script(tokens=12), {"claim": "length", "max_new_tokens": 12}, ["test 1, 50 prompts"], True),
+        (
+            Script(tokens=12),
+            {"claim": "length", "max_new_tokens": 12},
+            ["test 1, 46 prompts, the last in line 47: growth 33.33%"],
+            True,
+        ),
         (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 17 prompts, the last in line 29"], False),
     ],
 )
