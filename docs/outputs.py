@@ -1,9 +1,11 @@
 """Renew what the pages show, behind a run of `make repro`: python docs/outputs.py [PAGE ...], or --pictures.
 
 Commands of a `console` block behind the line `<!-- run -->` are run, all those of a page in one shell, and their output
-is pasted under them. The pictures need Chromium (`apt-get install chromium`) and the package playwright.
+is pasted under them; a line `...` goes on standing for what it stood for. $PROMPT is the question of the tour. The
+pictures need Chromium (`apt-get install chromium`) and the package playwright.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,24 +15,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- run -->\n```console\n)(.*?)(?=```\n)", re.DOTALL)
-COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # a backslash continues it
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # a backslash continues it; its output
 END = "-- end of a command --"
 MODELS = "models/embedded/target --draft models/embedded/draft --gate models/export"
 PROMPT = "\n".join(re.findall(r"PROMPT=\$'(.*)\\n(.*)'", (ROOT / "docs/tour.md").read_text())[0])
 
 
 def filled(text: str) -> str:
-    """The page with new outputs."""
+    """The page with new outputs. Status 1 is a refusal, which a page may show."""
     blocks = [COMMAND.findall(found[0]) for found in BLOCK.finditer(text)]
-    script = "set -e\n" + "\n".join(f"{command}\necho '{END}'" for block in blocks for command in block)
-    ran = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    commands = [command for block in blocks for command, _ in block]
+    script = "\n".join(f"{command}\n[ $? -lt 2 ] || exit 2\necho '{END}'" for command in commands)
+    ran = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": os.environ | {"PROMPT": PROMPT}}
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, **ran)
-    if done.returncode:
+    if done.returncode or "Traceback" in done.stdout:
         sys.exit(f"A command failed: {done.stdout[-2000:]}")
     lines = (line for line in done.stdout.splitlines(keepends=True) if line.strip() and "it/s]" not in line)
     outputs = iter("".join(lines).split(f"{END}\n"))  # without bars of progress
-    pasted = ("".join(f"$ {command}\n{next(outputs)}" for command in block) for block in blocks)
+    pasted = ("".join(f"$ {command}\n{shown(old, next(outputs))}" for command, old in block) for block in blocks)
     return BLOCK.sub(lambda _: next(pasted), text)
+
+
+def shown(old: str, new: str) -> str:
+    """The new output, shortened to as many lines as stand around the `...` of the old one."""
+    before, dots, behind = old.partition("...\n")
+    lines = new.splitlines(keepends=True)
+    head, tail = before.count("\n"), behind.count("\n")
+    return "".join([*lines[:head], dots, *lines[len(lines) - tail :]]) if dots else new
 
 
 def take_pictures(folder: Path) -> None:

@@ -38,7 +38,8 @@ class PromptMaker:
         """What lm-eval serves for the first `number` test documents, without those that do not fit."""
         docs = self.task.documents("test")
         if len(docs) < number:
-            raise UserError(f"prompts.test is {number}, but '{self.task.name}' has {len(docs)} documents. Lower it.")
+            found = f"prompts.test is {number}, but '{self.task.name}' has {len(docs)} test documents."
+            raise UserError(f"{found} Lower it; the other sizes share the training documents.")
         contexts = self.task.test_contexts(number, self.tokenizer)
         made = (self.prompt("test", at, doc, text) for at, (doc, text) in enumerate(zip(docs, contexts, strict=False)))
         if not (prompts := [prompt for prompt in made if prompt is not None]):

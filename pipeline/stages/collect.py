@@ -67,7 +67,8 @@ def minable(params: Params) -> list[int]:
     every = not params.collect.solved_only
     problems = [index for index, row in enumerate(read_json_lines(REFERENCE)) if every or row["score"] > 0]
     if not problems:
-        raise UserError("The target solves no training prompt. Take an easier task, or collect.solved_only: false.")
+        told = f"The target solves no training prompt; {REFERENCE} has its answers. Check the task's filter and metric,"
+        raise UserError(f"{told} take an easier task, or set collect.solved_only: false.")
     return problems
 
 

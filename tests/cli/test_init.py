@@ -1,11 +1,11 @@
 """The files of a new project, and the sentences where it cannot be written."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gistgate.lm_eval.task import TaskSpec, load_task
 from tests.gguf_file import write_gguf
 from tests.tiny import write_task
 
@@ -68,11 +68,11 @@ def test_local_models_and_gguf_files_are_named_by_their_whole_path(made, tmp_pat
     assert (folder / "requirements.txt").read_text().startswith("gistgate[pipeline,gguf]==")
 
 
-def test_an_own_task_can_be_filled_in(made):
-    folder = made()
-    task = read(folder, "data/tasks/own.yaml")
-    rows = (folder / task["dataset_kwargs"]["data_files"]["train"]).read_text().splitlines()
-    assert task["task"] == "own" and set(json.loads(rows[0])) == {"question", "answer"}
+def test_an_own_task_can_be_filled_in_and_knows_a_right_answer(made, monkeypatch):
+    monkeypatch.chdir(made())
+    task = load_task(TaskSpec("own"), Path("data/tasks"))
+    doc = task.documents("train")[0]
+    assert doc.keys() == {"question", "answer"} and [task.score(doc, f"5 + 4 = {n}.") for n in (9, 8)] == [1, 0]
 
 
 def test_a_task_brings_what_it_is_made_of(made, tmp_path):
