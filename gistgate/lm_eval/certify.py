@@ -296,7 +296,8 @@ class Compared:
 
     async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Pair]:
         """The answers of both servers to a prompt, one pair for each sample; what is known is not asked again."""
-        heat, asked = self.options.temperature, [self.task.prompt(doc), list(self.task.stops), self.task.max_new_tokens]
+        asked: list[Any] = [self.task.prompt(doc), list(self.task.stops), self.task.max_new_tokens]
+        heat = self.options.temperature
         mark = fingerprint(asked, heat, self.options.samples, self.options.seed)
         seeds = random.Random(mark)  # the seed of a request that is repeated is the same, and so is the other server's
 
@@ -346,7 +347,7 @@ class Compared:
         if any(tokens is None or tokens > limit for side in lengths for tokens in side):
             one, other = (side[0] for side in lengths)
             raise UserError(f"The servers say {one} and {other} tokens, of at most {limit}. Claim something else.")
-        one, other = map(fmean, lengths)  # type: ignore[arg-type]
+        one, other = map(fmean, lengths)
         return budget + (1 - budget) * (other - (1 + budget) * one) / limit  # the mean is the budget if it is just kept
 
     def check_something_to_lose(self) -> None:
@@ -371,8 +372,8 @@ class Compared:
             unit, bound = task.max_new_tokens / (strict["tokens"] or 1), tested.bounds[0]
             mean, value = (grown(one, budget, unit) for one in (bound.mean, bound.value))
             growths = [sum(other.tokens - one.tokens for one, other in pairs) for pairs in self.pairs]  # type: ignore[operator,misc]
-            counts = {"losses": sum(one > 0 for one in growths), "gains": sum(one < 0 for one in growths)}
-            shown = replace(bound, mean=mean, value=value, **counts)
+            losses, gains = sum(one > 0 for one in growths), sum(one < 0 for one in growths)
+            shown = replace(bound, mean=mean, value=value, losses=losses, gains=gains)
             verdicts = replace(verdicts, tested=(replace(tested, bounds=(shown,)),))
         refusal = verdicts.refusal(budget)
         return ServedCertificate(

@@ -31,7 +31,8 @@ def watch(options: Options) -> None:
     options = replace(options, claim=options.claim or "agreement")
     claim, chance, free = claim_of(options, True), random.Random(f"{options.seed} watch"), asyncio.Semaphore()
     spec, budget = spec_of(options, None), options.budget
-    k, error, d, strict, answer = 0, 0.0, list[float](), list[Any](), "none"
+    k, error, d, strict = 0, 0.0, list[float](), list[Any]()  # of the present test
+    answer: str | None = "none"
 
     def tell() -> None:
         bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
@@ -48,8 +49,8 @@ def watch(options: Options) -> None:
             try:
                 task = OwnPrompts([("", parsed(line, where := f"{options.file}, line {at},"))], where, spec)
                 claim_of(options, task.judges)
-            except UserError as error:
-                note(f"{error} It is left out.")
+            except UserError as unknown:
+                note(f"{unknown} It is left out.")
                 continue
             if answer is not None:
                 k, d, strict = k + 1, [], []
