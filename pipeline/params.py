@@ -28,6 +28,7 @@ class PromptingParams:
     num_fewshot: Natural | None = 0
     chat_template: bool = False
     system: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @block
@@ -139,9 +140,10 @@ class CollectParams:
 
 @block
 class LabelParams:
-    recipe: Literal["outcome", "suffix"] = "outcome"
+    recipe: Literal["outcome", "suffix", "both"] = "outcome"
     window: Count = 16
     nats: Positive = 4.0
+    longest: Positive | None = None
     batch_size: Count = 128
     rejoin: Count | None = 16
     audit: Natural = 96
@@ -246,6 +248,7 @@ class CalibrateParams:
     budgets: tuple[Share, ...] = (0.02, 0.03, 0.05)
     confidence: Annotated[Number, between(0.5, 0.9999)] = 0.95
     looks: Count = 1
+    growth: Positive | None = None
     stop: Literal["planned", "lost"] = "planned"
     settings: Count = 2
     evaluations: Count = 5

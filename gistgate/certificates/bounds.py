@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
@@ -88,6 +89,17 @@ def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
     kind = EXACT if exact else PLUG_IN
     return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
+
+
+def longer_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float) -> float | None:
+    """The upper bound on g in mean(loose) = (1 + g) mean(strict) for lengths [N] of up to `limit`; None above 9."""
+    one, other = np.asarray(strict, float), np.asarray(loose, float)
+
+    def excess(g: float) -> float:  # that mean(loose) <= (1 + g) mean(strict) is a claim on a mean in [-1, 1]
+        return plug_in_bound((other - (1 + g) * one) / (max(1.0, 1 + g) * limit), 1 - confidence)
+
+    low, high = -0.9, 9.0
+    return None if excess(high) > 0 else low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-4))
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:

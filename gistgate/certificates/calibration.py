@@ -13,7 +13,7 @@ from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.search import Request, Selection, Setting, choose_settings
-from gistgate.core.certificate import Certificate, OperatingPoint
+from gistgate.core.certificate import Certificate, OperatingPoint, stops_of
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -66,6 +66,9 @@ class Finding:
             harm_bound=bound.harm,
             certified=kept is not None,
             mean_accepted_length=shown.decoded.counted.mean_accepted_length,
+            growth=shown.decoded.growth,
+            growth_bound=shown.growth_bound,
+            growth_limit=self.request.growth,
             refusal=self.verdicts.refusal(budget),
         )
 
@@ -99,9 +102,9 @@ def calibrate(
 ) -> Finding:  # fmt: skip
     """Choose settings on development prompts, record the `look` or refuse it, then test them on calibration prompts."""
 
-    def evaluate(setting: Setting) -> tuple[Array, float]:
+    def evaluate(setting: Setting) -> tuple[Array, float, float]:
         done = outcomes.decoded("development", method.settings(setting))
-        return done.differences, done.counted.mean_accepted_length
+        return done.differences, done.counted.mean_accepted_length, done.growth
 
     if method.knob is None:
         selection = Selection([Setting(None, method.variants[0])], [])
@@ -111,7 +114,7 @@ def calibrate(
     if look is not None:
         record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
     chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
-    verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary)
+    verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary, request.growth)
     return Finding(method, request, selection, verdicts)
 
 
@@ -123,6 +126,7 @@ SOMETIMES = ("drafting", "judge", "rule_data")
 def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]) -> str:
     """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes and judges."""
     sequence = [list(settings), sorted(request.budgets), f"{'exact' if ternary else 'plug-in'} {request.stop}"]
+    sequence += [] if request.growth is None else [request.growth]
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
     return digest([digest(sequence)[:16], decoding])[:16]
@@ -162,7 +166,8 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
         **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
-        "prompting": {"num_fewshot": asked.num_fewshot, "chat_template": asked.chat_template, "system": asked.system},
+        "prompting": {name: value for name, value in vars(asked).items() if value != {}},
+        "stops": stops_of(task.stops, tokenizer),
         **({"examples": task.examples} if asked.num_fewshot is None else {}),
     }
 

@@ -27,6 +27,8 @@ class Tested:
     bounds: tuple[Bound, ...]  # the bound that decided each budget
     within: tuple[bool, ...]  # whether the bound keeps each budget
     answers: tuple[Answer | None, ...]  # of the sequential tests; None where one stayed open or does not count
+    growth_bound: float | None = None  # upper bound on the growth of answers; None where nothing bounds it
+    may_grow: bool = True  # whether it keeps the largest growth
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Verdicts:
         if self.passed(budget) is not None:
             return None
         at, bound = self.budgets.index(budget), self.bound(budget)
+        if not self.tested[0].may_grow:
+            longer = self.tested[0].growth_bound
+            seen = "the growth of answers is not bounded" if longer is None else f"answers may grow by {longer:.2%}"
+            return f"At the strictest setting tested {seen}, more than is allowed. Take more prompts, or allow more."
         share = bound.discordant / bound.n
         seen = f"{bound.n} prompts with a loss of {bound.mean:.2%} and {share:.2%} differing answers"
         if self.tested[0].answers[at] == "beyond":
@@ -80,18 +86,24 @@ def fixed_sequence(
     confidence: float,
     stop: Stop = "planned",
     ternary: bool = True,  # whether the score can only differ by -1, 0 or 1, so that the exact bound may be used
+    growth: float | None = None,  # largest growth of the mean length, a claim beside every budget; None: any
 ) -> Verdicts:
     """Test settings, given by their chunks; the first that fails the largest budget is the last."""
     tested: list[Tested] = []
     for chunks in settings:
-        tested.append(try_setting(chunks, budgets, confidence, stop, ternary))
+        tested.append(try_setting(chunks, budgets, confidence, stop, ternary, growth))
         if not tested[-1].within[int(np.argmax(budgets))]:
             break
     return Verdicts(tuple(budgets), tuple(tested))
 
 
 def try_setting(
-    chunks: Iterable[Decoded], budgets: Sequence[float], confidence: float, stop: Stop, ternary: bool = True
+    chunks: Iterable[Decoded],
+    budgets: Sequence[float],
+    confidence: float,
+    stop: Stop,
+    ternary: bool = True,
+    growth: float | None = None,
 ) -> Tested:
     """Take in chunks until no budget is open any more, then test what the sequential tests left open."""
     sure = confidence_of_test(stop, confidence)
@@ -111,8 +123,12 @@ def try_setting(
     if "within" in answers:
         won = replace(plain, value=bounds.betting_bound(done.differences, 1 - sure), kind=BETTING)
     found = tuple(won if answer == "within" else plain for answer in answers)
+    strict, loose, limit = done.tokens.T
+    longer = bounds.longer_bound(strict, loose, limit.max(), sure) if len(limit) else None
+    may_grow = growth is None or (longer is not None and longer <= growth)
+    # Both claims have to hold, each at its confidence, so that neither needs a correction for the other.
     within = tuple(
-        answer == "within" or (answer is None and bound.within(budget))
+        may_grow and (answer == "within" or (answer is None and bound.within(budget)))
         for answer, bound, budget in zip(answers, found, budgets, strict=True)
     )
-    return Tested(done, found, within, answers)
+    return Tested(done, found, within, answers, longer, may_grow)

@@ -174,6 +174,12 @@ class Decoded:
         return Decoded(np.r_[self.differences, other.differences], self.statistics + other.statistics, tokens)
 
     @property
+    def growth(self) -> float:
+        """By what share answers are longer on average than the strict ones; 0 where no lengths are known."""
+        strict, loose = self.tokens[:, 0].sum(), self.tokens[:, 1].sum()
+        return float(loose / strict - 1) if strict else 0.0
+
+    @property
     def lengths(self) -> dict[str, float]:
         """Mean lengths in tokens, and shares of answers as long as they may be; empty where no lengths are known."""
         if not len(self.tokens):

@@ -31,10 +31,13 @@ class Curve:
     spread: dict[int, float] = field(default_factory=dict)  # mean of d squared, by index
     tau: dict[int, float] = field(default_factory=dict)  # mean accepted length, by index
     seen: int = 0  # prompts of every measurement
+    growth: float = math.inf  # largest growth of the mean length that a setting may show
+    longer: dict[int, float] = field(default_factory=dict)  # the growth of the mean length, by index
     exact: bool = True  # whether all scores were right or wrong, so that the exact bound will serve
 
-    def add(self, index: int, differences: Array, tau: float) -> None:
+    def add(self, index: int, differences: Array, tau: float, longer: float = 0.0) -> None:
         """Take in a measurement of `differences [N]`."""
+        self.longer[index] = longer
         self.loss[index], self.spread[index] = float(differences.mean()), float((differences**2).mean())
         self.tau[index], self.seen = tau, len(differences)
         self.exact &= right_or_wrong(differences)
@@ -45,7 +48,10 @@ class Curve:
             return []
         indices = sorted(self.loss)
         losses, spreads = smooth(indices, self.loss), smooth(indices, self.spread)
-        kept = (keeps(*one, self.seen, self.exact) for one in zip(losses, spreads, strict=True))
+        kept = (
+            keeps(loss, spread, self.seen, self.exact) and self.longer[index] <= self.growth
+            for index, loss, spread in zip(indices, losses, spreads, strict=True)
+        )
         return [index for index, _ in takewhile(itemgetter(1), zip(indices, kept, strict=True))]
 
     def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
@@ -91,7 +97,8 @@ class Setting:
     variant: dict[str, Any] = field(default_factory=dict)  # settings that override the method's fixed ones
 
 
-Evaluate = Callable[[Setting], tuple[Array, float]]  # differences [N] of the development prompts, and tau
+Evaluate = Callable[[Setting], tuple[Array, float, float]]
+"""Of the development prompts: differences [N], tau, and the growth of the mean length."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,7 @@ class Request:
     settings: int = 3  # most settings to test behind the strictest
     evaluations: int = 6  # most settings to measure on development prompts, plus one for each variant behind the first
     reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
+    growth: float | None = None  # largest growth of the mean length, a claim beside each budget; None: any
     headline: float | None = None  # the budget that decides between variants; None takes the largest
 
     def keeps(self, budget: float, loss: float, spread: float, seen: int, exact: bool) -> bool:
@@ -133,7 +141,8 @@ def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
     """The sequence of one variant over a `grid` from strict to loose; it begins with the strictest, measured or not."""
-    curves, most = [Curve(len(grid)) for _ in variants], request.evaluations + len(variants) - 1
+    limit = math.inf if request.growth is None else request.growth
+    curves, most = [Curve(len(grid), growth=limit) for _ in variants], request.evaluations + len(variants) - 1
     main = request.headline_budget
     by_weight = [partial(request.keeps, budget) for budget in (main, *sorted(set(request.budgets) - {main}))]
     headline = by_weight[0]  # behind it the small budgets before the large ones
@@ -156,8 +165,8 @@ def choose_settings(
 
     def measure(places: Iterator[tuple[int, int]]) -> None:
         for variant, index in islice(places, most - sum(len(curve.loss) for curve in curves)):
-            differences, tau = evaluate(Setting(grid[index], variants[variant]))
-            curves[variant].add(index, np.asarray(differences, float), tau)
+            differences, tau, longer = evaluate(Setting(grid[index], variants[variant]))
+            curves[variant].add(index, np.asarray(differences, float), tau, longer)
 
     measure(hopeful())
     best = max(range(len(variants)), key=lambda at: curves[at].kept_tau(headline))  # the first of equals

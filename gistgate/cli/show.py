@@ -100,11 +100,14 @@ def point_line(certificate: Certificate, point: OperatingPoint) -> str:
     if not point.certified:
         return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
     settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"
+    longer = "" if point.growth_limit is None else (
+        f"; answers grow by {point.growth:.2%}, at most {point.growth_bound:.2%} (allowed: {point.growth_limit:.2%})"
+    )  # fmt: skip
     return (
         f"budget {100 * point.budget:g} %  {settings}: within the budget with {100 * point.confidence:g} % confidence, "
         f"bound {100 * point.bound:.2f} {unit}, from {point.n} prompts of which {point.losses + point.gains} "
         f"differ; kind of bound: {point.bound_kind}; harmed answers: {100 * point.harm:.2f} %, at most "
-        f"{100 * point.harm_bound:.2f} %"
+        f"{100 * point.harm_bound:.2f} %{longer}"
     )
 
 

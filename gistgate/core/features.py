@@ -6,6 +6,7 @@ Axis letters: B rows, K drafted tokens, D width, F features. Everything is tenso
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,13 +94,13 @@ def scalars(block: Block, _layer: str) -> Tensor:
     return torch.stack((*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1)
 
 
-def lookahead(block: Block, _layer: str) -> Tensor:
-    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3 * LOOK_AHEAD]."""
+def lookahead(block: Block, _layer: str, tokens: int = LOOK_AHEAD) -> Tensor:
+    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3 * tokens]."""
     there_BK = block.valid.float()
     columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
     num = block.draft_ids.shape[1]
-    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, LOOK_AHEAD))
-    return torch.cat([padded[:, w : w + num] for w in range(1, LOOK_AHEAD + 1)], dim=-1)
+    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, tokens))
+    return torch.cat([padded[:, w : w + num] for w in range(1, tokens + 1)], dim=-1)
 
 
 def draft_confidence(block: Block, _layer: str) -> Tensor:
@@ -122,6 +123,7 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
         "h_pred": lambda block, layer: state(block, layer)[:, :-1],
         "scalars": scalars,
         "lookahead": lookahead,
+        "lookahead-6": partial(lookahead, tokens=6),  # the window of FLy (arXiv 2511.22972)
         "draft": draft_confidence,
     },
 )

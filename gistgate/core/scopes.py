@@ -13,7 +13,7 @@ import torch
 
 from gistgate.core.block import Block
 from gistgate.core.request import Row
-from gistgate.core.utils import UserError, nearest
+from gistgate.core.utils import UserError
 
 PROSE, THINKING, ALL = SCOPES = ("prose", "thinking", "all")
 FIRST = 2  # tokens at the beginning of an answer that decide most about it, a refusal above all
@@ -127,9 +127,3 @@ class Scope:
         for row in {id(row): row for row, is_narrower in zip(rows, is_narrower_B, strict=True) if is_narrower}.values():
             row.statistics.count(f"{self.id}_rounds")
         return block.having(inside=inside_BK if block.inside is None else inside_BK & block.inside)
-
-
-def check_scope(name: Any) -> None:
-    """Refuse what is no scope."""
-    if name not in SCOPES:
-        raise UserError(f"There is no scope '{str(name)[:60]}'. {nearest(str(name), SCOPES)}")

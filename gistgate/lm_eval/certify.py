@@ -32,7 +32,7 @@ from gistgate.certificates.planning import needed_for
 from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
-from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
+from gistgate.endpoints import Endpoint, Messages, Served, body, connect, keys_of, note
 from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
@@ -167,7 +167,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     if claim != "length":
         planned(options, len(docs), ternary, lost)
     with asyncio.Runner() as runner:
-        strict, loose = connected(options, runner)
+        strict, loose = connected(options, spec, runner)
         name = ", ".join([task.name, claim][: 1 + (claim != "score")])
         name += f" at temperature {options.temperature}" if options.temperature else ""
         questions = [task.question(doc) for doc in docs]
@@ -213,13 +213,15 @@ def claim_of(options: Options, judges: bool) -> str:
     return claim
 
 
-def connected(options: Options, runner: asyncio.Runner) -> tuple[Endpoint, Endpoint]:
+def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> tuple[Endpoint, Endpoint]:
     """The strict endpoint and the loose one, unless both are one."""
     runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
     keys, names = keys_of(options.strict, options.loose), tuple(options.same_model)
+    arguments = spec.prompting.arguments
+    said = {"chat_template_kwargs": arguments} if arguments else {}  # as vLLM, SGLang and llama.cpp call them
     sides = [
-        (options.strict, options.strict_model, options.strict_body, keys["strict"], names),
-        (options.loose, options.loose_model, options.loose_body, keys["loose"], names),
+        (options.strict, options.strict_model, {**said, **body(options.strict_body)}, keys["strict"], names),
+        (options.loose, options.loose_model, {**said, **body(options.loose_body)}, keys["loose"], names),
     ]
     strict, loose = (runner.run(connect(*side)) for side in sides)
     one, other = (replace(one, url=one.url.lower().replace("localhost", "127.0.0.1")) for one in (strict, loose))

@@ -1,6 +1,8 @@
-"""Free text with an exact check: letters from facts and descriptions of articles from a record, made from fixed seeds.
+"""Free text with an exact check, made from fixed seeds: letters from facts, descriptions of articles from a record, and
+replies to questions about a notice.
 
-A text is worth (facts that it has - numbers that it invents) / facts: the slot error rate turned round.
+A text is worth (facts that it has - numbers that it invents) / facts: the slot error rate turned round. A reply has one
+fact to state, so that it is right or wrong; the other numbers of the notice are known.
 """
 
 import random
@@ -74,6 +76,39 @@ ENDS = (
     "Make sure that all five facts are in the text.",
     "Use all five facts, each of them once.",
 )
+PLACES = words("""museum, library, swimming pool, climbing hall, theatre, botanical garden, pottery studio, zoo,
+music school, bakery, sports club, planetarium, flea market, boat rental, cinema, language school, skating rink, farm
+shop""")
+ADJECTIVES = words("Golden, Blue, Green, Silver, Happy, Royal, Sunny, Swift, Quiet, Grand, Little, Northern, Clever")
+NOUNS = words("Lion, River, Tower, Star, Garden, Bridge, Harbour, Falcon, Oak, Lantern, Compass, Meadow, Anchor")
+SUBJECTS = {  # how a notice says two values of one kind, and the question about either
+    "time": (
+        ("It opens at {} and closes at {}.", "Opening hours are from {} to {} on every day."),
+        ("When does the {place} open?", "When does the {place} close?"),
+    ),
+    "price": (
+        ("A ticket costs {} for adults and {} for children.", "Adults pay {}, while children pay {}."),
+        ("How much does an adult pay at the {place}?", "How much does a child pay at the {place}?"),
+    ),
+    "person": (
+        ("{} has run it for years, and {} leads the guided tours.", "It is directed by {}; tours are given by {}."),
+        ("Who directs the {place}?", "Who leads the guided tours of the {place}?"),
+    ),
+    "room": (
+        ("The large hall holds {} and the small one {}.", "Of its two halls one is for {} and the other for {}."),
+        ("How many people fit into the {place}'s large hall?", "How many people fit into the {place}'s small hall?"),
+    ),
+    "city": (
+        ("Its first home was {}, and today it is in {}.", "It began in {}, but is now in {}."),
+        ("In which city was the {place} at first?", "In which city is the {place} today?"),
+    ),
+}  # fmt: skip
+REPLY_REQUESTS = (
+    'Write an email of about 80 words to {to}, who asks: "{question}" Answer the question with this notice:',
+    '{to} asks by email: "{question}" Reply in about 80 words, with the help of this notice:',
+    'Reply to {to} by an email of about 80 words. The question is: "{question}" This is our notice:',
+    'The question of {to} is: "{question}" Write a friendly email of about 80 words that answers it by this notice:',
+)
 
 
 def letters(**_: Any) -> dict[str, Any]:
@@ -84,6 +119,11 @@ def letters(**_: Any) -> dict[str, Any]:
 def descriptions(**_: Any) -> dict[str, Any]:
     """The splits of the task `descriptions`."""
     return splits("descriptions", description)
+
+
+def passages(**_: Any) -> dict[str, Any]:
+    """The splits of the task `passages`."""
+    return splits("passages", passage)
 
 
 def splits(name: str, make: Callable[[random.Random], Document]) -> dict[str, Any]:
@@ -139,6 +179,34 @@ def description(rng: random.Random) -> Document:
     return document(rng, rng.choice(DESCRIPTION_REQUESTS), [*named, *rng.sample(more, 3)])
 
 
+def passage(rng: random.Random) -> Document:
+    """A notice about a place with two values of each of four kinds, and somebody's question about one of the values."""
+    place, told, asked = rng.choice(PLACES), list[str](), list[tuple[str, Fact]]()
+    for kind in rng.sample(sorted(SUBJECTS), 4):
+        (sentences, questions), both = SUBJECTS[kind], values(rng, kind)
+        told.append(rng.choice(sentences).format(*(one["value"] for one in both)))
+        asked += zip(questions, both, strict=True)
+    question, wanted = rng.choice(asked)
+    notice = f"The {rng.choice(ADJECTIVES)} {rng.choice(NOUNS)} is a {place}. {' '.join(told)}"
+    request = rng.choice(REPLY_REQUESTS).format(to=rng.choice(FIRST), question=question.format(place=place))
+    return {"request": f"{request}\n{notice}", "facts": [wanted], "known": [one for _, one in asked]}
+
+
+def values(rng: random.Random, kind: str) -> list[Fact]:
+    """Two different facts of a kind of `SUBJECTS`."""
+    if kind == "time":
+        hours = (f"{rng.randrange(7, 11)}:{{:02}} am", f"{rng.randrange(4, 9)}:{{:02}} pm")
+        return [fact("time", kind, hour.format(rng.choice((0, 15, 30, 45)))) for hour in hours]
+    if kind == "price":
+        return [fact("number", kind, f"${price}") for price in sorted(rng.sample(range(3, 40), 2), reverse=True)]
+    if kind == "room":
+        return [fact("number", kind, f"{rng.randrange(*some)} people") for some in ((120, 600), (15, 90))]
+    if kind == "city":
+        return [fact("words", kind, city) for city in rng.sample(CITIES, 2)]
+    names = zip(rng.sample(FIRST, 2), rng.sample(LAST, 2), strict=True)
+    return [fact("words", kind, f"{first} {last}") for first, last in names]
+
+
 def fact(kind: str, label: str, value: str) -> Fact:
     return {"kind": kind, "label": label, "value": value}
 
@@ -164,15 +232,15 @@ UNITS = {
 
 
 def process_results(doc: Document, results: Sequence[str]) -> dict[str, float]:
-    """The metric of data/tasks/letters.yaml and descriptions.yaml."""
-    return {"facts": score(doc["facts"], results[0])}
+    """The metric of the tasks: letters.yaml, descriptions.yaml and passages.yaml in data/tasks."""
+    return {"facts": score(doc["facts"], results[0], doc.get("known"))}
 
 
-def score(facts: Sequence[Fact], text: str) -> float:
-    """(facts in the text - numbers in it that no fact has) / facts, at least 0."""
+def score(facts: Sequence[Fact], text: str, known: Sequence[Fact] | None = None) -> float:
+    """(facts in the text - numbers in it that no fact has, nor any of `known`) / facts, at least 0."""
     text = plain(text)
     had = sum(has(one, text) for one in facts)
-    return max(0.0, (had - len(invented(facts, text))) / len(facts))
+    return max(0.0, (had - len(invented(known or facts, text))) / len(facts))
 
 
 def plain(text: str) -> str:

@@ -42,7 +42,7 @@ def watch(options: Options) -> None:
         print(f"test {k}, {len(d)} prompts, the last in line {at}: {seen}", flush=True)
 
     with asyncio.Runner() as runner, fileinput.input(options.file, encoding="utf-8") as lines:
-        sides = connected(options, runner)
+        sides = connected(options, spec, runner)
         for at, line in enumerate(lines, start=1):
             if chance.random() >= options.share or not line.strip():
                 continue

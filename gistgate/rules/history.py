@@ -194,20 +194,28 @@ def met_so_far(block: Block) -> Tensor:
 
 @dataclass(frozen=True)
 class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
-    """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x) stays in it."""
+    """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x) stays in it. ASD
+    (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its published setting."""
 
     budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
+    share: Amount = 0.0  # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no limit
+    most: Natural = 0  # of ASD, m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     counters = ("spent",)
     grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
+    variants = ({}, {"share": 0.25, "most": 2})
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
             return block.strict
         # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all before it stay
         after_BK = spent(block, state)[:, None] + regret(block).cumsum(-1)
-        return after_BK <= self.budget
+        within_BK = after_BK <= self.budget
+        if self.share:  # r_j <= g (K - j), j from 0
+            left_K = torch.arange(block.draft_ids.shape[1], 0, -1, device=block.draft_ids.device)
+            within_BK &= regret(block) <= self.share * left_K
+        return within_BK & (refusals(block).cumsum(-1) <= self.most) if self.most else within_BK
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         """Add the logits that the accepted tokens cost to "spent" [B]."""

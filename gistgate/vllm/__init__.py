@@ -29,24 +29,19 @@ def register() -> None:
 
     setattr(init_device, MARK, True)
     wrapper.init_device = init_device
-    refuse_wishes(import_module("vllm.v1.engine.input_processor").InputProcessor)
+    processor = import_module("vllm.v1.engine.input_processor").InputProcessor
+    processor._validate_params = refusing(processor._validate_params)
 
 
-def refuse_wishes(processor: Any) -> None:
-    """Let the front end refuse a request whose scope does not exist; its server answers with status 400."""
-    native = processor._validate_params
+def refusing(native: Any) -> Any:
+    """The front end's check of a request, which refuses a scope that does not exist: servers answer with status 400."""
 
-    @wraps(native)
     def validate(self: Any, params: Any, *more: Any) -> Any:
         if KEY in (self.vllm_config.additional_config or {}):
-            from gistgate.core.utils import UserError
-            from gistgate.vllm.judge import check_wish
+            from gistgate.vllm.judge import refusal
 
-            try:
-                check_wish(getattr(params, "extra_args", None))
-            except UserError as error:
-                refused = import_module("vllm.exceptions").VLLMValidationError
-                raise refused(str(error), parameter="vllm_xargs") from error
+            if sentence := refusal(getattr(params, "extra_args", None)):
+                raise import_module("vllm.exceptions").VLLMValidationError(sentence, parameter="vllm_xargs")
         return native(self, params, *more)
 
-    processor._validate_params = validate
+    return validate

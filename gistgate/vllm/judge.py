@@ -9,20 +9,21 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.rule import Rule, allowed
-from gistgate.core.scopes import ALL, PROSE, SCOPES, THINKING, Reading, Scope, check_scope
+from gistgate.core.scopes import ALL, PROSE, SCOPES, THINKING, Reading, Scope
 from gistgate.core.utils import UserError
 from gistgate.rules.divergence import Ensemble
 from gistgate.vllm import KEY, MARK
@@ -48,6 +49,8 @@ class Entry:
     params: Any  # its sampling parameters; an id that comes back with others is another request
     rule: Rule | None  # what judges it; None is strict
     scope: Scope | None = None  # where the rule may judge; None everywhere
+    arm: str | None = None  # one of ARMS; None for a request that wishes something and is not compared
+    is_new: bool = True  # until its first round was counted
     reading: Reading | None = None  # how far its answer was read
     end: int = 0  # tokens of the answer in front of the draft
     written: dict[int, int] = field(default_factory=dict)  # tokens of the answer by their place, as far as met here
@@ -58,12 +61,13 @@ class Requests:
 
     def __init__(
         self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False,
-        tokenizer: Any = None,
+        tokenizer: Any = None, shadow: float = 0.0, stops: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
-        """`forget` is told a slot that another request gets; `covered_only`: strict where no certificate can hold."""
+        """`forget` is told a slot that another request gets; `covered_only` and `shadow` are as in `Policy`."""
+        self.shadow = shadow * 2**32
         self.rule, self.capacity, self.forget, self.covered_only = rule, capacity, forget, covered_only
         self.scopes = {} if tokenizer is None else {name: Scope(name, tokenizer) for name in (PROSE, THINKING)}
-        self.warned = False
+        self.warned, self.stops = False, stops
         self.entries: OrderedDict[str, Entry] = OrderedDict()
 
     def find(self, name: str, params: Any) -> Entry:
@@ -74,7 +78,10 @@ class Requests:
                 entry = self.entries.popitem(last=False)[1]
             slot = len(self.entries) if entry is None else entry.slot
             self.forget(slot)
-            entry = self.entries[name] = Entry(slot, params, *self._wished(params))
+            rule, scope = self._wished(params)
+            # The id decides, so that the ranks of a group agree.
+            arm = ARMS[crc32(name.encode()) < self.shadow] if rule is self.rule and scope is None else None
+            entry = self.entries[name] = Entry(slot, params, None if arm == "shadow" else rule, scope, arm)
         self.entries.move_to_end(name)
         return entry
 
@@ -88,12 +95,14 @@ class Requests:
     def _covers(self, params: Any) -> bool:
         # Certificates are made without penalties: the most probable tokens have to be the model's own.
         is_covered = all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
+        is_covered &= self.stops is None or {*(getattr(params, "stop", None) or ())} == {*self.stops}
         if self.covered_only and not is_covered and not self.warned:
             self.warned = True
             log.warning(
-                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length or a grammar "
-                "are verified strictly, because no certificate covers them. If nobody asked for one, the model's "
-                "generation_config.json does: start the server with --generation-config vllm."
+                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length, a grammar or "
+                "other stops than %s are verified strictly, because no certificate covers them. If nobody asked for "
+                "one, the model's generation_config.json does: start the server with --generation-config vllm.",
+                "any" if self.stops is None else list(self.stops),
             )
         return is_covered or not self.covered_only
 
@@ -114,21 +123,22 @@ def read_wish(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return wish
 
 
-def check_wish(extra: Mapping[str, Any] | None) -> None:
-    """Refuse a scope that does not exist before the request runs; what else is not understood is strict."""
-    wish: Mapping[str, Any] = {}
+def refusal(extra: Mapping[str, Any] | None) -> str:
+    """Why a request cannot run: its scope does not exist; what else is not understood is strict."""
     with suppress(*NONSENSE):
-        wish = read_wish(extra)
-    check_scope(wish.get("scope", ALL))
+        if (scope := read_wish(extra).get("scope", ALL)) not in SCOPES:
+            return f"There is no scope '{str(scope)[:60]}'. Known: {', '.join(SCOPES)}."
+    return ""
 
 
 def wished(rule: Rule, extra: Mapping[str, Any] | None) -> tuple[Rule | None, str]:
     """The server's rule, a stricter one, or None (strict, also for nonsense), and the scope that a request wishes."""
     try:
-        wish = read_wish(extra)
-        check_scope(scope := wish.get("scope", ALL))
-        setting = {name: value for name, value in wish.items() if name not in ("strict", "scope")}
-        return None if wish.get("strict") else stricter(rule, setting), scope
+        if sentence := refusal(extra):
+            raise ValueError(sentence)
+        wish = dict(read_wish(extra))
+        scope, is_strict = wish.pop("scope", ALL), wish.pop("strict", False)
+        return None if is_strict else stricter(rule, wish), scope
     except NONSENSE as error:
         log.warning("gistgate: a request is verified strictly, because its wish was not understood (%s).", error)
         return None, ALL
@@ -149,10 +159,14 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
     return changed
 
 
-NAMES = ("blocks", "drafted", "accepted", "loose", "carried", "expected_loose", "guarded")
+ARMS = ("plain", "shadow")  # requests that wish nothing: those that the server's rule judges, and strict ones beside
+NAMES = (
+    "blocks", "drafted", "accepted", "loose", "carried", "expected_loose", "guarded",
+    *(f"{arm}_{what}" for arm in ARMS for what in ("requests", "tokens")),
+)  # fmt: skip
 """Counters: rounds with a draft, drafted tokens, accepted ones, those that the strict test refuses (greedy requests),
 strict ones behind a loose one, the expected number of loose ones (sampled requests, where the native verdict cannot be
-seen), and rounds in which the loop guard kept the gate closed."""
+seen), rounds in which the loop guard kept the gate closed, and for each arm requests and their tokens."""
 
 
 class Counters:
@@ -229,7 +243,9 @@ class VllmJudge:
         self.protected = torch.tensor(protected, dtype=torch.long, device=device)
         self.counters = Counters(slots, device)
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
-        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only, tokenizer)
+        self.requests = Requests(
+            policy.rule, slots, self._forget, policy.covered_only, tokenizer, policy.shadow, policy.stops
+        )
         self.tail = policy.gate is not None and "scalars" in policy.gate.features
 
     def _forget(self, slot: int) -> None:
@@ -258,6 +274,8 @@ class VllmJudge:
             rows=rows,
             with_tail=self.tail,
         )
+        arms = [torch.tensor([entry.arm == arm for entry in entries], device=device) for arm in ARMS]
+        new_B = torch.tensor([entry.is_new for entry in entries], device=device)
         scoped = {number: entry for number, entry in enumerate(entries) if entry.scope is not None}
         if scoped:
             block = block.having(inside=self.inside(scoped, rows, block))
@@ -276,6 +294,8 @@ class VllmJudge:
             share_BK = (block.draft_logprob.exp() / block.draft_q).nan_to_num(1.0)
 
         def settle(length_B: Tensor, written_BR: Tensor) -> None:
+            for entry in entries:
+                entry.is_new = False
             for number, entry in scoped.items():
                 own = [token for token in written_BR[number].tolist() if token >= 0]
                 entry.written |= dict(enumerate(own, start=entry.end))
@@ -284,10 +304,11 @@ class VllmJudge:
             carried_BK = stays_BK & match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
             # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
             expected_BK = torch.where(stays_BK & mask_BK & ~greedy_B1, 1 - share_BK.clamp_max(1), 0.0)
+            tokens_B = (written_BR >= 0).sum(1)
             drafted_B, num_loose_B, expected_B = valid_BK.sum(1), loose_BK.sum(1), expected_BK.sum(1)
             columns = (
                 drafted_B > 0, drafted_B, stays_BK.sum(1), num_loose_B, carried_BK.sum(1), expected_B,
-                closed_B & (drafted_B > 0),
+                closed_B & (drafted_B > 0), *(column for arm_B in arms for column in (arm_B & new_B, arm_B * tokens_B)),
             )  # fmt: skip
             self.counters.add(slots_B, torch.stack([column.double() for column in columns], dim=-1))
             if self.guard is not None:

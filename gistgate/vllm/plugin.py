@@ -124,4 +124,8 @@ def announce(policy: Policy, kind: str, judge: VllmJudge | None) -> None:
     setting = "" if rule is None or rule.knob is None else f"{rule.knob}={getattr(rule, rule.knob):g}"
     about = {"rule": "strict" if rule is None else rule.id, "setting": setting, "runner": kind, "source": policy.source}
     log.info("gistgate: %s", json.dumps(about))
+    if judge is not None:
+        is_certified = policy.covered_only and not policy.source.startswith("uncertified")
+        proof = "certified for requests like its prompts" if is_certified else "and nothing is certified about it"
+        log.warning("gistgate: verification is lossy: %s %s, %s, %s.", about["rule"], setting, policy.source, proof)
     report(about, None if judge is None else judge.counters.total)

@@ -1,7 +1,7 @@
 """From the configuration of a server to the rule that judges there, checked against the models that are served."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,7 @@ class Settings:
     strict: bool = False  # True: nothing lossy can run, whatever else is asked for
     protected: tuple[int, ...] = ()  # token ids that are never accepted loosely, beside ends and added tokens
     loop_guard: bool = True  # whether a request that begins to repeat itself is verified strictly for a while
+    shadow: float = 0.0  # share of requests that are strict, so that the lengths of answers can be compared
     any_version: bool = False  # True: a version of vLLM is tried that the plug-in was not tested with
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Settings:
         lossy = (self.rule, self.gate, self.budget, self.certificate)
         asks_gate = self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
         check({
+            '"shadow" is a share of the requests. Give a number from 0 to 1.': not 0 <= self.shadow <= 1,
             '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.':
                 self.strict and (self.settings or any(value is not None for value in lossy)),
             'name a "rule", a "gate" or a "certificate", or set "strict" to true.':
@@ -195,39 +197,44 @@ class Policy:
     source: str = "strict"  # where the setting comes from, for people
     sampled: bool = False  # whether sampled requests are judged too
     covered_only: bool = False  # whether a certificate names the setting; requests that it cannot cover are strict
+    shadow: float = 0.0  # share of requests that are strict for comparison
+    stops: Sequence[str] | None = None  # the certified texts that end answers; None where nobody knows them
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
     """The policy of a configuration; refuses what cannot run here or does not belong to these models."""
     if settings.strict:
         return Policy()
-    if served.rounded and (settings.gate is not None or settings.certificate is not None):
-        raise UserError(
-            "gistgate: this engine rounds weights or its cache, so that no certificate holds. Name a rule alone."
-        )
+    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
+    asks_gate = name == "autojudge" and settings.gate is not None and "risk" not in values
+    is_covered = settings.certificate is not None or asks_gate
+    check({
+        "this engine rounds weights or its cache, so that no certificate holds. Name a rule, or a gate with a risk "
+        'in "settings".': served.rounded and is_covered
+    })  # fmt: skip
     gate: Any = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
-    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
-    is_covered = True
+    stops: Sequence[str] | None = None
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
         files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
         check_certificate(certificate, served, gate, block=served.block, **files)
         name, values, source = certificate.rule, point.settings, f"certificate for {100 * point.budget:g} %"
-    elif name == "autojudge" and gate is not None and "risk" not in values:
+        stops = certificate.scope.get("stops")
+    elif asks_gate:
         point = gate.operating_point(settings.budget, served.drafter, name)
         check_certificate(gate.certificate, served, gate)
         values, source = {**values, **point.settings}, f"operating point for {100 * point.budget:g} %"
+        stops = gate.certificate.scope.get("stops")
         if broken := gate.certificate.mismatch(block=served.block):
             log.warning("gistgate: %s", broken)
             source = f"uncertified {source}"
-    else:
-        is_covered = False
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
-    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered)
+    sampled = not is_covered and SERVED_RULES[rule.id] == "all"
+    return Policy(rule, gate, source, sampled, is_covered, settings.shadow, stops)
 
 
 def check_gate(gate: Any, served: Served) -> None:
@@ -241,6 +248,8 @@ def check_gate(gate: Any, served: Served) -> None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
     if (own := target.dtype) != expected.dtype:
         log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, own)
+    if served.rounded:
+        log.warning("gistgate: the gate was trained on states of weights that were not rounded.")
     if gate.layers - {"post"}:
         raise UserError(
             f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post' and 'h_pred:post'."

@@ -43,6 +43,12 @@ def fit_head(
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
     """Fit, calibrate and measure a head, each on problems of their own: its gate, and metrics.json and curves.json."""
     kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
+    fits_N = ~rows.outcome | rows.outcome.all()  # with both kinds of labels, outcomes are for the map and the measures
+    parts = ProblemParts(
+        parts.train & fits_N,
+        parts.validation & fits_N,
+        *(one & rows.outcome for one in (parts.calibration, parts.test)),
+    )
     net: nn.Module
     if kind == "logistic":
         net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)

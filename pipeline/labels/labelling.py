@@ -2,6 +2,7 @@
 does not, a soft label compares sampled rollouts behind the draft token with as many behind the target's own token,
 because sampling changes answers even when nothing is forced."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +41,18 @@ OTHERS = 2  # references of other problems, with other answers, that are tried b
 class Meaning:
     """Compares answers with the references of their problems, as the task does."""
 
-    def __init__(self, task: Task, tokenizer: Any, docs: Sequence[Document], references: dict[int, list[int]]) -> None:
-        """`docs` by problem; `references`: the target's own answers by problem, as token ids."""
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Any,
+        docs: Sequence[Document],
+        references: dict[int, list[int]],
+        longest: float | None = None,
+    ) -> None:
+        """`docs` by problem; `references`: the target's own answers by problem, as token ids; an answer of more than
+        `longest` times as many tokens loses the meaning."""
         self.task, self.tokenizer, self.docs, self.references = task, tokenizer, docs, references
+        self.longest = longest or math.inf
         self._texts: dict[int, str] = {}
 
     def expected(self, problem: int) -> str:
@@ -53,6 +63,8 @@ class Meaning:
 
     def same(self, problem: int, answer: list[int]) -> bool:
         """Whether the meaning is kept; an answer that cannot be compared counts as lost."""
+        if len(answer) > self.longest * len(self.references[problem]):
+            return False
         text = self.task.text(self.tokenizer, answer)
         return bool(self.task.same_meaning(self.docs[problem], text, self.expected(problem)))
 
@@ -188,7 +200,9 @@ def tools_of(
 ) -> Tools:
     """The tools of a pair and a task, with the references of its training prompts; the rest as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], read_references())
+    meaning = Meaning(
+        task, pair.tokenizer, [prompt["doc"] for prompt in prompts], read_references(), params.label.longest
+    )
     return Tools(decoder, meaning, params, cost, engine, **request_of(prompts, pair))
 
 

@@ -78,6 +78,7 @@ LABELS = {
 ROWS = {  # what a head's training needs beside the features
     **PLACE,
     "kept": torch.float32,  # the label
+    "rollouts": torch.int16,  # rollouts behind it; 0: the target's own text behind x is the label
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
@@ -154,6 +155,7 @@ class Rows:
     problem: Tensor  # which training prompt the mismatch comes from [N]
     policy: Tensor  # whose text the mismatch lies on, a Policy [N]
     kept: Tensor  # probability that the meaning is kept [N], the label
+    rollouts: Tensor  # rollouts behind the label [N]
     kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
 
     def __len__(self) -> int:
@@ -162,6 +164,11 @@ class Rows:
     def where(self, chosen: Tensor) -> Self:
         """The rows of a mask or an index."""
         return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    @property
+    def outcome(self) -> Tensor:
+        """The rows whose labels come from rollouts [N]; all of them where none does."""
+        return (self.rollouts > 0) | (self.rollouts == 0).all()
 
     def scalar(self, name: str) -> Tensor:
         """One column of `scalars` by name [N]."""
@@ -184,7 +191,7 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     table = concatenated(tables)
     del tables  # no more than two copies are in memory at any time
     x = torch.cat([table[name] for name in features], dim=-1)
-    rows = Rows(x, table["scalars"], table["problem"], table["policy"], table["kept"], table["kl"])
+    rows = Rows(x, *(table[field.name] for field in fields(Rows)[1:]))
     return rows, {name: table[name].shape[-1] for name in features}
 
 

@@ -72,6 +72,7 @@ def request_of(params: Params) -> Request:
         settings=block.settings,
         evaluations=block.evaluations,
         reserve=block.reserve,
+        growth=block.growth,
         headline=params.headline_budget,
     )
 

@@ -1,6 +1,7 @@
 """Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
 Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
-behind it does (pipeline/labels/suffix.py). What labels cost is in reports/labels/label-<pass>.json."""
+behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. What labels cost is in
+reports/labels/label-<pass>.json."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -39,9 +40,9 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Labels one shard after another."""
     params, name, shards = settings
     torch.set_grad_enabled(False)
-    by_suffix = params.label.recipe == "suffix"
-    engine = None if by_suffix else engine_of(params)
-    pair = load_pair(params, weights=engine is None)
+    recipe = params.label.recipe
+    engine = None if recipe == "suffix" else engine_of(params)
+    pair = load_pair(params, weights=engine is None or recipe == "both")
     task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
@@ -50,15 +51,18 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     def produce(index: int) -> schema.Table:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
         records = {column: values for column, values in records.items() if column in schema.MISMATCHES}
-        if by_suffix:
-            labels = suffix_labels(params, pair, prompts, schema.picked(records, chosen[index]), texts)
-            cost.labels = schema.num_rows(labels)
-        else:
+        made = list[schema.Table]()
+        if recipe != "outcome":
+            some = chosen[index] if recipe == "suffix" else torch.ones_like(chosen[index])
+            made.append(suffix_labels(params, pair, prompts, schema.picked(records, some), texts))
+            cost.labels = schema.num_rows(made[0])
+        if recipe != "suffix":
             tools = tools_of(params, pair, task, prompts, cost, engine)
             # Several shards may be under way, so that their bars say which they are.
             title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
             labeller = Labeller(tools, prompts, params.label, params.seed, title)
-            labels = labeller.label(records, texts, chosen[index])
+            made.append(labeller.label(records, texts, chosen[index]))
+        labels = schema.concatenated(made)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
         return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())

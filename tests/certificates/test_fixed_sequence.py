@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound
+from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound, longer_bound
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, spread_out, would_certify
@@ -53,6 +53,27 @@ def test_clear_stops_on_either_answer():
     level = 1 - confidence_of_test("clear", 0.95)
     assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
     assert fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
+
+
+def test_a_setting_has_to_keep_the_budget_and_the_growth():
+    """Loose answers are 2 % longer on average, with a spread of a tenth of the limit."""
+    rng = np.random.default_rng(0)
+    strict = rng.integers(60, 140, 2000)
+    tokens = np.stack([strict, strict * 1.02 + rng.normal(0, 20, 2000), np.full(2000, 200)], -1)
+    for growth, kept in ((None, True), (0.05, True), (0.01, False)):
+        one = fixed_sequence([[Decoded(np.zeros(2000), [], tokens)]], [0.02], 0.95, growth=growth)
+        assert (one.passed(0.02) == 0) is kept and 0.02 < one.tested[0].growth_bound < 0.05
+    assert "answers may grow by" in one.refusal(0.02)
+
+
+def test_the_bound_on_growth_covers_it():
+    """100 draws with 10 % longer answers: binomial at the 1 % level, at most 11 bounds may miss."""
+    missed, rng = 0, np.random.default_rng(1)
+    for _ in range(100):
+        strict = rng.integers(20, 100, 300)
+        loose = np.minimum(strict * np.where(rng.random(300) < 0.5, 1.0, 1.2), 200)
+        missed += longer_bound(strict, loose, 200, 0.95) < 0.1
+    assert missed <= 11
 
 
 @pytest.mark.slow

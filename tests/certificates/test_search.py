@@ -19,14 +19,20 @@ class World:
         self.loss, self.tau, self.n, self.noise = loss, tau, n, noise
         self.calls: list[Setting] = []
 
-    def __call__(self, setting: Setting) -> tuple[np.ndarray, float]:
+    def __call__(self, setting: Setting) -> tuple[np.ndarray, float, float]:
         self.calls.append(setting)
         p_loss, p_gain = self.loss(setting.value) + 0.01, 0.01
         if self.noise is None:
             losses, gains = round(p_loss * self.n), round(p_gain * self.n)
         else:
             losses, gains, _ = self.noise.multinomial(self.n, [p_loss, p_gain, 1 - p_loss - p_gain])
-        return np.r_[np.ones(losses), -np.ones(gains), np.zeros(self.n - losses - gains)], self.tau(setting.value)
+        d = np.r_[np.ones(losses), -np.ones(gains), np.zeros(self.n - losses - gains)]
+        return d, self.tau(setting.value), setting.value / 4
+
+
+def test_answers_that_grow_too_much_are_not_chosen():
+    longest = max(one.value for one in choose_settings(GRID, [{}], World(n=4000), replace(AIMS, growth=0.08)).settings)
+    assert longest / 4 <= 0.08 < max(one.value for one in choose_settings(GRID, [{}], World(n=4000), AIMS).settings) / 4
 
 
 def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
@@ -108,8 +114,8 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
     class Graded(World):
         def __call__(self, setting):
-            differences, tau = super().__call__(setting)
-            return np.where(np.arange(len(differences)) % 2, differences, 0.5 * differences), tau
+            differences, *others = super().__call__(setting)
+            return np.where(np.arange(len(differences)) % 2, differences, 0.5 * differences), *others
 
     exact = choose_settings(GRID, [{}], World(), AIMS).settings[-1].value
     assert choose_settings(GRID, [{}], Graded(), AIMS).settings[-1].value < exact

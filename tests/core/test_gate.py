@@ -55,6 +55,7 @@ def test_lookahead_says_what_follows_and_nothing_behind_the_end():
     found = extract(example(), ["lookahead"])["lookahead"][0]
     assert found[:, [0, 3]].tolist() == found[:, [1, 4]].tolist() == [[1, 1], [1, 0], [0, 0]]
     assert found[0, 2] == pytest.approx(float(LOGITS[0, 1].log_softmax(-1)[1]))
+    assert torch.equal(extract(example(), ["lookahead-6"])["lookahead-6"][0, :, :6], found)
     assert extract(example(valid=(True, True, False)), ["lookahead"])["lookahead"][0, 1].tolist() == [0] * 6
 
 

@@ -273,44 +273,28 @@ def test_a_folder_without_one_or_with_a_damaged_one_is_refused(tmp_path: Path):
 
 
 QWEN25 = r"""
-{%- if tools %}
-    {{- '<|im_start|>system\n' + messages[0]['content'] }}
-    {{- "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with " }}
-    {{- "function signatures within <tools></tools> XML tags:\n<tools>" }}
+{%- if tools %}{{- '<|im_start|>system\n' + messages[0]['content'] + "\n\n# Tools\n\nYou are provided with function " }}
+    {{- "signatures within <tools></tools> XML tags:\n<tools>" }}
     {%- for tool in tools %}{{- "\n" + tool | tojson }}{%- endfor %}
-    {{- "\n</tools>\n\nFor each function call, return a json object with function name and arguments within " }}
-    {{- "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": " }}
-    {{- "<args-json-object>}\n</tool_call><|im_end|>\n" }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if not tools or not loop.first %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-    {%- endif %}
-{%- endfor %}
+    {{- "\n</tools>\n\nReturn a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": " }}
+    {{- "<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n" }}{%- endif %}
+{%- for message in messages %}{%- if not tools or not loop.first %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-QWEN3 = rf"""{QWEN25}
-{{%- if enable_thinking is defined and enable_thinking is false %}}{{{{- '<think>\n\n</think>\n\n' }}}}{{%- endif %}}"""
-LLAMA3 = r"""{{- bos_token }}
-{%- for message in messages %}
+QWEN3 = QWEN25 + r"{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+LLAMA3 = r"""{{- bos_token }}{%- for message in messages %}
     {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
-    {%- if tools and loop.last %}
-        {{- '\n\nRespond in the format {"name": function name, "parameters": dictionary of argument name and its ' }}
-        {{- 'value}. Do not use variables.\n\n' }}
-        {%- for t in tools %}{{- t | tojson(indent=4) + "\n\n" }}{%- endfor %}
-    {%- endif %}
-    {{- '<|eot_id|>' }}
-{%- endfor %}
+    {%- if tools and loop.last %}{{- '\n\nRespond in the format {"name": function name, "parameters": {}}.\n\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) + "\n\n" }}{%- endfor %}{%- endif %}{{- '<|eot_id|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
-R1 = r"""{{- bos_token }}
-{%- for message in messages %}
-    {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}{%- endif %}
-{%- endfor %}
+R1 = r"""{{- bos_token }}{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{% endif %}"""
 MARKERS = [
     "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>",
     "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<tool_call>", "</tool_call>",
 ]  # fmt: skip
-"""Chat templates as their models publish them, without the branches for earlier calls, and their markers."""
+"""Chat templates as their models publish them, but shorter, and their markers."""
 CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at": "a } b", "is": {"x": 1}}}'
 
 

@@ -25,7 +25,6 @@ class Script:
     reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
     delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
     texts: dict[int, str | None] = field(default_factory=dict)  # other answers
-    thoughts: str | None = None  # reasoning beside the text of every answer
     pages: dict[int, Any] = field(default_factory=dict)  # a text or JSON with status 200 in place of an answer
     model: str = "adder"
     says: str = "adder"  # model that an answer names
@@ -78,8 +77,6 @@ class Handler(BaseHTTPRequestHandler):
         text = self.script.texts.get(n, text)
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        if chat and self.script.thoughts:
-            content["message"] |= {"reasoning_content": self.script.thoughts}
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": self.script.tokens, "total_tokens": 10}
         self.send(

@@ -98,11 +98,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
-        (
-            Script(model="other"),
-            "serves: other. It does not serve 'adder'; if it does, add --same-model adder. Name one",
-        ),
-        (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
+        (Script(model="other"), "serves: other. It does not serve 'adder'; if it does, add --same-model adder."),
     ],
 )
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
@@ -167,26 +163,54 @@ NOTHING: dict[int, str | None] = dict.fromkeys(range(200), "We think about it st
 
 
 @pytest.mark.parametrize(
-    ("texts", "thoughts", "message"),
+    ("texts", "message"),
     [
-        (NOTHING, None, "has nothing to lose: its answers score 0.0%.*0 of 80 are empty"),
-        (dict.fromkeys(NOTHING, ""), None, "has nothing to lose.*80 of 80 are empty"),
-        (dict.fromkeys(NOTHING), None, "ended an answer with nothing in place of a text"),
-        (dict.fromkeys(NOTHING), "We add. #### 4", "ended an answer with its reasoning in place"),
-        (dict.fromkeys(NOTHING, ""), "We add. #### 4", "ended an answer with its reasoning in place"),
+        (NOTHING, "has nothing to lose: its answers score 0.0%.*0 of 80 are empty"),
+        (dict.fromkeys(NOTHING, ""), "has nothing to lose.*80 of 80 are empty"),
     ],
 )
-def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, texts, thoughts, message):
-    first, second = (Script(texts=dict(texts), thoughts=thoughts) for _ in range(2))
+def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, texts, message):
+    first, second = Script(texts=dict(texts)), Script(texts=dict(texts))
     with pytest.raises(UserError, match=message):
         run(first, second, chat=True, loose_body='{"top_k": 1}')
+
+
+def test_what_came_is_a_text_no_answer_or_an_error():
+    server, parts = endpoints.Endpoint("http://a/v1", "m"), [{"type": "text", "text": one} for one in "ab"]
+
+    def read(said: Any, **more: Any) -> str:
+        page = said if isinstance(said, str) else {"choices": said and [{"finish_reason": "eos", "message": said}]}
+        return server.whole({**page, **more} if more else page, "Two words?").text
+
+    thinking, tagged = [{"type": "thinking", "thinking": "b"}, *parts], "<thinking>b</thinking>\na"
+    for content, text in ((parts, "ab"), (thinking, "ab"), (tagged, "\na"), ("Two words?\n a", "\n a")):
+        assert read({"content": content}) == text
+    for what, saids in {
+        "its reasoning": (
+            {"content": "<think>\nb"},
+            {"content": "[THINK]b[/THINK] "},
+            {"content": "", "reasoning": "b"},
+        ),
+        "a refusal": ({"content": "", "refusal": "No."},),
+        "the call of a tool": ({"content": None, "tool_calls": [{}]},),
+        "nothing": ({"content": []}, {"content": 3}, {"content": None}),
+    }.items():
+        for said in saids:
+            with pytest.raises(UserError, match=f"ended an answer with {what} in place"):
+                read(said)
+    for sent, said in ((None, "it sent {"), ("data: {}", "Switch streams off"), ("<html>", "it sent <html>. Mend")):
+        with pytest.raises(UserError, match=said):
+            read(sent)
+    with pytest.raises(UserError, match="ended an answer with 'busy'"):
+        read({"content": "a"}, error="busy")
 
 
 def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
     strict, loose = Script(), Script()
     with serving(strict) as first, serving(loose) as second:
         addresses = [one.replace("http://", "http://me:s%65cret@") for one in (first, second)]
-        certificate, path = run(Script(), Script(), strict=addresses[0], loose=addresses[1])
+        both = {"strict": addresses[0], "loose": addresses[1] + "?key=secret", "strict_body": '{"api_key": "secret"}'}
+        certificate, path = run(Script(), Script(), **both)
     assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
     files = [one.read_text() for one in [*Path().rglob("*.json"), *path.parent.iterdir()]]
     assert files and not any("cret" in text for text in files)
@@ -205,8 +229,9 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
         ({"loose_body": "[1]"}, "is no JSON object"),
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
-        ({"loose": "http://HOST:PORT/v1"}, "OpenAI protocol"),
-        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached"),
+        ({"loose": "http://HOST:PORT/v1"}, "address of a server is none"),
+        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached, after 2 repetitions"),
+        ({"loose": "ftp://127.0.0.1/v1"}, r"cannot be reached \(.*Begin the address with http"),
         ({"claim": "scores"}, "Did you mean 'score'"),
         ({"samples": 2}, "All greedy answers to a prompt are one"),
         ({"claim": "agreement", "temperature": 1.0}, "differ by chance"),

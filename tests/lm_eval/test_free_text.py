@@ -62,13 +62,20 @@ def test_the_score_takes_inventions_off_and_ends_at_zero():
     assert score(facts, "Call 555, 556 or 557, Ann.") == score(facts, "") == 0
 
 
-@pytest.mark.parametrize("name", ["letters", "descriptions"])
-def test_documents_differ_and_state_their_own_facts(name):
+def test_a_reply_may_repeat_the_notice_and_has_to_state_what_was_asked_for():
+    price = fact("number", "price", "$7")
+    known = [price, fact("number", "price", "$21"), HOUR]
+    assert score([price], "Children pay $7, adults $21, from 8:30 pm on.", known) == 1
+    assert score([price], "Adults pay $21.", known) == score([price], "It is $7 for the first 9 days.", known) == 0
+
+
+@pytest.mark.parametrize(("name", "number"), [("letters", 5), ("descriptions", 5), ("passages", 1)])
+def test_documents_differ_and_state_their_own_facts(name, number):
     task = load_task(TaskSpec(name))
     train, test = task.documents("train"), task.documents("test")
     assert (len(train), len(test)) == tuple(SIZES.values())
     assert len({task.problem(doc) for doc in [*train, *test]}) == sum(SIZES.values())
     for doc in test:
         listed = task.question(doc).partition("\n")[2]
-        assert len(doc["facts"]) == 5 and task.score(doc, listed) == 1 and task.score(doc, "") == 0
+        assert len(doc["facts"]) == number and task.score(doc, listed) == 1 and task.score(doc, "") == 0
     assert load_task(TaskSpec(name)).documents("test")[:9] == test[:9]

@@ -84,6 +84,7 @@ def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path):
     assert own.same_meaning(doc, "15", "25") is True
     assert own.same_meaning(doc, "14", "25") is False
     assert own.same_meaning(doc, "14", "24") is None
+    assert own.same_meaning(doc, "15", "24") is True  # a better score is no harm
 
 
 def test_text_is_decoded_and_cut_as_the_harness_does(task):

@@ -199,9 +199,9 @@ def whole(*draft: int, valid: int | None = None) -> Block:
     return block(*[COSTS] * (len(draft) + 1), draft=list(draft), valid=valid)
 
 
-def spent(budget: float, *blocks: Block) -> tuple[list[int], float]:
+def spent(budget: float, *blocks: Block, **limits: Any) -> tuple[list[int], float]:
     """Accepted lengths of a single request, and what it has spent behind all blocks."""
-    lengths, state = rounds(RegretBudget(budget), *blocks)
+    lengths, state = rounds(RegretBudget(budget, **limits), *blocks)
     return [length for [length] in lengths], pytest.approx(state["spent"].item())
 
 
@@ -224,6 +224,20 @@ OWN_BEST = block(COSTS, [0.0, 4.0, 1.0, -torch.inf], COSTS, draft=[1, 2])
 )
 def test_what_a_request_spends(budget: float, blocks: list[Block], expected: tuple[list[int], float]):
     assert spent(budget, *blocks) == expected
+
+
+@pytest.mark.parametrize(
+    "limits, draft, expected",
+    [
+        ({"most": 2}, (1, 0, 1, 0, 1), 4),
+        ({"most": 1}, (0, 1, 0, 1), 3),
+        ({"share": 0.5}, (1, 0, 0), 3),  # 1 <= 0.5 * 3
+        ({"share": 0.5}, (0, 0, 1), 2),  # 1 > 0.5 * 1
+        ({"share": 0.5, "most": 1}, (1, 1, 0, 0), 1),
+    ],
+)
+def test_a_block_has_limits_of_its_own(limits: dict[str, Any], draft: tuple[int, ...], expected: int):
+    assert spent(99.0, whole(*draft), **limits)[0] == [expected]
 
 
 @pytest.mark.parametrize("budget", [0.5, 3.0, 1e30])

@@ -1,16 +1,18 @@
 """vLLM's engines with the plug-in: a draft model in both runners, other ways to draft, two processes of one model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from gistgate.core.scopes import Scope
 from tests.tiny import byte_tokenizer
+from tests.vllm.conftest import WIDTH
 from tests.vllm.rules import BUDGET, CLOSED, OPEN, RULES, check_rule, configuration
 
 pytestmark = pytest.mark.vllm
@@ -116,26 +118,54 @@ def test_a_request_in_prose_is_loose_where_our_decoder_is(
     check_rule("prob", prose, place, requests, tokenizer=tokenizer, guards=[Scope("prose", tokenizer)])
 
 
-def write_eagle(place: Path) -> Path:
-    """An EAGLE head made of the target's first layer and a random projection; it seldom hits."""
-    folder = place / "eagle"
-    folder.mkdir(exist_ok=True)
-    config = json.loads((place / "target" / "config.json").read_text())
-    config |= {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(place / "target" / "model.safetensors")
-    kept = {name.removeprefix("model."): value for name, value in weights.items() if ".layers.0." in name}
-    width = config["hidden_size"]
-    del kept["layers.0.input_layernorm.weight"]  # EAGLE's first layer has none
-    kept["fc.weight"] = torch.cat([torch.eye(width), 0.1 * torch.randn(width, width)], dim=1)
-    kept["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
-    save_file({name: value.contiguous() for name, value in kept.items()}, folder / "model.safetensors")
-    return folder
+def write_head(place: Path, method: str) -> dict[str, Any]:
+    """A head made of the target's first layer and random projections, which seldom hits, as a job of the engine.
+
+    One for `mtp` lies in the folder of its target, which is a model of another kind, random as well.
+    """
+    torch.manual_seed(1)
+    folder, width = place / method, WIDTH
+    if method == "mtp":
+        kind = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 259}
+        sizes = {"hidden_size": width, "intermediate_size": width, "max_position_embeddings": 256}
+        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
+        Qwen2ForCausalLM(Qwen2Config(**kind, **sizes, **ends, initializer_range=0.15)).save_pretrained(folder)
+        changes: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    else:
+        shutil.copytree(place / "target", folder, dirs_exist_ok=True)
+        changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    layer = {name.removeprefix("model.layers.0."): value for name, value in weights.items() if ".layers.0." in name}
+    ones, noise = torch.ones(width), 0.1 * torch.randn(width, 2 * width)
+    if method == "eagle":
+        del layer["input_layernorm.weight"]  # EAGLE's first layer has none
+        kept = {f"layers.0.{name}": value for name, value in layer.items()}
+        kept |= {"fc.weight": torch.cat([torch.eye(width), noise[:, :width]], dim=1)}
+        kept["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+    elif method == "eagle3":
+        changes |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 1]}
+        for name in ("q", "k", "v"):  # they read the embedding beside the state
+            own = layer[f"self_attn.{name}_proj.weight"]
+            layer[f"self_attn.{name}_proj.weight"] = torch.cat([own, noise[: len(own), :width]], dim=1)
+        kept = {f"midlayer.{name}": value for name, value in layer.items()} | {"midlayer.hidden_norm.weight": ones}
+        kept |= {"fc.weight": noise, "norm.weight": ones, "lm_head.weight": weights["lm_head.weight"]}
+    else:
+        layer |= dict.fromkeys(("token_layernorm.weight", "hidden_layernorm.weight", "final_layernorm.weight"), ones)
+        kept = weights | {f"model.mtp_layers.0.{name}": v for name, v in {**layer, "input_proj.weight": noise}.items()}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    save_file({name: value.clone().contiguous() for name, value in kept.items()}, folder / "model.safetensors")
+    if method == "mtp":
+        return {"target": str(folder), "speculation": {"method": "mtp"}, "block": 1}
+    return {"speculation": {"method": method, "model": str(folder)}}
 
 
-def test_eagle(ask: Any, requests: list[dict[str, Any]], place: Path):
-    speculation = {"method": "eagle", "model": str(write_eagle(place))}
-    opened, plain, closed = ask([(OPEN, requests), (None, requests), (CLOSED, requests)], speculation=speculation)
+@pytest.mark.parametrize("method, runner", [
+    ("eagle", "V1"), ("eagle3", "V1"), ("mtp", "V1"), ("eagle3", "V2"), ("mtp", "V2"),
+])  # fmt: skip
+def test_heads(ask: Any, requests: list[dict[str, Any]], place: Path, method: str, runner: str):
+    job = write_head(place, method)
+    opened, plain, closed = ask([(OPEN, requests), (None, requests), (CLOSED, requests)], runner=runner, **job)
     assert closed["ids"] == plain["ids"] != opened["ids"] and is_open(opened)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gistgate.core.rule import allowed
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, check_wish
+from gistgate.vllm.judge import Requests, VllmJudge, refusal
+from gistgate.vllm.policy import Policy
 from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
@@ -174,9 +174,24 @@ def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
     for tokenizer, more in ((None, {}), (object(), grammar)):
         assert Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule is None
     for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
-        check_wish(extra)
-    with pytest.raises(UserError, match="no scope 'code'. Known: all, prose, thinking"):
-        check_wish({"gistgate": '{"scope": "code"}'})
+        assert not refusal(extra)
+    assert refusal({"gistgate": '{"scope": 7}'}) == "There is no scope '7'. Known: prose, thinking, all."
+
+
+def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
+    judge, strict = VllmJudge(Policy(OPEN, shadow=0.5), (), 256, torch.device("cpu")), 0
+    for number in range(50):
+        batch = Batch()
+        batch.params = {f"{number}-{name}": params for name, params in batch.params.items()}
+        batch.wish(f"{number}-r3", {"r": 0.5})
+        for _ in range(2):
+            texts = batch.through_v1(judge)
+        strict += sum(judge.requests.entries[f"{number}-r{row}"].rule is None for row in (0, 2))
+        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].arm == "shadow"
+    counts = judge.counters.total()
+    assert counts["plain_requests"] + counts["shadow_requests"] == 150, "whoever wishes something is not compared"
+    assert 30 < strict < 70 and 50 < counts["shadow_requests"] < 100
+    assert counts["shadow_tokens"] / counts["shadow_requests"] < counts["plain_tokens"] / counts["plain_requests"]
 
 
 def test_an_id_that_comes_back_is_another_request():
@@ -220,11 +235,13 @@ def test_a_looping_request_is_closed_for_a_while():
 @pytest.mark.parametrize(
     ("asked", "judged"),
     [({}, True), ({"repetition_penalty": 1.0, "logit_bias": None}, True), ({"repetition_penalty": 1.1}, False),
-     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False)],
+     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False),
+     ({"stop": ["Q:"]}, True), ({"stop": []}, False)],
 )  # fmt: skip
 def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
     """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
-    certified, named = Requests(rule, 4, covered_only=True), Requests(rule, 4)
+    stops = ["Q:"] if "stop" in asked else None
+    certified, named = Requests(rule, 4, covered_only=True, stops=stops), Requests(rule, 4)
     assert certified.find("a", params).rule is (rule if judged else None)
     assert named.find("a", params).rule is rule

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from gistgate.core.identity import weights_fingerprint
 from gistgate.core.utils import UserError
+from gistgate.rules import make_rule
 from gistgate.vllm import plugin, v1
-from gistgate.vllm.judge import wrap_once
-from gistgate.vllm.policy import folder_fingerprint, is_rounded, read_served
+from gistgate.vllm.judge import VllmJudge, wrap_once
+from gistgate.vllm.policy import Policy, folder_fingerprint, is_rounded, read_served
 from tests.tiny import byte_tokenizer, tiny_pair
 
 OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"
@@ -61,6 +62,16 @@ def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
     plugin.check_engine(engine({"enable_adaptive_verification": False}, parallel=off))
     with pytest.raises(UserError, match=words):
         plugin.check_engine(config)
+
+
+@pytest.mark.parametrize("source, words", [
+    ("operating point for 3 %", "3 %, certified for"), ("uncertified operating point for 3 %", "nothing is certified"),
+])  # fmt: skip
+def test_a_worker_says_that_it_is_lossy_and_what_is_certified(source: str, words: str, monkeypatch: Any, caplog: Any):
+    monkeypatch.setattr(plugin, "report", lambda *what: None)
+    policy = Policy(make_rule("prob", r=0.3), None, source, covered_only=True)
+    plugin.announce(policy, "V1", VllmJudge(policy, (), 1, torch.device("cpu")))
+    assert f"verification is lossy: prob r=0.3, {source[:9]}" in caplog.text and words in caplog.text
 
 
 def test_a_strict_server_refuses_lossy_options_of_vllm():

@@ -159,13 +159,14 @@ def test_a_certificate_of_something_else_is_refused(
         check_certificate(kept, changed(served, **changes), None)
 
 
-def test_no_gate_and_no_certificate_runs_on_rounded_weights(served: Served, certificate: str):
+def test_nothing_is_certified_on_rounded_weights(served: Served, certificate: str):
     rounded = replace(served, rounded=True)
     with pytest.raises(UserError, match="rounds weights or its cache"):
         with_gate(rounded)
     with pytest.raises(UserError, match="rounds weights or its cache"):
         make_policy(Settings(certificate=certificate), rounded)
     assert make_policy(Settings(rule="fly", settings={"window": 2}), rounded).rule.id == "fly"
+    assert with_gate(rounded, risk=0.1).source == "explicit setting"
 
 
 @pytest.mark.parametrize("value, words", [

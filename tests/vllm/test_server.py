@@ -114,7 +114,7 @@ def test_a_server_counts_loose_tokens_and_a_strict_request_adds_none(address: st
     assert complete(vllm_xargs={"gistgate": "thinking"}) == strict
     with pytest.raises(HTTPError, match="400") as refused:
         complete(vllm_xargs={"gistgate": '{"scope": "poetry"}'})
-    assert "There is no scope 'poetry'. Known: all, prose, thinking." in refused.value.read().decode()
+    assert "There is no scope 'poetry'. Known: prose, thinking, all." in refused.value.read().decode()
 
 
 def samples(words: list[str], tasks: Path, folder: Path) -> dict[int, str]:

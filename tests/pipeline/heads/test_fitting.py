@@ -1,6 +1,6 @@
 """Heads and probability maps: what the libraries fit, chosen on unseen problems."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,10 @@ from sklearn.preprocessing import StandardScaler
 
 from gistgate.core.utils import UserError
 from pipeline.heads.fit import fit_isotonic, fit_logistic, fit_net, fit_platt
+from pipeline.heads.job import fit_head
 from pipeline.labels.schema import Rows
 from pipeline.params import TrainParams
+from tests.certificates.proofs import gate_with
 
 SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)
 
@@ -21,7 +23,9 @@ def made(num=600, seed=0):
     x = torch.randn(num, 5, generator=generator) * 2 + 3
     kept = (x[:, 0] - 3 + torch.randn(num, generator=generator) > 0).float()
     kept[::4] = 0.7
-    return Rows(x, torch.zeros(num, 8), torch.arange(num) % 30, torch.zeros(num), kept, torch.zeros(num))
+    return Rows(
+        x, torch.zeros(num, 8), torch.arange(num) % 30, torch.zeros(num), kept, torch.ones(num), torch.zeros(num)
+    )
 
 
 def trained(settings=SETTINGS):
@@ -48,6 +52,17 @@ def test_c_is_chosen_on_unseen_problems():
     x, draws = torch.randn(100, 80, generator=generator), torch.rand(100, generator=generator)
     _, losses = fit_logistic(replace(made(100), x=x, kept=(draws < 0.5).float()), [1e-4, 1e-2, 1.0], folds=5)
     assert losses["0.0001"] < losses["0.01"] < losses["1"]
+
+
+def test_suffix_labels_fit_the_head_and_outcomes_its_map():
+    """The suffix labels say nothing about the base rate of outcomes, which are kept three times as often."""
+    suffix = replace(made(), kept=(made().x[:, 0] > 4.5).float(), rollouts=torch.zeros(600))
+    outcomes = replace(made(seed=1), kept=(made(seed=1).x[:, 0] > 1.5).float())
+    both = Rows(*(torch.cat([getattr(rows, one.name) for rows in (suffix, outcomes)]) for one in fields(Rows)))
+    config = replace(gate_with().config, features={"scalars": 5})
+    gate, metrics, _ = fit_head("logistic", config, both, SETTINGS, 1)
+    assert metrics["n"] == 120 and metrics["kept"] > 0.7 and metrics["ece"] < 0.1
+    assert float(gate.map(gate.head(outcomes.x)).gt(0.5).float().mean()) > 0.7
 
 
 def test_labels_that_are_all_alike_are_one_sentence():

@@ -51,6 +51,13 @@ def test_an_answer_is_given_once_nothing_can_change_it(meaning_of, text, given):
     assert not meaning_of("loose").is_given(rollout(), ids(text))
 
 
+def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning_of):
+    meaning, longer = meaning_of("answer"), ids(REFERENCE + " and so on")
+    assert meaning.same(0, longer)
+    meaning.longest = 1.1
+    assert meaning.same(0, ids(REFERENCE)) and not meaning.same(0, longer)
+
+
 @pytest.mark.parametrize("metric", ["answer", "loose"])
 @pytest.mark.parametrize(
     "text",
