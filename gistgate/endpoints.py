@@ -1,4 +1,4 @@
-"""Servers that speak the OpenAI protocol: finding the model, asking it greedily, and saying what went wrong."""
+"""Servers that speak the OpenAI protocol: finding the model, asking it, and saying what went wrong."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Served:
     text: str  # the answer, without the text that ended it
     tokens: int | None  # its length in tokens; None where the server does not say it
     capped: bool  # whether it was cut at the longest length
+    limited: bool = False  # whether the server cut it at a limit of its own before that
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, one of its models, asked greedily, and what every request to it says beside the prompt."""
+    """A server, one of its models, and what every request to it says beside the prompt."""
 
     url: str  # address up to the version, such as http://127.0.0.1:8000/v1, without a password
     model: str  # name under which the server knows the model
@@ -67,8 +68,11 @@ class Endpoint:
         return {"url": self.url, "model": self.model, "extra": without_secrets(self.extra)}
 
     def report(self, name: str, said: Any) -> None:
-        """Keep what the server says of itself."""
+        """Keep what the server says of itself, and say where it says something else than before."""
         if said and (text := f"{name} {' '.join(str(said).split())[:100]}") not in self.reported:
+            before = [one for one in self.reported if one.startswith(f"{name} ") and name != "finish"]
+            if before:
+                note(f"{self.url} reports {text} after {before[-1]}. If it was changed within the run, begin anew.")
             self.reported.append(text)
 
     async def patiently(self, request: Callable[[], Awaitable[Any]], is_first: bool = False) -> Any:
@@ -96,17 +100,35 @@ class Endpoint:
                     note(f"{self.url}: {cause}; repetition {repeated} of {most} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
-    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
-        """The greedy answer to a text to continue, or to the messages of a chat."""
-        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0}
+    async def survey(self) -> tuple[list[str], str]:
+        """The models that the server lists, or none and the cause; they are kept, and so is its version."""
+        known, cause, listing = [], "an empty list", partial(self.client.models.list, timeout=HELLO)
+        try:
+            known = [one.id for one in (await self.patiently(listing, is_first=True)).data]
+        except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
+            raise
+        except Exception as error:
+            if getattr(error, "status_code", 0) == 407:
+                raise
+            cause = first_line(error)
+        self.report("list", ", ".join(sorted(known)))
+        with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
+            page = f"{self.url.removesuffix('/v1')}/version"
+            self.report("version", (await self.client.get(page, cast_to=object, options={"timeout": 5.0}))["version"])
+        return known, cause
+
+    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any) -> Served:
+        """The answer to a text to continue, or to the messages of a chat; greedy without other `sampling`."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0, **sampling}
         body |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt, **continued(prompt)}
         body |= {**({"stop": list(stops)[:MOST_STOPS]} if stops else {}), **self.extra}
         path, kind = "/completions" if isinstance(prompt, str) else "/chat/completions", object
         with explained(self):
             page = await self.patiently(lambda: self.client.post(path, body=body, cast_to=kind))
-        return self.whole(page, prompt if isinstance(prompt, str) else prompt[-1]["content"])
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        return self.whole(page, text, body.get("stop") or (), body.get("max_tokens") or 0)
 
-    def whole(self, page: Any, prompt: str = "") -> Served:
+    def whole(self, page: Any, prompt: str = "", stops: str | Sequence[str] = (), most: int = 0) -> Served:
         """The answer in a page that came with status 200, unless it is cut short, another model's or none at all."""
         with suppress(TypeError, ValueError):  # servers call JSON a text
             page = json.loads(page)
@@ -117,7 +139,8 @@ class Endpoint:
             stream = " Switch streams off (--strict-body, --loose-body)." if sent.startswith("data:") else ""
             raise UserError(f"{self.url} does not speak the OpenAI protocol: it sent {sent}.{stream} {NOT_HERE}")
         model, reason = page.get("model"), error or choice.get("finish_reason")
-        if not error and model not in (None, "", self.model, *self.names):
+        named = str(model or "").removesuffix("@main")  # which `transformers serve` adds
+        if not error and named not in ("", self.model, *self.names):
             raise UserError(
                 f"{self.url} was asked for the model '{self.model}' and answered with '{model}'. If that is the same "
                 f"one, add --same-model {model}; else name it."
@@ -138,8 +161,10 @@ class Endpoint:
             text = text.removeprefix(prompt)
         usage = page.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        is_length = isinstance(tokens, int) and tokens >= bool(text)
-        return Served(text, tokens if is_length else None, reason == "length")
+        tokens = tokens if isinstance(tokens, int) and tokens >= bool(text) else None
+        for stop in [stops] if isinstance(stops, str) else stops:
+            text = text.split(stop)[0]  # `transformers serve` leaves it in the text
+        return Served(text, tokens, capped := reason == "length", capped and 0 < (tokens or 0) < most)
 
 
 THOUGHT = re.compile(r".*(</([\w:]*think|thinking|thought|reasoning)>|\[/THINK\]|\|>final<\|message\|>)", re.S | re.I)
@@ -173,30 +198,19 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
 
 async def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
     """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
-    (url, login, query), cause = without_login(url), "an empty list"
+    url, login, query = without_login(url)
     endpoint = Endpoint(url, model or "", extra, key, login, query, names)
     with explained(endpoint):
-        listing = partial(endpoint.client.models.list, timeout=HELLO)
-        try:
-            known = [one.id for one in (await endpoint.patiently(listing, is_first=True)).data]
-        except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
-            raise
-        except Exception as error:
-            if getattr(error, "status_code", 0) == 407:
-                raise
-            known, cause = [], first_line(error)
+        known, cause = await endpoint.survey()
     if model is None and len(known) == 1:
-        endpoint = replace(endpoint, model=known[0])
-    elif model is None or (known and model not in known):
+        return replace(endpoint, model=known[0])
+    if model is None or (known and model not in (*known, *names)):
         said = f"serves: {', '.join(known)}" if known else f"lists no model ({cause})"
-        wanted = f" It does not serve '{model}'." if model else ""
+        wanted = f" It does not serve '{model}'; if it does, add --same-model {model}." if model else ""
         raise UserError(
             f"{url} {said}.{wanted} Name one (--strict-model, --loose-model), or mend the address, which mostly ends "
             "with /v1."
         )
-    with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
-        page = await endpoint.client.get(f"{url.removesuffix('/v1')}/version", cast_to=object, options={"timeout": 5.0})
-        endpoint.report("version", page["version"])
     return endpoint
 
 

@@ -78,8 +78,6 @@ def certify(options: Options) -> tuple[Certificate, Path]:
         error=1 - options.confidence,
         remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
     )
-    if options.growth is not None and options.stop == "clear":
-        raise UserError("A claim on the growth of answers needs all prompts. Leave --stop clear away, or --growth.")
     request = Request((options.budget,), confidence, len(calibration), options.stop, growth=options.growth)  # type: ignore[arg-type]
     finding = calibrate(method, outcomes, request, look, scope)
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
