@@ -1,6 +1,7 @@
 """vLLM's engines with the plug-in: a draft model in both runners, other ways to draft, two processes of one model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def write_head(place: Path, method: str) -> dict[str, Any]:
         kept["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
     elif method == "eagle3":
         changes |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 1]}
+        changes |= {"num_aux_hidden_states": 2}
         for name in ("q", "k", "v"):  # they read the embedding beside the state
             own = layer[f"self_attn.{name}_proj.weight"]
             layer[f"self_attn.{name}_proj.weight"] = torch.cat([own, noise[: len(own), :width]], dim=1)
@@ -194,6 +196,18 @@ def test_nothing_is_drafted_while_many_requests_run(ask: Any, requests: list[dic
     assert [ids[:short] for ids in opened["ids"]] == [ids[:short] for ids in plain["ids"]]
     assert opened["ids"][:2] != plain["ids"][:2]
     assert is_open(opened) and opened["metrics"]["draft_tokens"] < 2 * long
+
+
+def test_chunked_prompts_remembered_prefixes_and_grammars(ask: Any, requests: list[dict[str, Any]], place: Path):
+    """Long prompts with one beginning are read in pieces, and from the second phase on from the cache."""
+    options = {"enable_prefix_caching": True, "enable_chunked_prefill": True, "max_num_batched_tokens": 48}
+    asked = [{**request, "prompt": [*range(60, 200), *request["prompt"]]} for request in requests]
+    asked[4:] = [{**request, "regex": "[a-f]{30}", "params": {"max_tokens": 30}} for request in asked[4:]]
+    value = configuration("prob", place)
+    plain, closed, loose = ask([(None, asked), (CLOSED, asked), (value, asked)], engine=options, reads=True)
+    assert closed["ids"] == plain["ids"] != loose["ids"]
+    assert all(re.fullmatch("[a-f]{30}", byte_tokenizer().decode(ids)) for ids in loose["ids"][4:])
+    assert all(counts["loose"] > 0 for counts in loose["counts"][:4])
 
 
 def test_two_tensor_parallel_processes_write_what_one_writes(ask: Any, requests: list[dict[str, Any]], place: Path):
