@@ -299,6 +299,7 @@ CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at":
 @pytest.mark.parametrize("scope, template, answer", [
     ("prose", QWEN25, "Su~re, here it comes:\n~" + CODE + "~\nAnd that is all.~"),
     ("prose", QWEN25, "I l~ook it up.\n~<tool_call>\n" + JSON + "\n</tool_call>~\nand then wait~"),
+    ("prose", QWEN25, "Ev~er ~[" + "on" * 300 + "] it is"),
     ("prose", QWEN25, "So~ it is so.\n~#### 42\n~Good bye~"),
     ("prose", LLAMA3, JSON), ("prose", LLAMA3, '<|python_tag|>look.call(at="it") and so on'),
     ("prose", R1, "~We look at it.\n~</think>\n\nIt~ is 4.~"),
