@@ -375,6 +375,8 @@ def main(
     jobs = [("pair", pair) for pair in pairs.split(",")]
     jobs.insert(1, ("library", pairs.split(":")[0]))
     for cell, (kind, name) in product(cells.split(","), jobs):  # each in a process of its own, one graph memory in each
+        if perf_counter() > ends:
+            break
         path = results / f"gpu-{kind}-{name.replace(':', '-')}-{cell}.json"
         command = [sys.executable, "-m", "benchmarks.gpu", "--only", f"{kind}={name}={path}", "--cells", cell]
         try:

@@ -1,18 +1,19 @@
-"""Servers that speak the OpenAI protocol: finding the model, asking it greedily, and saying what went wrong."""
+"""Servers that speak the OpenAI protocol: finding the model, asking it, and saying what went wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import sys
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 import openai
@@ -22,7 +23,7 @@ from gistgate.core.utils import UserError, first_line, printable
 RETRIES = 5  # repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on
 PATIENCE = 180.0  # longest time that one request waits before its repetitions, in seconds
 SAID = 2.0  # pauses from so many seconds on are said
-SECONDS = 600.0  # longest wait for one answer
+SECONDS, HELLO = 600.0, 9.0  # longest wait for one answer, and for the list of models
 KEY = "OPENAI_API_KEY"  # environment variable with the key of both servers, if they are one host, or of OpenAI's
 KEYS = {"strict": "GISTGATE_STRICT_API_KEY", "loose": "GISTGATE_LOOSE_API_KEY"}  # those of one server each
 MOST_STOPS = 4  # that the protocol allows; answers are cut at all of them here
@@ -39,17 +40,19 @@ class Served:
     text: str  # the answer, without the text that ended it
     tokens: int | None  # its length in tokens; None where the server does not say it
     capped: bool  # whether it was cut at the longest length
+    limited: bool = False  # whether the server cut it at a limit of its own before that
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, one of its models, asked greedily, and what every request to it says beside the prompt."""
+    """A server, one of its models, and what every request to it says beside the prompt."""
 
     url: str  # address up to the version, such as http://127.0.0.1:8000/v1, without a password
     model: str  # name under which the server knows the model
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of every request's body
     key: str = field(default="", repr=False, compare=False)  # what it asks for; never written
     login: str = field(default="", repr=False, compare=False)  # user and password as HTTP wants them; never written
+    query: str = field(default="", repr=False, compare=False)  # what stands behind the address, such as a key; neither
     names: tuple[str, ...] = field(default=(), repr=False, compare=False)  # other names for the model in its answers
     reported: list[str] = field(default_factory=list, repr=False, compare=False)  # what it says of itself
 
@@ -57,76 +60,132 @@ class Endpoint:
     def client(self) -> Any:
         """The connections to the server, of one event loop."""
         login, key = {"Authorization": self.login} if self.login else None, self.key or "none"
-        return openai.AsyncOpenAI(base_url=self.url, api_key=key, default_headers=login, max_retries=0, timeout=SECONDS)
+        sent: dict[str, Any] = {"default_headers": login, "default_query": dict(parse_qsl(self.query))}
+        return openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=SECONDS, **sent)
 
     def described(self) -> dict[str, Any]:
         """What tells this endpoint from others in a certificate."""
-        return {"url": self.url, "model": self.model, "extra": dict(self.extra)}
+        return {"url": self.url, "model": self.model, "extra": without_secrets(self.extra)}
 
     def report(self, name: str, said: Any) -> None:
-        """Keep what the server says of itself."""
+        """Keep what the server says of itself, and say where it says something else than before."""
         if said and (text := f"{name} {' '.join(str(said).split())[:100]}") not in self.reported:
+            before = [one for one in self.reported if one.startswith(f"{name} ") and name != "finish"]
+            if before:
+                note(f"{self.url} reports {text} after {before[-1]}. If it was changed within the run, begin anew.")
             self.reported.append(text)
 
-    async def patiently(self, request: Callable[[], Awaitable[Any]]) -> Any:
-        """What a request gives, repeated where the server is busy or the connection breaks; long pauses are said."""
+    async def patiently(self, request: Callable[[], Awaitable[Any]], is_first: bool = False) -> Any:
+        """What a request gives, repeated where waiting may help; a request that `is_first` may be at a wrong door."""
         waited, repeated = 0.0, 0
         while True:
             try:
                 return await request()
             except (openai.APIConnectionError, openai.APIStatusError) as error:
                 status, response = getattr(error, "status_code", 0), getattr(error, "response", None)
+                cause = f"status {status}" if status else cause_of(error, self.url)
+                most = 0 if said_of(cause, LASTING) and not status else RETRIES
+                most = min(most, 1) if is_first and said_of(cause, ASTRAY) else most
                 wanted = self.client._parse_retry_after_header(getattr(response, "headers", None))
                 pause = wanted or min(0.5 * 2**repeated, 8.0)
-                waited, repeated = waited + pause, repeated + 1
                 is_final = 0 < status < 500 and status not in (408, 409, 429)
-                if is_final or repeated > RETRIES or waited > PATIENCE:
-                    raise
-                if pause >= SAID:
-                    cause = f"status {status}" if status else first_line(error.__cause__ or error)
-                    note(f"{self.url}: {cause}; repetition {repeated} of {RETRIES} in {pause:.0f} s, Ctrl-C ends it.")
+                if is_final or repeated >= most or waited + pause > PATIENCE:
+                    if status:
+                        raise
+                    after = f", after {repeated} repetition{'s' * (repeated > 1)}" if repeated else ""
+                    cause = f"cannot be reached{after} ({cause}). {said_of(cause, REMEDIES)}"
+                    raise UserError(f"{self.url} {cause}") from error
+                waited, repeated = waited + pause, repeated + 1
+                if pause >= SAID or "timed out" in cause.casefold():
+                    note(f"{self.url}: {cause}; repetition {repeated} of {most} in {pause:.0f} s, Ctrl-C ends it.")
                 await asyncio.sleep(pause)
 
-    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int) -> Served:
-        """The greedy answer to a text to continue, or to the messages of a chat."""
-        shared: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "stop": list(stops)[:MOST_STOPS] or None,
-            "extra_body": {**continued(prompt), **self.extra} or None,
-        }
-        with explained(self.url):
-            if isinstance(prompt, str):
-                done = await self.patiently(lambda: self.client.completions.create(prompt=prompt, **shared))
-            else:
-                done = await self.patiently(lambda: self.client.chat.completions.create(messages=prompt, **shared))
-            return self.whole(done)  # a page of a gateway may come with status 200
+    async def survey(self) -> tuple[list[str], str]:
+        """The models that the server lists, or none and the cause; they are kept, and so is its version."""
+        known, cause, listing = [], "an empty list", partial(self.client.models.list, timeout=HELLO)
+        try:
+            known = [one.id for one in (await self.patiently(listing, is_first=True)).data]
+        except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
+            raise
+        except Exception as error:
+            cause = first_line(error)
+        self.report("list", ", ".join(sorted(known)))
+        with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
+            page = f"{self.url.removesuffix('/v1')}/version"
+            self.report("version", (await self.client.get(page, cast_to=object, options={"timeout": 5.0}))["version"])
+        return known, cause
 
-    def whole(self, done: Any) -> Served:
-        """An answer that came, unless it was cut short or another model gave it."""
-        if done.model not in (None, "", self.model, *self.names):
+    async def answer(self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any) -> Served:
+        """The answer to a text to continue, or to the messages of a chat; greedy without other `sampling`."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0, **sampling}
+        body |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt, **continued(prompt)}
+        body |= {**({"stop": list(stops)[:MOST_STOPS]} if stops else {}), **self.extra}
+        path, kind = "/completions" if isinstance(prompt, str) else "/chat/completions", object
+        with explained(self):
+            page = await self.patiently(lambda: self.client.post(path, body=body, cast_to=kind))
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        return self.whole(page, text, body.get("stop") or (), body.get("max_tokens") or 0)
+
+    def whole(self, page: Any, prompt: str = "", stops: str | Sequence[str] = (), most: int = 0) -> Served:
+        """The answer in a page that came with status 200, unless it is cut short, another model's or none at all."""
+        with suppress(TypeError, ValueError):  # servers call JSON a text
+            page = json.loads(page)
+        choices, error = (page.get(name) if isinstance(page, dict) else None for name in ("choices", "error"))
+        choice: Any = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict) and not error:
+            sent = first_line(ValueError(page if isinstance(page, str) else json.dumps(page)))[:80] or "an empty page"
+            stream = " Switch streams off (--strict-body, --loose-body)." if sent.startswith("data:") else ""
+            raise UserError(f"{self.url} does not speak the OpenAI protocol: it sent {sent}.{stream} {NOT_HERE}")
+        model, reason = page.get("model"), error or choice.get("finish_reason")
+        named = str(model or "").removesuffix("@main")  # which `transformers serve` adds
+        if not error and named not in ("", self.model, *self.names):
             raise UserError(
-                f"{self.url} was asked for the model '{self.model}' and answered with '{done.model}'. If that is "
-                f"the same one, add --same-model {done.model}; else name it."
+                f"{self.url} was asked for the model '{self.model}' and answered with '{model}'. If that is the same "
+                f"one, add --same-model {model}; else name it."
             )
-        choice = done.choices[0] if done.choices else None
-        if choice is None or choice.finish_reason in BROKEN:
-            reason = choice.finish_reason if choice else getattr(done, "error", None) or "no answer at all"
+        if error or reason in BROKEN:
             raise UserError(f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its log.")
-        said = choice.message if hasattr(choice, "message") else choice
-        text = said.content if hasattr(said, "content") else said.text
-        thought = getattr(said, "reasoning_content", None) or getattr(said, "reasoning", None)
-        if text is None or (thought and not text.strip()):
-            instead = "its reasoning" if thought else "nothing"
+        text, instead = text_in(choice.get("message") or choice)
+        if instead:
             raise UserError(
-                f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning off (--strict-body, "
-                "--loose-body), or give the task longer answers."
+                f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning and tools off "
+                "(--strict-body, --loose-body), give the task longer answers, or leave such prompts out."
             )
-        self.report("model", done.model)
-        self.report("fingerprint", getattr(done, "system_fingerprint", None))
-        tokens = done.usage.completion_tokens if done.usage else None
-        return Served(text, tokens if tokens or not text else None, choice.finish_reason == "length")
+        self.report("model", model)
+        self.report("fingerprint", page.get("system_fingerprint"))
+        self.report("finish", None if reason in ("stop", "length") else reason)
+        if prompt.strip() and text.startswith(prompt):
+            self.report("repeats", "the prompt in front of answers, which was cut off")
+            text = text.removeprefix(prompt)
+        usage = page.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        tokens = tokens if isinstance(tokens, int) and tokens >= bool(text) else None
+        for stop in [stops] if isinstance(stops, str) else stops:
+            text = text.split(stop)[0]  # `transformers serve` leaves it in the text
+        return Served(text, tokens, capped := reason == "length", capped and 0 < (tokens or 0) < most)
+
+
+THOUGHT = re.compile(r".*(</([\w:]*think|thinking|thought|reasoning)>|\[/THINK\]|\|>final<\|message\|>)", re.S | re.I)
+THINKING = re.compile(r"\s*(<([\w:]*think|thinking|thought|reasoning)>|\[THINK\]|<\|channel\|>analysis)", re.I)
+"""Reasoning in front of an answer, and the beginning of one that never ends, in the marks of several families."""
+
+
+def text_in(said: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of an answer without its reasoning, and what stands in place of a text."""
+    content = said.get("content", said.get("text"))
+    parts = content if isinstance(content, list) else [content]
+    found = (one.get("text") if isinstance(one, dict) and content is parts else one for one in parts)
+    texts = [one for one in found if isinstance(one, str)]
+    whole = "".join(texts)
+    text = "" if THINKING.match(rest := THOUGHT.sub("", whole, 1)) else rest
+    others = {
+        "its reasoning": said.get("reasoning_content") or said.get("reasoning") or len(parts) > len(texts) > 0,
+        "a refusal": said.get("refusal"),
+        "the call of a tool": said.get("tool_calls") or said.get("function_call"),
+        "nothing": not texts,
+    }
+    instead = "its reasoning" if text != whole else next((name for name, there in others.items() if there), "")
+    return text, "" if text.strip() else instead
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
@@ -135,30 +194,21 @@ def continued(prompt: str | Messages) -> dict[str, bool]:
     return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
-async def connect(url: str, model: str | None, extra: str, key: str, names: tuple[str, ...]) -> Endpoint:
+async def connect(url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]) -> Endpoint:
     """The endpoint, if it serves the model; without `model` the only one that it serves. Some servers list none."""
-    (url, login), cause = without_login(url), "an empty list"
-    endpoint = Endpoint(url, model or "", body(extra), key, login, names)
-    with explained(url):
-        listing = endpoint.client.models.list
-        try:
-            known = [one.id for one in (await endpoint.patiently(listing)).data]
-        except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError):
-            raise
-        except Exception as error:
-            known, cause = [], first_line(error)
+    url, login, query = without_login(url)
+    endpoint = Endpoint(url, model or "", extra, key, login, query, names)
+    with explained(endpoint):
+        known, cause = await endpoint.survey()
     if model is None and len(known) == 1:
-        endpoint = replace(endpoint, model=known[0])
-    elif model is None or (known and model not in known):
+        return replace(endpoint, model=known[0])
+    if model is None or (known and model not in (*known, *names)):
         said = f"serves: {', '.join(known)}" if known else f"lists no model ({cause})"
-        wanted = f" It does not serve '{model}'." if model else ""
+        wanted = f" It does not serve '{model}'; if it does, add --same-model {model}." if model else ""
         raise UserError(
             f"{url} {said}.{wanted} Name one (--strict-model, --loose-model), or mend the address, which mostly ends "
             "with /v1."
         )
-    with suppress(Exception):  # vLLM has a page with its version, and llama.cpp says it in every answer
-        page = await endpoint.client.get(f"{url.removesuffix('/v1')}/version", cast_to=object, options={"timeout": 5.0})
-        endpoint.report("version", page["version"])
     return endpoint
 
 
@@ -171,18 +221,43 @@ def note(text: str, stays: bool = True) -> None:
 
 def keys_of(strict: str, loose: str) -> dict[str, str]:
     """The key of each server: nobody's key is sent to somebody else."""
-    hosts = {"strict": urlsplit(strict).hostname, "loose": urlsplit(loose).hostname}
+    hosts = {"strict": parts_of(strict).hostname, "loose": parts_of(loose).hostname}
     usual, shared = os.environ.get(KEY, ""), hosts["strict"] == hosts["loose"]
     own = {name: usual if shared or host == "api.openai.com" else "" for name, host in hosts.items()}
-    return {name: os.environ.get(variable, own[name]).strip() for name, variable in KEYS.items()}
+    keys = {name: os.environ.get(variable, own[name]).strip() for name, variable in KEYS.items()}
+    if not all(key.isascii() and key.isprintable() for key in keys.values()):  # a message of HTTP would show it
+        raise UserError(f"A key holds a line end or a letter beyond ASCII. Set {' or '.join(KEYS.values())} again.")
+    return keys
 
 
-def without_login(url: str) -> tuple[str, str]:
-    """An address without user, password, query and last slash, and the header that carries user and password."""
-    parts = urlsplit(url)
+def parts_of(url: str) -> SplitResult:
+    """An address in its parts."""
+    with suppress(ValueError):
+        if (parts := urlsplit(url)).port != 0:
+            return parts
+    raise UserError(  # without the address, which may hold a password
+        "The address of a server is none. Write one such as http://HOST:8000/v1, with %2F, %40 and %5B for the signs "
+        "/, @ and [ of a password."
+    )
+
+
+def without_login(url: str) -> tuple[str, str, str]:
+    """An address without user, password, query and last slash, the header that carries the former, and the query."""
+    parts = parts_of(url)
     login, _, host = parts.netloc.rpartition("@")
     secret = b64encode(unquote(login).encode()).decode()
-    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), f"Basic {secret}" if login else ""
+    address = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    return address, f"Basic {secret}" if login else "", parts.query
+
+
+SECRET = re.compile(r"api[_-]?key|secret|passw|authorization|credential|(access|auth)[_-]?token$", re.I)
+
+
+def without_secrets(value: Any) -> Any:
+    """Entries of a request as they may be written."""
+    if isinstance(value, Mapping):
+        return {name: "(hidden)" if SECRET.search(name) else without_secrets(one) for name, one in value.items()}
+    return value
 
 
 def body(text: str) -> dict[str, object]:
@@ -190,42 +265,61 @@ def body(text: str) -> dict[str, object]:
     with suppress(ValueError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
+    raise UserError('What --strict-body or --loose-body says is no JSON object. Write one such as {"top_k": 1}.')
 
 
-REMEDIES = {
+NOT_HERE = "Mend the address, which mostly ends with /v1."
+HTTP = "It speaks http without TLS: write http:// in place of https://."
+NAME = "The name of its machine is not known here: look for a typing error."
+DOOR = "It broke off: look into its log. If it wants TLS, write https:// in place of http://; else another port."
+LASTING = {  # what no waiting mends, by what the cause says
+    "mismatch, certificate": "Write the name that stands in its certificate.",
+    "has expired": "Renew its certificate.",
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed it: SSL_CERT_FILE=<file.pem>.",
-    "WRONG_VERSION_NUMBER": "It speaks http without TLS: write http:// in place of https://.",
-    "record layer failure": "It speaks http without TLS: write http:// in place of https://.",
-    "disconnected without": "It may want TLS: write https:// in place of http://.",
-    "ReadError": "It broke off: look into its log. If it wants TLS, write https:// in place of http://.",
-    "Name or service": "The name of its machine is not known here: look for a typing error.",
+    "WRONG_VERSION_NUMBER": HTTP,
+    "record layer failure": HTTP,
+    "not known": NAME,
+    "No address": NAME,
+    "Request URL": "Begin the address with http:// or https://.",
+    "decompress": "It, or a proxy between, calls an answer compressed that is not: look into its log.",
+    "407 Proxy": "A proxy of the environment wants a password: write it into the variable, or unset that.",
+}
+ASTRAY = {"disconnected": DOOR, "ReadError": DOOR, "llegal": DOOR, "name resolution": NAME}  # may be a wrong address
+REMEDIES = {
+    **LASTING,
+    **ASTRAY,
     "roxy": "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY.",
     "timed out": "It answers too slowly: ask for less at a time with --concurrent.",
     "": "Start or mend the server, and repeat.",
-}  # by what the cause says
+}
+
+
+def said_of(cause: str, signs: Mapping[str, str]) -> str | None:
+    """What is said of the first sign that stands in a cause."""
+    return next((said for sign, said in signs.items() if sign in cause), None)
+
+
+def cause_of(error: Exception, url: str) -> str:
+    """Why a server was not reached, in a line; a timeout is such an error, too."""
+    host, proxies = urlsplit(url).hostname or "", getproxies()
+    proxy = None if proxy_bypass(host) else proxies.get(urlsplit(url).scheme) or proxies.get("all")
+    return first_line(error.__cause__ or error) + (f", by the proxy {without_login(proxy)[0]}" if proxy else "")
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
+def explained(endpoint: Endpoint) -> Iterator[None]:
     """Turn what the client raises into one sentence."""
+    url = endpoint.url
     try:
         yield
-    except openai.APIConnectionError as error:  # a timeout is one, too
-        host, proxies = urlsplit(url).hostname or "", getproxies()
-        proxy = None if proxy_bypass(host) else proxies.get(urlsplit(url).scheme) or proxies.get("all")
-        cause = first_line(error.__cause__ or error) + (f", by the proxy {without_login(proxy)[0]}" if proxy else "")
-        remedy = next(remedy for sign, remedy in REMEDIES.items() if sign in cause)
-        raise UserError(f"{url} cannot be reached, after {RETRIES} repetitions ({cause}). {remedy}") from error
-    except openai.AuthenticationError as error:
-        raise UserError(f"{url} wants another key: {first_line(error)}. Set {' or '.join(KEYS.values())}.") from error
-    except openai.APIStatusError as error:
-        raise UserError(
-            f"{url} refused a request with status {error.status_code}: {' '.join(error.response.text.split())[:200]}. "
-            "Mend that, ask for less at a time (--concurrent), or for something else (--strict-body, --loose-body)."
-        ) from error
     except UserError:
         raise
+    except openai.APIStatusError as error:
+        said = " ".join(error.response.text.split()).replace(endpoint.key or "\0", "(the key)")[:200]
+        remedy = "Mend that, ask for less at a time (--concurrent), or for other things (--strict-body, --loose-body)."
+        if error.status_code in (401, 403):
+            remedy = f"Set {' or '.join(KEYS.values())}, if it wants another key."
+        raise UserError(f"{url} refused a request with status {error.status_code}: {said}. {remedy}") from error
     except Exception as error:  # an address that is none, a page of a gateway, or a proxy of another kind
-        remedy = REMEDIES["roxy"] if "roxy" in str(error) else "End it with /v1."
+        remedy = REMEDIES["roxy"] if "roxy" in str(error) else NOT_HERE
         raise UserError(f"{url} does not speak the OpenAI protocol: {first_line(error)}. {remedy}") from error

@@ -197,7 +197,5 @@ def task_spec(params: Params) -> TaskSpec:
     """What params.yaml says about the task."""
     from gistgate.lm_eval.task import Prompting, TaskSpec
 
-    asked = params.prompting
-    prompting = Prompting(asked.num_fewshot, asked.chat_template, asked.system)
-    longest = params.decoding.max_new_tokens
+    prompting, longest = Prompting(**vars(params.prompting)), params.decoding.max_new_tokens
     return TaskSpec(params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code)

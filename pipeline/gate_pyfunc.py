@@ -35,7 +35,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
         self.loaded = self.loaded or self.load()
         target, decoder = self.loaded
         config, asked = self.config, params or {}
-        prompts = [target.encode(prompt, config["chat"], config["system"]) for prompt in model_input.iloc[:, 0]]
+        how = config["chat"], config["system"], config.get("arguments")
+        prompts = [target.encode(prompt, *how) for prompt in model_input.iloc[:, 0]]
         answers = decoder.generate(
             prompts,
             max_new_tokens=asked.get("max_new_tokens") or config["max_new_tokens"],

@@ -28,6 +28,7 @@ class PromptingParams:
     num_fewshot: Natural | None = 0
     chat_template: bool = False
     system: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @block

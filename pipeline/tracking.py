@@ -4,6 +4,7 @@ MLflow takes seconds to import, so nothing here imports it before a run starts."
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,7 +104,8 @@ def connect(params: Params) -> Any:
             mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
         asked = f"{JOINED}={joined}, or MLFLOW_TRACKING_URI" if joined else "MLFLOW_TRACKING_URI"
-        raise UserError(f"The tracking store {uri} cannot be used ({error}). Check {asked}.") from error
+        said = f"The tracking store {uri} cannot be used ({error}). Check {asked}."
+        raise UserError(re.sub(r"(?<=//)[^/\s@]+@", "", said)) from error  # without user and password
     return mlflow
 
 
@@ -182,6 +184,7 @@ def configuration(params: Params) -> dict[str, Any]:
         "dtype": source.target.dtype,
         "chat": params.prompting.chat_template,
         "system": params.prompting.system,
+        "arguments": params.prompting.arguments,
         "stops": list(first.get("stops", [])),
         "max_new_tokens": first.get("max_new_tokens", params.decoding.max_new_tokens),
     }

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
@@ -89,17 +88,6 @@ def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
     kind = EXACT if exact else PLUG_IN
     return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
-
-
-def longer_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float) -> float | None:
-    """The upper bound on g in mean(loose) = (1 + g) mean(strict) for lengths [N] of up to `limit`; None above 9."""
-    one, other = np.asarray(strict, float), np.asarray(loose, float)
-
-    def excess(g: float) -> float:  # that mean(loose) <= (1 + g) mean(strict) is a claim on a mean in [-1, 1]
-        return plug_in_bound((other - (1 + g) * one) / (max(1.0, 1 + g) * limit), 1 - confidence)
-
-    low, high = -0.9, 9.0
-    return None if excess(high) > 0 else low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-4))
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
@@ -248,6 +236,17 @@ def betting_bound(differences: ArrayLike, alpha: float) -> float:
     """The smallest mean that bets refute at the best moment along `differences [N]`; a negative one is given as 0."""
     high = halved(0.0, 1.0, RESOLUTION / 4, lambda mean: refutes(differences, mean, 1 - alpha))
     return rounded_up(high) if high > RESOLUTION / 4 else 0.0
+
+
+def longer_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float) -> float | None:
+    """The smallest growth g at which bets refute mean(loose) >= (1 + g) mean(strict), for lengths [N] of up to `limit`
+    in their order; None where no g up to 9 is refuted, and never less than -0.9."""
+    one, other = np.asarray(strict, float), np.asarray(loose, float)
+
+    def refuted(g: float) -> bool:
+        return refutes((other - (1 + g) * one) / (max(1.0, 1 + g) * limit), 0.0, confidence)
+
+    return halved(-0.9, 9.0, RESOLUTION, refuted) if refuted(9.0) else None
 
 
 class SequentialTest:

@@ -13,7 +13,7 @@ from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.judged import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.search import Request, Selection, Setting, choose_settings
-from gistgate.core.certificate import Certificate, OperatingPoint
+from gistgate.core.certificate import Certificate, OperatingPoint, stops_of
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -166,7 +166,8 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
         **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
-        "prompting": {"num_fewshot": asked.num_fewshot, "chat_template": asked.chat_template, "system": asked.system},
+        "prompting": {name: value for name, value in vars(asked).items() if value != {}},
+        "stops": stops_of(task.stops, tokenizer),
         **({"examples": task.examples} if asked.num_fewshot is None else {}),
     }
 

@@ -101,15 +101,24 @@ def plan_sentence(
 ) -> str:  # fmt: skip
     """What a budget needs, for people, before the first prompt is decoded, if this share of what differs is lost."""
     plan, fewer = {rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED}, ""
-    if asked not in (None, n):
-        few, many = (max((r for r, need in plan.items() if need and need <= m), default=0.0) for m in (n, asked))
-        fewer = f" of the {asked} asked for, which allow {few:.0%} of the answers to differ; all would allow {many:.0%}"
+    if asked is not None and asked != n:
+        few, many = (least_budget(m, confidence, ternary, stop) for m in (n, asked))
+        fewer = f" of the {asked} asked for; they certify {few:.1%} at best, if no answer differs, and all {many:.1%}"
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
         f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were {'all' if lost else 'nothing'} lost, "
         f"about so many prompts by the share of answers that differ: {parts}; twice as many to be safe. There are {n}"
         f"{fewer}."
     )
+
+
+def least_budget(n: int, confidence: float, ternary: bool, stop: str) -> float:
+    """The smallest budget, in steps of 0.1 %, that n prompts certify if no answer differs."""
+
+    def enough(step: int) -> bool:
+        return (needed_for(step / 1000, confidence, 0.0, ternary, stop) or MOST) <= n
+
+    return (1 + bisect_left(range(1, 1000), True, key=enough)) / 1000
 
 
 def default_n(budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost") -> int:

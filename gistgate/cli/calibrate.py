@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import DECODER, AsJson, Seed, module_of, option, parameter, typed
+from gistgate.cli.options import DECODER, AsJson, Seed, Template, module_of, option, parameter, typed
 from gistgate.core.utils import UserError
 
 asked = partial(option, panel=None)
@@ -34,6 +34,7 @@ class Promise:
     allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = False
     chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.")] = None
     system: Annotated[str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)] = None
+    template: Template = ()  # type: ignore[assignment]
     num_fewshot: Annotated[int | None, asked("Solved examples; default: the gate's, else the task's own.", min=0)] = (
         None
     )

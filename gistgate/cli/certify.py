@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from gistgate.cli import show
 from gistgate.cli.calibrate import ENDS, Promise, asked, fields_of, proved
-from gistgate.cli.options import typed
+from gistgate.cli.options import module_of, typed
 from gistgate.core.utils import UserError
 
 
@@ -33,6 +33,11 @@ class Options(Promise):
     strict_body: Annotated[str, asked("Further entries of every request to the reference server, as JSON.")] = "{}"
     loose_body: Annotated[str, asked("Further entries of every request to the other server, as JSON.")] = "{}"
     concurrent: Annotated[int, asked("Requests that are under way at the same time at a server.", min=1)] = 8
+    temperature: Annotated[float, asked("Of all requests; above 0 the claim is on average over samples.", min=0)] = 0.0
+    samples: Annotated[int, asked("Answers to each prompt, by seeds that follow --seed.", min=1)] = 1
+    resume: Annotated[bool, asked("Go on after an interruption, both servers unchanged.", "--resume")] = False
+    watch: Annotated[bool, asked("Test exchangeable prompts as they come, until a loss.", "--watch")] = False
+    share: Annotated[float, asked("Share of the prompts that --watch asks, drawn by chance.", min=0, max=1)] = 1.0
 
 
 def certify(**given: Any) -> None:
@@ -40,9 +45,11 @@ def certify(**given: Any) -> None:
 
     The claim is on a task, or on a file of your own prompts. A card is written as JSON and as Markdown.
     """
-    certificate = proved(given, Options, "gistgate.lm_eval.certify", "endpoints", show.compared)
-    if not certificate.certified:
-        raise UserError(certificate.refusal)
+    if given["watch"]:
+        del given["as_json"]
+        module_of("gistgate.lm_eval.watch", "endpoints").watch(Options(**given))
+    elif not (made := proved(given, Options, "gistgate.lm_eval.certify", "endpoints", show.compared)).certified:
+        raise UserError(made.refusal)
 
 
 typed(certify, fields_of(Options))

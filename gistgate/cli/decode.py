@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes, read_prompt
+from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, PromptFile, read_prompts
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, read_prompt, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
@@ -130,7 +130,7 @@ def load(
     measures: bool = False,  # whether the command finds out itself up to how many rows speculation pays
 ) -> Loaded:  # fmt: skip
     """The target and its decoder; wrong names and requests are refused before anything is loaded."""
-    from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
+    from gistgate.core.certificate import certificate_in_use, check_greedy, ends_of, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate
     from gistgate.models.loading import load_target
@@ -138,7 +138,7 @@ def load(
     Engine(options.engine)
     if options.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
-    asked = PromptFile(prompts, asking.chat, asking.system, temperature)
+    asked = asking.of(prompts, temperature)
     if (certificate := named_certificate(options)) is not None:
         asked.check(certificate)
     target = load_target(name, asking.dtype, gguf=asking.gguf)
@@ -151,7 +151,8 @@ def load(
         uncovered = warn_uncovered(lambda: asked.check(beside, target))
     if options.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(temperature))
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stops, "eos_ids": target.eos_ids}
+    ends = {"stops": ends_of(decoder, asked.stops), "eos_ids": target.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, **ends}
     return Loaded(target, decoder, options, asked.encode(target), request, uncovered)
 
 

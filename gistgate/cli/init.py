@@ -3,17 +3,18 @@
 import json
 import os
 import re
+import string
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Annotated, Any
 
 import typer
 
 import gistgate
-from gistgate.cli.options import Chat, module_of
+from gistgate.cli.options import Chat, Template, module_of
 from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
+from gistgate.models.options import parse_template
 
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
@@ -38,6 +39,7 @@ def init(
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "bfloat16",
     device_map: Annotated[str | None, typer.Option(help="Passed to from_pretrained, such as auto.")] = None,
     chat: Chat = False,
+    template: Template = (),  # type: ignore[assignment]
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Let the pipeline train its own small pair instead of naming models.")
     ] = False,
@@ -70,10 +72,10 @@ def init(
     contents |= {
         f"models/pairs/{pair}.yaml": pair_text,
         ".dvc/config": "[core]\n    analytics = false\n" + ("" if in_git else "    no_scm = true\n"),
-        ".gitignore": template("gitignore"),
-        "README.md": template("README.md", name=folder.resolve().name, pair=pair),
+        ".gitignore": filled("gitignore"),
+        "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
-        "params.yaml": parameters(pair, name, chat, embedded),
+        "params.yaml": parameters(pair, name, chat, parse_template(template), embedded),
         "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
     }
 
@@ -90,10 +92,10 @@ def shared(name: str) -> str:
     return (SHARED / name).read_text(encoding="utf-8")
 
 
-def template(name: str, /, **values: str) -> str:
+def filled(name: str, /, **values: str) -> str:
     """A template with its values put in."""
     place = files("gistgate.cli") / f"templates/{name}.template"
-    return Template(place.read_text(encoding="utf-8")).substitute(values)
+    return string.Template(place.read_text(encoding="utf-8")).substitute(values)
 
 
 def without_code(graph: str) -> str:
@@ -104,10 +106,11 @@ def without_code(graph: str) -> str:
     return re.sub(rf"\n +- {code}(?=\n)", "", graph).replace("deps: [", "deps: [requirements.txt, ").replace(", ]", "]")
 
 
-def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
+def parameters(pair: str, task: str, chat: bool, arguments: dict[str, Any], embedded: bool) -> str:
     """The repository's parameters for another pair and task, no calibration prompt of which was ever judged."""
     text, own = shared("params.yaml"), {} if embedded else {"decoding.batch_size": 32, "decoding.workers": 1}
-    named = {"pair": pair, "task": task, "prompting.chat_template": chat, "prompting.num_fewshot": None}
+    named: dict[str, Any] = {"pair": pair, "task": task, "prompting.num_fewshot": None}
+    named |= {"prompting.chat_template": chat, "prompting.arguments": arguments}
     for key, value in {**named, "prompts.draw": 1, **own}.items():
         block, _, name = key.rpartition(".")
         start = text.index(f"\n{block}:\n") if block else 0
@@ -135,7 +138,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     if task == OWN_TASK:
         lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
         documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
-        return task, {f"{place}/{task}.yaml": template("task.yaml", task=task), **documents}
+        return task, {f"{place}/{task}.yaml": filled("task.yaml", task=task), **documents}
     is_file, tasks = task.endswith((".yaml", ".yml")), module_of("gistgate.lm_eval.task", "pipeline")
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -12,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from gistgate.core.utils import UserError
-from gistgate.models.options import DecodeOptions, parse_settings
+from gistgate.models.options import DecodeOptions, EncodedPrompt, PromptFile, parse_settings, parse_template
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")]
@@ -21,6 +20,9 @@ Prompts = Annotated[str, typer.Argument(help=TEXTS)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
+TEMPLATE = "Argument of the chat template, such as enable_thinking=false, or the name of one; repeatable."
+Template = Annotated[list[str], typer.Option("--template", help=TEMPLATE)]
+STOP = r"Text that ends answers (\n: line end); repeatable; default: the certified ones."
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text.")]
 Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]
 
@@ -32,9 +34,15 @@ class Asking:
     dtype: Dtype = "auto"
     gguf: Gguf = None
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)] = 256
-    stop: Annotated[list[str], typer.Option("--stop", help=r"Text that ends answers (\n: line end); repeatable.")] = ()  # type: ignore[assignment]
+    stop: Annotated[list[str], typer.Option("--stop", help=STOP)] = ()  # type: ignore[assignment]
     chat: Chat = False
     system: Annotated[str | None, typer.Option(help="System text of the chat template.")] = None
+    template: Template = ()  # type: ignore[assignment]
+
+    def of(self, prompts: Sequence[EncodedPrompt], temperature: float = 0.0) -> PromptFile:
+        """These prompts, put as the user says."""
+        arguments, stops = parse_template(self.template), self.stops if self.stop else None
+        return PromptFile(prompts, self.chat, self.system, temperature, arguments, stops)
 
     @property
     def stops(self) -> list[str]:
@@ -105,11 +113,6 @@ def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> No
         if getattr(options, name) not in (getattr(DecodeOptions(), name), []):
             shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
             raise UserError(f"--{shown} {why}. Leave that option out.")
-
-
-def read_prompt(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash, without the line end that a shell's commands write last."""
-    return prompt if prompt != "-" else sys.stdin.read().removesuffix("\n")
 
 
 def module_of(name: str, extra: str) -> Any:

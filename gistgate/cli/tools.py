@@ -32,7 +32,7 @@ from gistgate.cli.options import (
 )
 from gistgate.core.files import write_atomic, write_json
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import DecodeOptions, PromptFile, read_prompts
+from gistgate.models.options import DecodeOptions, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
@@ -66,7 +66,8 @@ def doctor(
         raise UserError("Doctor asks the prompts of a file or those of a task (--task). Name one of both.")
     if task is not None:
         judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
-        said = Promise(task=task, task_data=task_data, allow_code=allow_code, chat=asking.chat, system=asking.system)
+        how: dict[str, Any] = {"chat": asking.chat, "system": asking.system, "template": asking.template}
+        said = Promise(task=task, task_data=task_data, allow_code=allow_code, **how)
         judge = judging.load_task(judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None))
     free = replace(options, budget=None, confidence=None)  # doctor plans for them, and decodes strictly by itself
     loaded = load(target, asking, free, read_prompts(prompts)[:DOCTOR_PROMPTS] if prompts else ())
@@ -196,7 +197,7 @@ def demo(
         return DemoSession(
             loaded.decoder, loaded.target, rule,
             {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
-            heading, asking.max_new_tokens, loaded.request, asking.chat, asking.system,
+            heading, asking.max_new_tokens, loaded.request, asking.chat, asking.system, asking.of(()).arguments,
         )  # fmt: skip
 
     launch(session, port, browser=browser, say=typer.echo)
@@ -214,6 +215,7 @@ def tune(
 
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
+    from gistgate.core.certificate import read_certificate
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED
@@ -222,11 +224,13 @@ def tune(
     refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
     if (gate := options.gate) is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
-    asked = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], asking.chat, asking.system)
+    asked = asking.of(read_prompts(prompts)[:TUNE_PROMPTS])
+    if asked.stops is None and (beside := read_certificate(gate)) is not None:
+        asked = replace(asked, stops=beside.scope.get("stops"))
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)
     every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": asking.stops, "eos_ids": loaded.eos_ids}
+    request = {"max_new_tokens": asking.max_new_tokens, "stops": asked.stops or (), "eos_ids": loaded.eos_ids}
     found = race(every, ids, **request)
     for sentence in candidates.refused:
         typer.echo(f"Left out: {sentence}", err=True)

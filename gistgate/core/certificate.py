@@ -216,23 +216,47 @@ def files_behind(settings: dict[str, Any]) -> str:
 
 
 def check_request(
-    certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None,
-    num_fewshot: Any = None, arguments: Any = None,
+    certificate: Certificate, *, temperature: float = 0.0, chat: bool | None = False, system: str | None = None,
+    num_fewshot: Any = None, arguments: Mapping[str, Any] | None = None, stops: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse requests unlike the certified ones, which are without `arguments` of the template; None is unknown."""
+    """Refuse requests unlike the certified ones, `arguments` of the template included; None is unknown or none."""
     scope = certificate.scope
     certified = {**scope.get("prompting", {}), **({"num_fewshot": scope["examples"]} if "examples" in scope else {})}
-    asked = {**certified, "chat_template": chat, "system": system}
+    of_template = {f"argument {name}": value for name, value in certified.pop("arguments", {}).items()}
+    asked = {**certified, **({} if chat is None else {"chat_template": chat, "system": system})}
     asked |= {"num_fewshot": num_fewshot} if None not in (num_fewshot, certified.get("num_fewshot")) else {}
+    asked |= of_template if chat is None else {}
     asked |= {f"argument {name}": value for name, value in (arguments or {}).items() if chat}
-    known = {"temperature": scope.get("temperature"), "prompting": certified}
-    refuse(scope_mismatch(known, {"temperature": temperature, "prompting": asked}))
+    known = {"temperature": scope.get("temperature"), "prompting": {**certified, **of_template}}
+    found: dict[str, Any] = {"temperature": temperature, "prompting": asked}
+    if stops is not None and "stops" in scope:
+        known["stops"], found["stops"] = scope["stops"], list(stops)
+    refuse(scope_mismatch(known, found))
+
+
+def stops_of(stops: Sequence[str], tokenizer: Any) -> list[str]:
+    """The texts that end answers, without that of the end token, which ends them by its id."""
+    return sorted({*stops} - {"", getattr(tokenizer, "eos_token", None)})
+
+
+def ends_of(decoder: Any, named: Sequence[str] | None) -> list[str]:
+    """The texts that end answers: those that somebody names, else those of a certificate, named or beside the gate."""
+    certificate = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
+    return list(certificate.scope.get("stops", ()) if named is None and certificate else named or ())
 
 
 def certificate_in_use(decoder: Any) -> Certificate | None:
     """The certificate beside a decoder's gate, where the decoder is loose by its rule; None elsewhere."""
     certificate: Certificate | None = getattr(decoder.parts.gate, "certificate", None)
     return certificate if certificate and decoder.rule.knob and decoder.rule.id == certificate.rule else None
+
+
+def check_use(decoder: Any, **asked: Any) -> None:
+    """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
+    if decoder.certificate is not None:
+        check_request(decoder.certificate, **asked)
+    elif (beside := certificate_in_use(decoder)) is not None:
+        warn_uncovered(lambda: check_request(beside, **asked))
 
 
 def check_greedy(temperature: float) -> None:

@@ -202,7 +202,7 @@ class Stop:
         if not self.strings or self.tokenizer is None:
             return None
         # A stop string of n bytes cannot reach further back than n tokens, and the answer so far holds none.
-        tail = list(answer[-max(len(string.encode()) for string in self.strings) :])
+        tail = list(answer[-max(len(string.encode(errors="surrogatepass")) for string in self.strings) :])
         before = before if len(tail) == len(answer) else ()
         if not self._has_stop([*tail, *new], before):
             return None

@@ -94,6 +94,7 @@ class DemoSession:
     request: Mapping[str, Any] = field(default_factory=dict)  # arguments of `Decoder.generate` that all questions share
     chat: bool = False  # whether prompts are wrapped in the chat template
     system: str | None = None  # system text of the chat template
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # its other ones
 
     @cached_property
     def settings(self) -> list[tuple[str, Decoder, str]]:
@@ -113,7 +114,7 @@ class DemoSession:
 
     def answer(self, prompt: str, setting: int, max_new_tokens: int) -> Generator[dict[str, Any], None, None]:
         """Decode at a position of the slider, then strictly; yields an event per round, at last the differences."""
-        ids = self.target.encode(prompt, self.chat, self.system)
+        ids = self.target.encode(prompt, self.chat, self.system, self.arguments)
         request = {**self.request, "max_new_tokens": max_new_tokens}
         texts: dict[str, list[str]] = {"loose": [], STRICT: []}
         for side, place in (("loose", setting), (STRICT, 0)):

@@ -28,7 +28,7 @@ from transformers.generation import (
 from transformers.utils import cached_file
 
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import CERTIFICATE_FILE, refuse
+from gistgate.core.certificate import CERTIFICATE_FILE, check_use, ends_of, stops_of
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.core.request import Generation
@@ -101,7 +101,7 @@ def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str,
 
 
 def decode_gated(
-    decoder: Decoder, strings: Sequence[str], report: list[Generation] | None, is_gated: bool,
+    decoder: Decoder, strings: Sequence[str] | None, report: list[Generation] | None, is_gated: bool,
     model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
     generation_config: GenerationConfig, **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
@@ -111,9 +111,12 @@ def decode_gated(
     max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
     if decoder.tokenizer is None:
         decoder = decoder.having(tokenizer=tokenizer)
-    if decoder.certificate is not None:  # one that was named, or preferred by `gistgate tune`
-        refuse(decoder.certificate.mismatch(temperature=sampling.temperature))
-    if is_gated and decoder.rule.knob is not None and not sampling.greedy:
+    named = None if strings is None and not more and decoder.tokenizer is not None else [*(strings or ()), *more]
+    stops = ends_of(decoder, named)
+    if decoder.certificate is not None or sampling.greedy:  # one that was named, or preferred by `gistgate tune`
+        asked = stops_of(stops, decoder.tokenizer)
+        check_use(decoder, chat=None, temperature=sampling.temperature, stops=asked)
+    elif is_gated and decoder.rule.knob is not None:
         warnings.warn(
             f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
             "decoding was certified.",
@@ -128,7 +131,7 @@ def decode_gated(
         [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
         max_new_tokens=max_length - width,
         eos_ids=eos_ids,
-        stops=(*strings, *more),
+        stops=stops,
         sampling=sampling,
         seeds=seeds,
     )
@@ -261,7 +264,7 @@ def generate(
     if of_config := getattr(config, "stop_strings", None):  # transformers would not find their tokenizer
         arguments["generation_config"] = copy(config)
         arguments["generation_config"].stop_strings = None
-    stop_strings = stop_strings or of_config or ()
+    stop_strings = of_config if stop_strings is None else stop_strings
     if stop_strings and tokenizer is None:
         raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
     if isinstance(arguments.get("guards"), str):
@@ -278,7 +281,7 @@ def generate(
             "Pass tokenizer= as well.",
             stacklevel=2,
         )
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    strings = (stop_strings,) if isinstance(stop_strings, str) else stop_strings
     is_gated = options.gate is not None or options.segments is not None
     decoding = partial(decode_gated, decoder, strings, report, is_gated)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,

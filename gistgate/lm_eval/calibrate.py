@@ -41,7 +41,7 @@ from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
 from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
 from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.models.loading import load_draft, load_target
-from gistgate.models.options import parse_settings
+from gistgate.models.options import parse_settings, parse_template
 from gistgate.rules import RULES, meant
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def certify(options: Options) -> tuple[Certificate, Path]:
         error=1 - options.confidence,
         remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
     )
-    if options.growth is not None and options.stop == "clear":
-        raise UserError("A claim on the growth of answers needs all prompts. Leave --stop clear away, or --growth.")
     request = Request((options.budget,), confidence, len(calibration), options.stop, growth=options.growth)  # type: ignore[arg-type]
     finding = calibrate(method, outcomes, request, look, scope)
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
@@ -175,8 +173,10 @@ def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
         prompting = replace(prompting, num_fewshot=options.num_fewshot)
     if options.system is not None:
         prompting = replace(prompting, system=options.system or None)
-    if options.system and not prompting.chat_template:
-        raise UserError("A system text needs a chat, and these prompts are none. Add --chat, or leave --system out.")
+    if options.template:
+        prompting = replace(prompting, arguments=parse_template(options.template))
+    if (options.system or options.template) and not prompting.chat_template:
+        raise UserError("A system text needs a chat, as --template does. Add --chat, or leave --system out, and that.")
     taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}

@@ -1,6 +1,7 @@
 """What `gistgate certify` does: certify one server against another, on a task or on one's own prompts.
 
-Only one claim is tested, so no prompt chooses anything. An interrupted run asks again: servers may have been changed.
+Only one claim is tested, so no prompt chooses anything. An interrupted run asks again, unless --resume says that no
+server was changed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gistgate
+from gistgate.certificates.bounds import p_value
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
-from gistgate.certificates.judged import Look, check, hash_of, level, record
+from gistgate.certificates.judged import LOCAL, Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_for
-from gistgate.core.files import write_json, write_text
+from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
-from gistgate.endpoints import Endpoint, Messages, Served, connect, keys_of, note
+from gistgate.endpoints import Endpoint, Messages, Served, body, connect, keys_of, note
 from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
 from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
 from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
@@ -37,6 +40,8 @@ from gistgate.models.options import read_rows
 
 if TYPE_CHECKING:
     from gistgate.cli.certify import Options
+
+Pair = tuple[Served, Served]  # the answers of both servers to one prompt, of one seed
 
 SERVED_FILE = "served-certificate.json"
 CLAIMS = {
@@ -66,7 +71,7 @@ class ServedCertificate:
     bound: float  # one-sided upper bound on that
     bound_kind: str  # which bound it is
     certified: bool  # whether the bound keeps the budget
-    strict_answers: dict[str, float | None]  # share cut at the longest length, mean tokens and mean score, if known
+    strict_answers: dict[str, float | None]  # shares cut at the longest length and before, mean tokens and mean score
     loose_answers: dict[str, float | None]
     refusal: str | None = None  # why nothing is certified and what would help; None after a success
     made: str = ""  # date in UTC
@@ -80,9 +85,10 @@ class ServedCertificate:
         """The verdict for people."""
         strict, loose = (f"{one['model']} at {one['url']}" for one in (self.strict, self.loose))
         said, what, worse, better = CLAIMS[self.claim]
+        sampled = f" at temperature {heat}, on average over samples" if (heat := self.sampling["temperature"]) else ""
         return (
             f"{'Certified' if self.certified else 'Not certified'} at {100 * self.confidence:.4g} %: {loose} "
-            f"{said.format(100 * self.budget)} {strict}; {what} {self.loss:.2%}, at most {self.bound:.2%} "
+            f"{said.format(100 * self.budget)} {strict}{sampled}; {what} {self.loss:.2%}, at most {self.bound:.2%} "
             f"({self.losses} {worse}, {self.gains} {better}, {self.differing} in other words, of {self.n} prompts)."
         )
 
@@ -106,10 +112,10 @@ class OwnPrompts(Task):
     stops, metric, name = (), "the text contains the answer", "own prompts"  # type: ignore[assignment]
     max_new_tokens = 0
 
-    def __init__(self, file: str, spec: TaskSpec) -> None:
+    def __init__(self, rows: list[tuple[str, Any]], file: str, spec: TaskSpec) -> None:
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError("--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them out.")
-        self.rows = [row if isinstance(row, dict) else {"prompt": row} for _, row in read_rows(file)]
+        self.rows = [row if isinstance(row, dict) else {"prompt": row} for _, row in rows]
         self.max_new_tokens = spec.max_new_tokens
         example = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
         with refusing(f"{file} holds something else than prompts", f"Write lines such as {example}."):
@@ -151,30 +157,19 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         raise UserError("Name what both servers are asked: a task (--task), or a file of your own prompts (--file).")
     gate = None if options.gate is None else Gate.load(options.gate)
     spec = spec_of(options, gate)
-    task = OwnPrompts(options.file, spec) if options.file else load_task(spec)
-    claim = options.claim or ("score" if task.judges else "agreement")
-    if claim not in CLAIMS:
-        raise UserError(f"There is no claim '{claim}'. {nearest(claim, CLAIMS)}")
-    if claim == "score" and not task.judges:
-        raise UserError(f"{options.file} has prompts without `answer`, so no score is known. Take --claim agreement.")
+    task = OwnPrompts(read_rows(options.file), options.file, spec) if options.file else load_task(spec)
+    claim = claim_of(options, task.judges)
     confidence, lost = level(options.confidence, options.looks), float(claim == "agreement")
-    stop: Any = options.stop
-    keys, names = keys_of(options.strict, options.loose), tuple(options.same_model)
-    need = needed_for(options.budget, confidence, options.changed, True, stop, lost * options.changed)
+    stop, ternary = options.stop, options.samples == 1
+    need = needed_for(options.budget, confidence, options.changed, ternary, stop, lost * options.changed)
     need = LENGTHS if claim == "length" else need
     docs = documents(task, options, gate, need)
     if claim != "length":
-        planned(options, len(docs), True, lost)
+        planned(options, len(docs), ternary, lost)
     with asyncio.Runner() as runner:
-        runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
-        one = options.strict, options.strict_model, options.strict_body
-        other = options.loose, options.loose_model, options.loose_body
-        strict, loose = (
-            runner.run(connect(*asked, key, names)) for asked, key in zip((one, other), keys.values(), strict=True)
-        )
-        if strict == loose:
-            raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
-        name = task.name if claim == "score" else f"{task.name}, {claim}"
+        strict, loose = connected(options, spec, runner)
+        name = ", ".join([task.name, claim][: 1 + (claim != "score")])
+        name += f" at temperature {options.temperature}" if options.temperature else ""
         questions = [task.question(doc) for doc in docs]
         look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
             claim=f"{name}, served: {loose.described()} against {strict.described()}",
@@ -184,15 +179,64 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh prompts.",
         )
         check(look)
-        compared = Compared(task, docs, (strict, loose), claim, options, need)
-        verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, claim != "length")
+        told = [{**one.described(), "reported": one.reported} for one in (strict, loose)]
+        kept = LOCAL.with_name(f"answers-{fingerprint(told)}.jsonl")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.open("a" if options.resume else "w").close()
+        compared = Compared(task, docs, (strict, loose), claim, options, need, kept, answers_in(kept))
+        ternary = ternary and claim != "length"
+        verdicts = fixed_sequence([compared.chunks(runner)], [options.budget], confidence, stop, ternary)  # type: ignore[arg-type]
+        for one in (strict, loose):  # again, so that a change is said
+            with suppress(Exception):
+                runner.run(one.survey())
     compared.check_something_to_lose()
     record(look)
     certificate = compared.certificate(verdicts, confidence)
     path = (options.out or Path()) / SERVED_FILE
     write_json(path, asdict(certificate))
     write_text(path.with_suffix(".md"), certificate.card)
+    kept.unlink(missing_ok=True)
     return certificate, path
+
+
+def claim_of(options: Options, judges: bool) -> str:
+    """The claim that is made, if it can be, where right answers are known or not."""
+    claim = options.claim or ("score" if judges else "agreement")
+    if claim not in CLAIMS:
+        raise UserError(f"There is no claim '{claim}'. {nearest(claim, CLAIMS)}")
+    if claim == "score" and not judges:
+        raise UserError(f"{options.file} has prompts without `answer`, so no score is known. Take --claim agreement.")
+    if claim == "agreement" and options.temperature:
+        raise UserError("Two samples differ by chance, so agreement shows nothing. Take another claim.")
+    if options.samples > 1 and not options.temperature:
+        raise UserError("All greedy answers to a prompt are one. Add --temperature, or leave --samples out.")
+    return claim
+
+
+def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> tuple[Endpoint, Endpoint]:
+    """The strict endpoint and the loose one, unless both are one."""
+    runner.get_loop().set_exception_handler(lambda *_: None)  # of requests that nobody waits for any more
+    keys, names = keys_of(options.strict, options.loose), tuple(options.same_model)
+    arguments = spec.prompting.arguments
+    said = {"chat_template_kwargs": arguments} if arguments else {}  # as vLLM, SGLang and llama.cpp call them
+    sides = [
+        (options.strict, options.strict_model, {**said, **body(options.strict_body)}, keys["strict"], names),
+        (options.loose, options.loose_model, {**said, **body(options.loose_body)}, keys["loose"], names),
+    ]
+    strict, loose = (runner.run(connect(*side)) for side in sides)
+    one, other = (replace(one, url=one.url.lower().replace("localhost", "127.0.0.1")) for one in (strict, loose))
+    if one == other:
+        raise UserError("Both endpoints are the same server, model and request. Tell them apart: --strict-body.")
+    return strict, loose
+
+
+def answers_in(kept: Path) -> dict[str, list[Pair]]:
+    """The answers that an interrupted run left behind; a line that it could not finish counts as none."""
+    found: dict[str, Any] = {}
+    for line in kept.read_text().split("\n"):
+        with suppress(ValueError):
+            found |= json.loads(line)
+    return {mark: [tuple(Served(**one) for one in pair) for pair in pairs] for mark, pairs in found.items()}  # type: ignore[misc]
 
 
 def documents(task: Task, options: Options, gate: Gate | None, need: int | None = None) -> list[Document]:
@@ -217,59 +261,96 @@ class Compared:
     sides: tuple[Endpoint, Endpoint]  # the strict one and the loose one
     claim: str
     options: Options
-    need: int | None  # prompts that the guessed share of changed answers asks for
-    answers: tuple[list[Served], list[Served]] = field(default_factory=lambda: ([], []))
+    need: int | None = None  # prompts that the guessed share of changed answers asks for
+    kept: Path | None = None  # file of the answers until there is a card
+    found: dict[str, list[Pair]] = field(default_factory=dict)  # answers by the hash of what was asked
+    fresh: int = 0  # prompts that were asked, not found
+    pairs: list[list[Pair]] = field(default_factory=list)  # of every prompt, in order, one for each sample
     scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # empty where nothing is scored
     began: float = field(default_factory=monotonic)
     said: float = field(default_factory=monotonic)  # when the progress was said last
+
+    @property
+    def answers(self) -> tuple[list[Served], ...]:
+        return tuple([pair[side] for pairs in self.pairs for pair in pairs] for side in (0, 1))
 
     def chunks(self, runner: asyncio.Runner) -> Iterator[Decoded]:
         """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
         free = asyncio.Semaphore(self.options.concurrent)
         asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
+        options, changed, total = self.options, 0.0, len(self.docs)
+        ends = self.claim == "agreement" and options.stop == "clear"
+        error = (1 - options.confidence) / options.looks / 2
         try:
-            for doc, both in zip(self.docs, asked, strict=True):
-                runner.run(self.wait(both))
-                yield Decoded(self.taken(doc, both.result()))
+            for n, (doc, pairs) in enumerate(zip(self.docs, asked, strict=True), start=1):
+                runner.run(self.wait(pairs))
+                yield Decoded(np.array([d := self.taken(doc, pairs.result())]))
+                changed += d
+                if ends and all(p_value(int(changed), 0, of, options.budget) > error for of in (n, total)):
+                    break  # no proof is left, whatever the rest of the prompts show
+        except (KeyboardInterrupt, UserError):
+            note(f"The answers to {len(self.found)} prompts are kept. --resume goes on if no server is changed.")
+            raise
         finally:
-            note(f"{len(self.answers[0])} prompts answered by both in {monotonic() - self.began:.0f} s")
+            for pairs in asked:
+                pairs.cancel()
+            note(f"{len(self.pairs)} prompts answered by both in {monotonic() - self.began:.0f} s")
 
-    async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Served]:
-        async with free:
-            asked = self.task.prompt(doc), self.task.stops, self.task.max_new_tokens
-            return await asyncio.gather(*(one.answer(*asked) for one in self.sides))
+    async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Pair]:
+        """The answers of both servers to a prompt, one pair for each sample; what is known is not asked again."""
+        asked: list[Any] = [self.task.prompt(doc), list(self.task.stops), self.task.max_new_tokens]
+        heat = self.options.temperature
+        mark = fingerprint(asked, heat, self.options.samples, self.options.seed)
+        seeds = random.Random(mark)  # the seed of a request that is repeated is the same, and so is the other server's
 
-    async def wait(self, both: asyncio.Task[list[Served]]) -> None:
+        async def sample(**sampling: Any) -> Pair:
+            async with free:
+                return await asyncio.gather(*(one.answer(*asked, **sampling) for one in self.sides))  # type: ignore[return-value]
+
+        if mark not in self.found:
+            seeded = [{"temperature": heat, "seed": seeds.getrandbits(31)} for _ in range(self.options.samples)]
+            self.found[mark] = await asyncio.gather(*(sample(**(one if heat else {})) for one in seeded))
+            self.fresh += 1
+            if self.kept:
+                with self.kept.open("a") as file:  # behind a line that an interruption cut
+                    file.write("\n" + json.dumps({mark: [[asdict(one) for one in pair] for pair in self.found[mark]]}))
+        return self.found[mark]
+
+    async def wait(self, both: asyncio.Task[list[Pair]]) -> None:
         while not both.done():
             await asyncio.wait([both], timeout=TICK)
             self.tell()
 
     def tell(self, plan: bool = False) -> None:
         """Say how far the run is, its rate and the time left, but no outcome, so that an interruption is no look."""
-        done, total, now = len(self.answers[0]), len(self.docs), monotonic()
+        done, total, now = len(self.pairs), len(self.docs), monotonic()
         if plan or now - self.said >= (TICK if sys.stderr.isatty() else SELDOM):
-            self.said, rate = now, done / (now - self.began)
-            planned = f"; {self.need} prompts, as planned, take {self.need / rate:.0f} s" if plan and self.need else ""
-            times = f", {60 * rate:.0f} a minute, {(total - done) / rate:.0f} s left{planned}" if done else ""
+            self.said, rate = now, min(done, self.fresh) / (now - self.began)
+            need = self.need if plan and rate else None
+            cost = f"; {need} prompts, as planned, take {need / rate:.0f} s" if need else ""
+            times = f", {60 * rate:.0f} a minute, {(total - done) / rate:.0f} s left{cost}" if rate else ""
             note(f"{done} of at most {total} prompts answered by both{times}", stays=plan)
 
-    def taken(self, doc: Document, both: Sequence[Served]) -> Any:
-        """Keep and score the answers to a prompt; what the claim is about [1]."""
+    def taken(self, doc: Document, pairs: list[Pair]) -> float:
+        """Keep and score the answers to a prompt; what the claim is about."""
         task, budget, limit = self.task, self.options.budget, self.task.max_new_tokens
-        texts = [task.cut(one.text) for one in both]
-        for one, text, answers, scores in zip(both, texts, self.answers, self.scores, strict=True):
-            answers.append(one)
-            scores += [task.score(doc, text)] if task.judges else []
-        if len(self.answers[0]) == PILOT:
+        self.pairs.append(pairs)
+        texts = [[task.cut(one.text) for one in side] for side in zip(*pairs, strict=True)]
+        for side, scores in zip(texts, self.scores, strict=True):
+            scores += [fmean(task.score(doc, text) for text in side)] if task.judges else []
+        if len(self.pairs) == PILOT:
             self.tell(plan=True)
         if self.claim == "score":
-            return np.array([self.scores[0][-1] - self.scores[1][-1]])
+            return self.scores[0][-1] - self.scores[1][-1]
         if self.claim == "agreement":
-            return np.array([float(texts[0] != texts[1] and not task.same_meaning(doc, texts[1], texts[0]))])
-        strict, loose = (one.tokens for one in both)
-        if strict is None or loose is None or max(strict, loose) > limit:
-            raise UserError(f"The servers say {strict} and {loose} tokens, of at most {limit}. Claim something else.")
-        return np.array([budget + (1 - budget) * (loose - (1 + budget) * strict) / limit])  # mean = budget: just kept
+            [(strict,), (loose,)] = texts
+            return float(strict != loose and not task.same_meaning(doc, loose, strict))
+        lengths = [[one.tokens for one in side] for side in zip(*pairs, strict=True)]
+        if any(tokens is None or tokens > limit for side in lengths for tokens in side):
+            one, other = (side[0] for side in lengths)
+            raise UserError(f"The servers say {one} and {other} tokens, of at most {limit}. Claim something else.")
+        one, other = map(fmean, lengths)
+        return budget + (1 - budget) * (other - (1 + budget) * one) / limit  # the mean is the budget if it is just kept
 
     def check_something_to_lose(self) -> None:
         """Refuse strict answers of which nothing could be lost, because a certificate would say nothing."""
@@ -289,29 +370,36 @@ class Compared:
         """What the test said."""
         task, budget, tested = self.task, self.options.budget, verdicts.tested[0]
         strict, loose = (described(*side) for side in zip(self.answers, self.scores, strict=True))
-        if self.claim == "length":  # from what was tested to growth; what was decided stays
-            unit, bound = task.max_new_tokens / (strict["tokens"] or 1) / (1 - budget), tested.bounds[0]
-            mean, value = (budget + (one - budget) * unit for one in (bound.mean, bound.value))
-            growths = [other.tokens - one.tokens for one, other in zip(*self.answers, strict=True)]  # type: ignore[operator]
-            counts = {"losses": sum(one > 0 for one in growths), "gains": sum(one < 0 for one in growths)}
-            shown = replace(bound, mean=mean, value=value, **counts)
+        if self.claim == "length":  # what was decided stays
+            unit, bound = task.max_new_tokens / (strict["tokens"] or 1), tested.bounds[0]
+            mean, value = (grown(one, budget, unit) for one in (bound.mean, bound.value))
+            growths = [sum(other.tokens - one.tokens for one, other in pairs) for pairs in self.pairs]  # type: ignore[operator,misc]
+            losses, gains = sum(one > 0 for one in growths), sum(one < 0 for one in growths)
+            shown = replace(bound, mean=mean, value=value, losses=losses, gains=gains)
             verdicts = replace(verdicts, tested=(replace(tested, bounds=(shown,)),))
         refusal = verdicts.refusal(budget)
         return ServedCertificate(
             strict={**self.sides[0].described(), "reported": self.sides[0].reported},
             loose={**self.sides[1].described(), "reported": self.sides[1].reported},
             **verdicts.bound(budget).entries,
-            scope=task_scope(task, [task.question(doc) for doc in self.docs[: len(self.answers[0])]]),
+            scope=task_scope(task, [task.question(doc) for doc in self.docs[: len(self.pairs)]]),
             budget=budget, confidence=confidence, certified=refusal is None, strict_answers=strict, loose_answers=loose,
-            differing=sum(one.text != other.text for one, other in zip(*self.answers, strict=True)),
+            differing=sum(any(one.text != other.text for one, other in pairs) for pairs in self.pairs),
             refusal=refusal, made=datetime.now(UTC).date().isoformat(), claim=self.claim, task=task.name,
-            sampling={"temperature": 0.0, "max_tokens": task.max_new_tokens, "stop": list(task.stops)},
+            sampling={"temperature": self.options.temperature, "max_tokens": task.max_new_tokens,
+                      "stop": list(task.stops), "samples": self.options.samples, "seed": self.options.seed},
             version=gistgate.__version__,
         )  # fmt: skip
+
+
+def grown(value: float, budget: float, unit: float) -> float:
+    """Growth of the mean length, from what is tested; `unit` is the longest length over the mean strict one."""
+    return budget + (value - budget) * unit / (1 - budget)
 
 
 def described(answers: Sequence[Served], scores: Sequence[float]) -> dict[str, float | None]:
     """Means over the answers of one server."""
     tokens = [one.tokens for one in answers if one.tokens is not None]
     mean = fmean(tokens) if len(tokens) == len(answers) else None
-    return {"capped": fmean(one.capped for one in answers), "tokens": mean, "score": fmean(scores) if scores else None}
+    capped, limited = (fmean(getattr(one, name) for one in answers) for name in ("capped", "limited"))
+    return {"capped": capped, "limited": limited or None, "tokens": mean, "score": fmean(scores) if scores else None}

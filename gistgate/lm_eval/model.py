@@ -2,11 +2,11 @@
 
 import math
 import re
+import weakref
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +23,14 @@ from transformers import PreTrainedModel
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
+from gistgate.core.certificate import certificate_in_use, check_greedy, check_use, stops_of, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.choose import GATED, STRICT
-from gistgate.models.loading import encode, or_refuse, placed, rendered, warn_generation_config, whole_model
+from gistgate.models.loading import encode, or_refuse, placed, rendered, template, warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
 from gistgate.rules import complete, meant
 
@@ -43,22 +43,34 @@ Served = defaultdict[tuple[int, ...], list[Generation]]  # answers by the ids of
 
 
 MADE: dict[int, dict[str, Any]] = {}  # how the harness made a prompt, by the hash of its text
+MAKE, ASKING = ConfigurableTask.fewshot_context, set[int]()  # lm-eval's own method, and the models that ask
 
 
-def remembering(make: Callable[..., Any]) -> Callable[..., Any]:
+def remembering(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
     """The harness's method that makes a prompt; a certificate asks how, and requests hold the text alone."""
-
-    def fewshot_context(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
-        text, chat = make(task, doc, num_fewshot, **how), bool(how.get("apply_chat_template"))
-        in_one = chat and num_fewshot and not how.get("fewshot_as_multiturn")  # no certificate has them in one turn
-        number = f"{num_fewshot} in one turn" if in_one else num_fewshot
-        MADE[hash(str(text))] = {"chat": chat, "system": how.get("system_instruction"), "num_fewshot": number}
-        return text
-
-    return fewshot_context
+    text, chat = MAKE(task, doc, num_fewshot, **how), bool(how.get("apply_chat_template"))
+    in_one = chat and num_fewshot and not how.get("fewshot_as_multiturn")  # no certificate has them in one turn
+    number = f"{num_fewshot} in one turn" if in_one else num_fewshot
+    MADE[hash(str(text))] = {"chat": chat, "system": how.get("system_instruction"), "num_fewshot": number}
+    return text
 
 
-ConfigurableTask.fewshot_context = remembering(ConfigurableTask.fewshot_context)
+def remember(model: Any) -> None:
+    """Let `remembering` take the place of lm-eval's method while a model lives that compares requests.
+
+    lm-eval makes prompts before it asks a model anything, and hands over neither the task nor how they were made.
+    """
+    ASKING.add(key := id(model))
+    ConfigurableTask.fewshot_context = remembering
+    weakref.finalize(model, forget, key)
+
+
+def forget(key: int) -> None:
+    """A model is gone; with the last one lm-eval's method comes back."""
+    ASKING.discard(key)
+    if not ASKING:
+        ConfigurableTask.fewshot_context = MAKE
+        MADE.clear()
 
 
 @register_model("gistgate")
@@ -100,6 +112,8 @@ class GatedLM(HFLM):
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
         self.certificate = self.decoder.certificate
+        if self.certificate or certificate_in_use(self.decoder):
+            remember(self)
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.rows, self.is_quiet = 0, False
         self.prompting: list[dict[str, Any]] = []  # how the prompts of the present requests were made, each way once
@@ -135,6 +149,12 @@ class GatedLM(HFLM):
                     self.served[prompt] += answers
         return texts
 
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The harness's own method: the text of the template, which its command line may name."""
+        if isinstance(chat_template, str):
+            self.chat_template_args |= {"chat_template": chat_template}
+        return template(self.tokenizer, self.chat_template_args.get("chat_template")) if chat_template else None
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The harness's own method, which would leave away a system text that the template refuses."""
         return rendered(self.tokenizer, chat_history, add_generation_prompt, **self.chat_template_args)
@@ -160,7 +180,7 @@ class GatedLM(HFLM):
             "stops": [text for text in stop if text and text != eos],
             "sampling": sampling(kwargs),
         }
-        self._check(request["sampling"].temperature)
+        self._check(request["sampling"].temperature, stops_of(request["stops"], self.tokenizer))
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
@@ -175,15 +195,11 @@ class GatedLM(HFLM):
         new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])
         return torch.cat([context, new.to(context)], dim=1)
 
-    def _check(self, temperature: float) -> None:
+    def _check(self, temperature: float, stops: list[str]) -> None:
         """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
-        beside = certificate_in_use(self.decoder)
         for way in self.prompting or [{}]:
-            if self.certificate is not None:
-                check_request(self.certificate, temperature=temperature, **way)
-            elif beside is not None:
-                warn_uncovered(partial(check_request, beside, temperature=temperature, **way))
-        if self.certificate is None and beside is None and self.is_in_segments:
+            check_use(self.decoder, temperature=temperature, stops=stops, **way)
+        if self.is_in_segments and not (self.certificate or certificate_in_use(self.decoder)):
             warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:

@@ -78,6 +78,7 @@ class Prompting:
     num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template; chat_template chooses one by name
 
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
@@ -283,12 +284,12 @@ class Task:
 
     def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
         """How lm-eval shall build contexts; examples become turns of their own in a chat."""
-        chat = self.prompting.chat_template
+        chat, make = self.prompting.chat_template, partial(rendered, tokenizer, **self.prompting.arguments)
         return {
             "system_instruction": self.prompting.system,
             "apply_chat_template": chat,
             "fewshot_as_multiturn": chat,
-            "chat_template": partial(rendered, tokenizer) if chat and tokenizer is not None else None,
+            "chat_template": make if chat and tokenizer is not None else None,
         }
 
     @property

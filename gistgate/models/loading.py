@@ -23,7 +23,7 @@ from transformers.utils import cached_file, has_file
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.files import read_json
 from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.core.utils import UserError, first_line, is_out_of_memory, nearest
 from gistgate.models.lighter import Subset, check_kind, quantise
 
 T = TypeVar("T")
@@ -53,7 +53,8 @@ def check_place(role: str, name: str, file: str | None = None, revision: str | N
     """Refuse what is no model that continues texts, and say what lies there instead and what helps."""
     path, is_whole = Path(name), file is None and role != "tokenizer"
     place = stored_file(name, "config.json", revision) if is_whole else None
-    config = {} if place is None else read_json(place)
+    config = None if place is None else read_json(place)
+    config = config if isinstance(config, dict) else {}
     kind, heads = config.get("model_type"), config.get("architectures") or []
     is_empty = is_whole and path.is_dir() and not any(path.glob("model*.safetensors"))
     found = {one.parent for deep in ("*", "snapshots/*") for one in path.glob(f"{deep}/model*.safetensors")}
@@ -211,22 +212,27 @@ class Target:
         """Every id that ends an answer."""
         return eos_ids(self.model, self.tokenizer)
 
-    def encode(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """Token ids of a prompt, in the chat template where `chat` says so."""
+    def encode(self, prompt: str, chat: bool = False, system: str | None = None, arguments: Any = None) -> list[int]:
+        """Token ids of a prompt, in the chat template with its `arguments` where `chat` says so."""
         if not chat:
-            if system:
-                raise UserError("A system text stands in a chat. Add --chat, or leave --system away.")
+            if system or arguments:
+                raise UserError("A system text and a template belong to a chat. Add --chat, or leave them away.")
             warn_untemplated(self.tokenizer, "--chat uses it")
-        return encode(self.tokenizer, self.rendered(prompt, system) if chat else prompt)
+        return encode(self.tokenizer, self.rendered(prompt, system, arguments) if chat else prompt)
 
-    def rendered(self, prompt: str, system: str | None = None) -> str:
+    def rendered(self, prompt: str, system: str | None = None, arguments: Any = None) -> str:
         """A prompt as the chat template writes it out, up to where the answer begins."""
         before = [{"role": "system", "content": system}] if system else []
-        return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}])
+        return rendered(self.tokenizer, [*before, {"role": "user", "content": prompt}], **(arguments or {}))
+
+
+HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, as Python also reads a byte that is no UTF-8
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of a prompt: once what the tokenizer puts in front of a text, and nothing of what it puts behind one."""
+    if HALF.search(text):
+        raise UserError("A prompt holds bytes that are no UTF-8, or half a character. Correct its text.")
     bare, whole = (list(tokenizer.encode("a", add_special_tokens=adds)) for adds in (False, True))
     at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
     ids = list(tokenizer.encode(text, add_special_tokens=False))
@@ -238,17 +244,24 @@ def rendered(tokenizer: Any, messages: list[dict[str, str]], add_generation_prom
 
     What it refuses is refused: without a text that is left away, another question would be asked.
     """
-    if not tokenizer.chat_template:
-        raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
+    given["chat_template"] = template(tokenizer, given.get("chat_template"))
     given |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
     except Exception as error:  # a template is a program of the model's makers
         has_system = any(turn["role"] == "system" for turn in messages)
         remedy = "Leave --system away." if has_system else "Mend the template, or leave --chat away."
-        if isinstance(tokenizer.chat_template, dict):
-            remedy = "In the tokenizer's files, call the one to use 'default'."
         raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
+
+
+def template(tokenizer: Any, name: str | None = None) -> str:
+    """The chat template with this name, or the only or default one; transformers takes an unknown name for a text."""
+    if not (known := tokenizer.chat_template):
+        raise UserError("The tokenizer has no chat template. Leave --chat away (`prompting.chat_template: false`).")
+    known, name = known if isinstance(known, dict) else {"default": known}, name or "default"
+    if name not in known:
+        raise UserError(f"The tokenizer has no chat template '{name}'. {nearest(name, known)} Say --template NAME.")
+    return str(known[name])
 
 
 def warn_untemplated(tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -92,13 +92,18 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = (part.strip() for part in pair.partition("="))
-        if not sign:
+        if not (sign and name):
             raise UserError(f"'{pair}' is no setting. Write it as name=value, for instance theta=0.9.")
         settings[name] = {"true": True, "false": False}.get(text.lower(), text)
         for kind in (float, int):  # a whole number is both, and kept as such
             with suppress(ValueError):
                 settings[name] = kind(text)
     return settings
+
+
+def parse_template(pairs: Sequence[str]) -> dict[str, Any]:
+    """Arguments of a chat template from texts such as `enable_thinking=false`; one without a sign names a template."""
+    return parse_settings([pair if "=" in pair else f"chat_template={pair}" for pair in pairs])
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,22 @@ FORM = "Write a prompt per line, or as JSON: texts, or objects with a text `cont
 JSON, TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv", ".yaml", ".yml", ".xml", ".html")  # no line is a prompt
 
 
+def standard_input() -> str:
+    """The text of standard input, without the mark that some programs put first."""
+    try:
+        return sys.stdin.read().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UserError(f"Standard input cannot be read as text ({error}). Pass UTF-8.") from error
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, from standard input if it is a dash, without the line end that a shell's commands write last."""
+    return prompt if prompt != "-" else standard_input().removesuffix("\n")
+
+
 def read_rows(place: str) -> list[tuple[str, Any]]:
     """What a file or standard input (-) holds, JSON, JSON lines, or texts, one per line, each with its place."""
-    text = sys.stdin.read().removeprefix("\ufeff") if place == "-" else read_text(place)
+    text = standard_input() if place == "-" else read_text(place)
     rows = [(f"{place}, line {at},", line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     whole, suffix, first = None, Path(place).suffix.lower(), rows[0][1].strip() if rows else ""
     with suppress(ValueError):
@@ -156,34 +174,41 @@ class PromptFile:
     chat: bool = False
     system: str | None = None
     temperature: float = 0.0
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    stops: Sequence[str] | None = None  # texts that end answers; None: the certified ones
 
     def encode(self, target: Target) -> list[list[int]]:
         """The ids of all prompts: those of the file, else encoded and wrapped as the user says."""
         return [
-            target.encode(one.text, self.chat, self.system)
-            if one.ids is None or (self.chat and not is_rendered(target, one.text))
+            target.encode(one.text, self.chat, self.system, self.arguments)
+            if one.ids is None or (self.chat and not is_rendered(target, one.text, arguments=self.arguments))
             else list(one.ids)
             for one in self.prompts
         ]
 
     def check(self, certificate: Certificate, target: Target | None = None) -> None:
         """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand."""
-        from gistgate.core.certificate import check_request
+        from gistgate.core.certificate import check_request, stops_of
 
         chat, system, number = self.chat, self.system, 0 if self.chat else None  # a plain text may hold examples
+        how: dict[str, Any] = {"temperature": self.temperature, "arguments": self.arguments}
+        if self.stops is not None:
+            how["stops"] = stops_of(self.stops, target and target.tokenizer)
         if self.prompts and all(prompt.ids is not None for prompt in self.prompts):
             if target is None:
                 return
-            known = (certificate.scope.get("prompting") or {}).get("system")
-            is_chat = all(is_rendered(target, prompt.text, known, begins=True) for prompt in self.prompts)
-            chat, system, number = chat or is_chat, known if is_chat else system, None
-        check_request(certificate, temperature=self.temperature, chat=chat, system=system, num_fewshot=number)
+            known = certificate.scope.get("prompting") or {}
+            made = {"system": known.get("system"), "arguments": known.get("arguments")}
+            is_chat = all(is_rendered(target, prompt.text, **made, begins=True) for prompt in self.prompts)
+            chat, system, number = chat or is_chat, made["system"] if is_chat else system, None
+            how |= {"arguments": made["arguments"]} if is_chat else {}
+        check_request(certificate, chat=chat, system=system, num_fewshot=number, **how)
 
 
-def is_rendered(target: Target, text: str, system: str | None = None, begins: bool = False) -> bool:
+def is_rendered(target: Target, text: str, begins: bool = False, **how: Any) -> bool:
     """Whether a text holds what the chat template puts behind a user's turn, and perhaps `begins` as it does."""
     mark = "GISTGATE"  # stands for the user's text: what the template puts around it counts
     with suppress(UserError):  # of a template that cannot write it
-        before, _, behind = target.rendered(mark, system).partition(mark)
+        before, _, behind = target.rendered(mark, **how).partition(mark)
         return bool(behind) and behind in text and (not begins or text.startswith(before))
     return False

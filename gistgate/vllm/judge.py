@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -61,13 +61,13 @@ class Requests:
 
     def __init__(
         self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None, covered_only: bool = False,
-        tokenizer: Any = None, shadow: float = 0.0,
+        tokenizer: Any = None, shadow: float = 0.0, stops: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         """`forget` is told a slot that another request gets; `covered_only` and `shadow` are as in `Policy`."""
         self.shadow = shadow * 2**32
         self.rule, self.capacity, self.forget, self.covered_only = rule, capacity, forget, covered_only
         self.scopes = {} if tokenizer is None else {name: Scope(name, tokenizer) for name in (PROSE, THINKING)}
-        self.warned = False
+        self.warned, self.stops = False, stops
         self.entries: OrderedDict[str, Entry] = OrderedDict()
 
     def find(self, name: str, params: Any) -> Entry:
@@ -95,12 +95,14 @@ class Requests:
     def _covers(self, params: Any) -> bool:
         # Certificates are made without penalties: the most probable tokens have to be the model's own.
         is_covered = all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
+        is_covered &= self.stops is None or {*(getattr(params, "stop", None) or ())} == {*self.stops}
         if self.covered_only and not is_covered and not self.warned:
             self.warned = True
             log.warning(
-                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length or a grammar "
-                "are verified strictly, because no certificate covers them. If nobody asked for one, the model's "
-                "generation_config.json does: start the server with --generation-config vllm."
+                "gistgate: requests with a penalty, a bias, banned or allowed words, a least length, a grammar or "
+                "other stops than %s are verified strictly, because no certificate covers them. If nobody asked for "
+                "one, the model's generation_config.json does: start the server with --generation-config vllm.",
+                "any" if self.stops is None else list(self.stops),
             )
         return is_covered or not self.covered_only
 
@@ -241,7 +243,9 @@ class VllmJudge:
         self.protected = torch.tensor(protected, dtype=torch.long, device=device)
         self.counters = Counters(slots, device)
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
-        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only, tokenizer, policy.shadow)
+        self.requests = Requests(
+            policy.rule, slots, self._forget, policy.covered_only, tokenizer, policy.shadow, policy.stops
+        )
         self.tail = policy.gate is not None and "scalars" in policy.gate.features
 
     def _forget(self, slot: int) -> None:

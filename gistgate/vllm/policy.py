@@ -1,7 +1,7 @@
 """From the configuration of a server to the rule that judges there, checked against the models that are served."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -198,6 +198,7 @@ class Policy:
     sampled: bool = False  # whether sampled requests are judged too
     covered_only: bool = False  # whether a certificate names the setting; requests that it cannot cover are strict
     shadow: float = 0.0  # share of requests that are strict for comparison
+    stops: Sequence[str] | None = None  # the certified texts that end answers; None where nobody knows them
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
@@ -214,22 +215,26 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     gate: Any = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
+    stops: Sequence[str] | None = None
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
         files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
         check_certificate(certificate, served, gate, block=served.block, **files)
         name, values, source = certificate.rule, point.settings, f"certificate for {100 * point.budget:g} %"
+        stops = certificate.scope.get("stops")
     elif asks_gate:
         point = gate.operating_point(settings.budget, served.drafter, name)
         check_certificate(gate.certificate, served, gate)
         values, source = {**values, **point.settings}, f"operating point for {100 * point.budget:g} %"
+        stops = gate.certificate.scope.get("stops")
         if broken := gate.certificate.mismatch(block=served.block):
             log.warning("gistgate: %s", broken)
             source = f"uncertified {source}"
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
-    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered, settings.shadow)
+    sampled = not is_covered and SERVED_RULES[rule.id] == "all"
+    return Policy(rule, gate, source, sampled, is_covered, settings.shadow, stops)
 
 
 def check_gate(gate: Any, served: Served) -> None:

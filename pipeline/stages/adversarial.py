@@ -51,8 +51,8 @@ def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tu
     asked, prompting = prompts_in(str(params.adversarial.file)), params.prompting
     if not prompting.chat_template:
         return [(one.kind, one.text) for one in asked]
-    before = [] if prompting.system is None else [{"role": "system", "content": prompting.system}]
-    return [(one.kind, rendered(tokenizer, [*before, {"role": "user", "content": one.text}])) for one in asked]
+    before, how = [{"role": "system", "content": prompting.system}] if prompting.system else [], prompting.arguments
+    return [(one.kind, rendered(tokenizer, [*before, {"role": "user", "content": one.text}], **how)) for one in asked]
 
 
 def main() -> None:

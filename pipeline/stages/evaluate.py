@@ -45,6 +45,7 @@ def main(name: str) -> None:
         batch_size=params.decoding.batch_size,
         max_length=context_length(read_pair(params.pair)),
         seed=params.seed,
+        chat_template_args=params.prompting.arguments,
     )
     samples, counted = judge(lm, task, read_prompts("test"))
     summary = {

@@ -122,6 +122,7 @@ def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own():
 def test_the_template_counts_for_chats_alone(monkeypatch):
     monkeypatch.setattr("gistgate.certificates.calibration.task_hash", lambda _: "t")
     for chat in (True, False):
-        task = SimpleNamespace(prompting=SimpleNamespace(num_fewshot=0, chat_template=chat, system=None))
+        task = SimpleNamespace(stops=["", "Q:", "</s>"], prompting=SimpleNamespace(chat_template=chat, num_fewshot=0))
+        assert task_scope(task, [], byte_tokenizer())["stops"] == ["Q:"]  # the end token has an id
         assert ("template" in task_scope(task, [], byte_tokenizer())) is chat
         assert "template" not in task_scope(task, [])

@@ -95,5 +95,16 @@ def test_a_request_is_asked_as_the_prompts_were():
         check_request(few, chat=True, system="Be short.", num_fewshot=2)
         with pytest.raises(UserError, match="num_fewshot 2 certified, num_fewshot 0 here"):
             check_request(few, chat=True, system="Be short.", num_fewshot=0)
+    thinking = {"chat": True, "system": "Be short.", "arguments": {"enable_thinking": False}}
+    prompting = {**chat.scope["prompting"], "arguments": thinking["arguments"]}
+    ended = certificate(scope={**chat.scope, "prompting": prompting, "stops": ["Q:"]})
+    for asked in ({**thinking, "stops": ["Q:"]}, thinking, {"chat": None, "stops": ["Q:"]}):  # None is unknown
+        check_request(ended, **asked)
+    for asked, said in (
+        ({"stops": []}, "another stops"),
+        ({"arguments": {}}, "enable_thinking False certified, .*none"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_request(ended, **{**thinking, **asked})
     with pytest.raises(UserError, match="prompting"):
         check_request(certificate(scope={"temperature": 0.0}))  # it does not say how its prompts were asked

@@ -13,7 +13,7 @@ from gistgate.core.utils import UserError
 
 def test_fewer_prompts_than_asked_for_are_said_with_what_they_cost():
     said = planning.plan_sentence(0.05, 0.95, 100, asked=400)
-    assert "There are 100 of the 400 asked for, which allow 2% of the answers to differ; all would allow 10%." in said
+    assert "There are 100 of the 400 asked for; they certify 3.0% at best, if no answer differs, and all 0.8%." in said
 
 
 @pytest.mark.parametrize("stop", ["lost", "clear"])

@@ -30,9 +30,14 @@ def read(folder, name):
 
 
 def test_a_project_says_what_the_user_said(made):
-    folder = made("--target-revision", "v1", "--dtype", "float16", "--device-map", "auto", "--chat", "--task", "gsm8k")
-    params = read(folder, "params.yaml")
-    assert (params["pair"], params["task"], params["prompting"]["chat_template"]) == ("my-gate", "gsm8k", True)
+    chat = ("--chat", "--template", "rag", "--task", "gsm8k")
+    folder = made("--target-revision", "v1", "--dtype", "float16", "--device-map", "auto", *chat)
+    params, prompting = read(folder, "params.yaml"), {"chat_template": True, "arguments": {"chat_template": "rag"}}
+    assert (params["pair"], params["task"], params["prompting"] | prompting) == (
+        "my-gate",
+        "gsm8k",
+        params["prompting"],
+    )
     assert params["prompts"]["draw"] == 1 and params["decoding"]["workers"] == 1
     pair = read(folder, "models/pairs/my-gate.yaml")
     assert pair["target"] == {"model": "owner/target", "revision": "v1", "dtype": "float16", "device_map": "auto"}

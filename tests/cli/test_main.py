@@ -39,14 +39,15 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
 def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tmp_path):
     shutil.copytree(pair / "gate", tmp_path / "gate")
     kept, prompting = read_certificate(pair / "gate"), {"num_fewshot": 0, "chat_template": False, "system": None}
-    scope = {**kept.scope, "guards": [], "temperature": 0.0, "prompting": prompting}
+    scope = {**kept.scope, "guards": [], "temperature": 0.0, "prompting": prompting, "stops": ["<other>"]}
     replace(kept, scope=scope).save(tmp_path / "gate")
     arguments = ("--draft", pair / "draft", "--gate", tmp_path / "gate", "--max-new-tokens", 8)
     asked = ("generate", pair / "target", "Tom has", *arguments)
-    said = r"No certificate covers these requests.*temperature \(0.0 certified, 0.7 here"
-    with pytest.warns(UserWarning, match=said):
-        assert run(*asked, "--temperature", 0.7)[0] == 0
-    for covered in ((), ("--temperature", 0.7, "--rule", "exact")):
+    warm, stopped = r"temperature \(0.0 certified, 0.7 here", r"stops \(\['<other>'\] certified, \['x'\] here"
+    for option, value, said in (("--temperature", 0.7, warm), ("--stop", "x", stopped)):
+        with pytest.warns(UserWarning, match=f"No certificate covers these requests.*{said}"):
+            assert run(*asked, option, value)[0] == 0
+    for covered in ((), ("--stop", "<other>"), ("--temperature", 0.7, "--rule", "exact")):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="No certificate covers")
             assert run(*asked, *covered)[0] == 0
@@ -60,7 +61,9 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
         (["generate", "{pair}/target", "Tom", "--rule", "fly", "--set", "thetaa=1"], "Did you mean 'theta'?"),
         (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),
         (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
-        (["generate", "{pair}/target", "Tom", "--system", "Be brief."], "A system text stands in a chat"),
+        (["generate", "{pair}/target", "Tom", "--system", "Be brief."], "belong to a chat. Add --chat"),
+        (["generate", "{pair}/target", "Tom", "--template", "rag"], "belong to a chat. Add --chat"),
+        (["generate", "{pair}/target", "Tom \udcff"], "bytes that are no UTF-8"),
         (["generate", "{pair}/target", "Tom", "--shadow", "--speculate-up-to", "0"], "Shadow mode watches drafts"),
         (["generate", "{pair}/target", "Tom", "--quantise-draft", "int8"], "There is no draft model to make lighter"),
         (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),

@@ -25,11 +25,12 @@ class Script:
     reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
     delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
     texts: dict[int, str | None] = field(default_factory=dict)  # other answers
-    thoughts: str | None = None  # reasoning beside the text of every answer
     pages: dict[int, Any] = field(default_factory=dict)  # a text or JSON with status 200 in place of an answer
     model: str = "adder"
     says: str = "adder"  # model that an answer names
+    renamed: str = ""  # model that it lists once it has answered, if another
     lists: bool = True  # whether it lists its models
+    wrong_seeds: bool = False  # whether it gets a request with an odd seed wrong
     logins: set[str] = field(default_factory=set)  # headers with keys or passwords that came
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests that were answered
 
@@ -44,7 +45,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.script.lists:
-            self.send({"object": "list", "data": [{"id": self.script.model, "object": "model"}]})
+            model = (self.script.asked and self.script.renamed) or self.script.model
+            self.send({"object": "list", "data": [{"id": model, "object": "model"}]})
         else:
             self.send({"detail": "Not Found"}, 404)
 
@@ -70,12 +72,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.script.asked.append(body)
         self.script.logins.add(self.headers["Authorization"])
-        text = f" It is so. #### {n + 1 + (n in self.script.wrong)}"
+        is_wrong = n in self.script.wrong or (self.script.wrong_seeds and body["seed"] % 2)
+        text = f" It is so. #### {n + 1 + bool(is_wrong)}"
         text = self.script.texts.get(n, text)
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        if chat and self.script.thoughts:
-            content["message"] |= {"reasoning_content": self.script.thoughts}
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": self.script.tokens, "total_tokens": 10}
         self.send(

@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gistgate import endpoints
-from gistgate.certificates.bounds import exact_bound
+from gistgate.certificates.bounds import PLUG_IN, exact_bound
 from gistgate.certificates.judged import LOCAL, Look, read_looks, record
+from gistgate.cli import show
 from gistgate.cli.certify import Options
 from gistgate.cli.main import app
 from gistgate.core.files import write_json_lines
@@ -26,6 +28,7 @@ from gistgate.lm_eval import task as task_files
 from gistgate.lm_eval.certify import certify
 from gistgate.lm_eval.prompts import hashes_of
 from gistgate.lm_eval.task import TaskSpec
+from gistgate.lm_eval.watch import watch
 from tests.endpoints.scripted import Script, serving
 from tests.tiny import write_task
 
@@ -55,8 +58,9 @@ def test_the_bound_is_that_of_the_losses_and_gains(run):
     assert certificate.strict_answers["capped"] == 0 and certificate.loose_answers["capped"] == 1 / 80
     assert certificate.loose_answers["tokens"] == 9 and certificate.loose_answers["score"] == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
-    assert written["losses"] == 1 and written["sampling"] == {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"]}
-    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == ["model adder"]
+    asked = {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"], "samples": 1, "seed": 0}
+    assert written["losses"] == 1 and written["sampling"] == asked
+    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == ["list adder", "model adder"]
     page = path.with_suffix(".md").read_text()
     assert certificate.sentence.startswith("Certified at 95 %: adder at http") and certificate.sentence in page
     assert f'| url | "{written["strict"]["url"]}" | "{written["loose"]["url"]}" |' in page
@@ -68,18 +72,23 @@ def test_a_loss_is_refused_and_the_file_says_so(run):
     assert not json.loads(path.read_text())["certified"]
 
 
-def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_asked_again(run):
+def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_asked_twice(run, capsys):
+    """Only with --resume, because a server may be another one when it is back."""
     run(Script(), Script(drops={7: 1}), concurrent=4)
     strict, dying = Script(), Script(drops={7: 99})
     with ExitStack() as servers:
         first, second = (servers.enter_context(serving(script)) for script in (strict, dying))
-        options = {"strict": first, "loose": second, "budget": 0.1, "concurrent": 1}
-        with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
-            certify(Options(task="sums", **options))
+        options = Options(task="sums", strict=first, loose=second, budget=0.1, concurrent=1, stop="planned", prompts=80)
+        for tried in range(2):
+            with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
+                certify(options)
+            done = len(dying.asked) // (tried + 1)
+        assert f"The answers to {done} prompts are kept" in capsys.readouterr().err and len(dying.asked) == 2 * done
         dying.drops.clear()
-        strict.asked.clear()
-        proof, _ = certify(Options(task="sums", **options))
-    assert proof.certified and proof.n <= len(strict.asked) <= proof.n + 1
+        dying.asked.clear()
+        proof, _ = certify(replace(options, resume=True))
+    assert proof.certified and proof.n == 80 and len(dying.asked) == 80 - done
+    assert not list(Path(".gistgate").glob("answers*"))
 
 
 @pytest.mark.parametrize(
@@ -89,8 +98,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
-        (Script(model="other"), "serves: other. It does not serve 'adder'. Name one"),
-        (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
+        (Script(model="other"), "serves: other. It does not serve 'adder'; if it does, add --same-model adder."),
     ],
 )
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
@@ -99,11 +107,37 @@ def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_servers_have_words_and_names_of_their_own(run):
-    """Other words for a stop, another name for the model or none, and no list of models."""
-    odd = Script(reasons={3: "eos_token", 4: "eos"}, says="/models/a.gguf", lists=False)
-    certificate, _ = run(Script(says=""), odd, loose_model="adder", same_model=["/models/a.gguf"])
+@pytest.mark.parametrize(
+    "odd, names",
+    [
+        (Script(reasons={3: "eos_token", 4: "eos"}, says="/models/a.gguf", lists=False), ["/models/a.gguf"]),
+        (Script(model="a cache", says="adder@main"), ["adder"]),
+        (Script(texts={n: f" It is so. #### {n + 1}\nQ: {n}" for n in range(80)}), []),
+    ],
+)
+def test_servers_have_words_and_names_of_their_own(run, odd, names):
+    """Other words for a stop, another name for the model or none, a list without it, and the stop left in the text."""
+    certificate, _ = run(Script(says=""), odd, loose_model="adder", same_model=names)
     assert certificate.certified and certificate.differing == 0
+
+
+def test_a_change_within_the_run_and_a_limit_of_the_server_are_said(run, capsys):
+    certificate, _ = run(Script(renamed="multiplier"), Script(rambling=frozenset({3})))
+    assert "reports list multiplier after list adder" in capsys.readouterr().err
+    assert certificate.strict["reported"] == ["list adder", "model adder", "list multiplier"]
+    assert certificate.strict_answers["limited"] is None and certificate.loose_answers["limited"] == 1 / 80
+    assert "capped 0.0125, limited 0.0125" in show.compared(certificate)
+
+
+def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
+    strict, loose = Script(), Script(wrong_seeds=True)
+    certificate, path = run(strict, loose, temperature=0.5, samples=4, budget=0.7, stop="planned")
+    asked = [sorted((body["prompt"], body["seed"]) for body in script.asked) for script in (strict, loose)]
+    assert asked[0] == asked[1] and len(set(asked[0])) == len({seed for _, seed in asked[0]}) == 320
+    wrong = sum(seed % 2 for _, seed in asked[0])
+    assert certificate.loss == pytest.approx(wrong / 320) and 0.4 < certificate.loss < certificate.bound <= 0.7
+    assert certificate.n == 80 and certificate.bound_kind == PLUG_IN
+    assert "at temperature 0.5, on average over samples; loss" in path.with_suffix(".md").read_text()
 
 
 def test_a_key_is_sent_to_its_own_server_alone(monkeypatch):
@@ -129,26 +163,54 @@ NOTHING: dict[int, str | None] = dict.fromkeys(range(200), "We think about it st
 
 
 @pytest.mark.parametrize(
-    ("texts", "thoughts", "message"),
+    ("texts", "message"),
     [
-        (NOTHING, None, "has nothing to lose: its answers score 0.0%.*0 of 80 are empty"),
-        (dict.fromkeys(NOTHING, ""), None, "has nothing to lose.*80 of 80 are empty"),
-        (dict.fromkeys(NOTHING), None, "ended an answer with nothing in place of a text"),
-        (dict.fromkeys(NOTHING), "We add. #### 4", "ended an answer with its reasoning in place"),
-        (dict.fromkeys(NOTHING, ""), "We add. #### 4", "ended an answer with its reasoning in place"),
+        (NOTHING, "has nothing to lose: its answers score 0.0%.*0 of 80 are empty"),
+        (dict.fromkeys(NOTHING, ""), "has nothing to lose.*80 of 80 are empty"),
     ],
 )
-def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, texts, thoughts, message):
-    first, second = (Script(texts=dict(texts), thoughts=thoughts) for _ in range(2))
+def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, texts, message):
+    first, second = Script(texts=dict(texts)), Script(texts=dict(texts))
     with pytest.raises(UserError, match=message):
         run(first, second, chat=True, loose_body='{"top_k": 1}')
+
+
+def test_what_came_is_a_text_no_answer_or_an_error():
+    server, parts = endpoints.Endpoint("http://a/v1", "m"), [{"type": "text", "text": one} for one in "ab"]
+
+    def read(said: Any, **more: Any) -> str:
+        page = said if isinstance(said, str) else {"choices": said and [{"finish_reason": "eos", "message": said}]}
+        return server.whole({**page, **more} if more else page, "Two words?").text
+
+    thinking, tagged = [{"type": "thinking", "thinking": "b"}, *parts], "<thinking>b</thinking>\na"
+    for content, text in ((parts, "ab"), (thinking, "ab"), (tagged, "\na"), ("Two words?\n a", "\n a")):
+        assert read({"content": content}) == text
+    for what, saids in {
+        "its reasoning": (
+            {"content": "<think>\nb"},
+            {"content": "[THINK]b[/THINK] "},
+            {"content": "", "reasoning": "b"},
+        ),
+        "a refusal": ({"content": "", "refusal": "No."},),
+        "the call of a tool": ({"content": None, "tool_calls": [{}]},),
+        "nothing": ({"content": []}, {"content": 3}, {"content": None}),
+    }.items():
+        for said in saids:
+            with pytest.raises(UserError, match=f"ended an answer with {what} in place"):
+                read(said)
+    for sent, said in ((None, "it sent {"), ("data: {}", "Switch streams off"), ("<html>", "it sent <html>. Mend")):
+        with pytest.raises(UserError, match=said):
+            read(sent)
+    with pytest.raises(UserError, match="ended an answer with 'busy'"):
+        read({"content": "a"}, error="busy")
 
 
 def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
     strict, loose = Script(), Script()
     with serving(strict) as first, serving(loose) as second:
         addresses = [one.replace("http://", "http://me:s%65cret@") for one in (first, second)]
-        certificate, path = run(Script(), Script(), strict=addresses[0], loose=addresses[1])
+        both = {"strict": addresses[0], "loose": addresses[1] + "?key=secret", "strict_body": '{"api_key": "secret"}'}
+        certificate, path = run(Script(), Script(), **both)
     assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
     files = [one.read_text() for one in [*Path().rglob("*.json"), *path.parent.iterdir()]]
     assert files and not any("cret" in text for text in files)
@@ -167,9 +229,12 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
         ({"loose_body": "[1]"}, "is no JSON object"),
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
-        ({"loose": "http://HOST:PORT/v1"}, "OpenAI protocol"),
-        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached"),
+        ({"loose": "http://HOST:PORT/v1"}, "address of a server is none"),
+        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached, after 2 repetitions"),
+        ({"loose": "ftp://127.0.0.1/v1"}, r"cannot be reached \(.*Begin the address with http"),
         ({"claim": "scores"}, "Did you mean 'score'"),
+        ({"samples": 2}, "All greedy answers to a prompt are one"),
+        ({"claim": "agreement", "temperature": 1.0}, "differ by chance"),
         ({"file": "prompts.jsonl"}, "a task .--task., or a file of your own prompts"),
     ],
 )
@@ -177,7 +242,7 @@ def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
     with pytest.raises(UserError, match=message):
         run(Script(), Script(), **changes)
     with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
-        run(Script(), Script(), strict=url, loose=url)
+        run(Script(), Script(), strict=url, loose=url.replace("127.0.0.1", "localhost"))
 
 
 def test_prompts_are_judged_once_for_a_claim(run):
@@ -255,7 +320,13 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
 
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, capsys):
     strict = Script(delays=dict.fromkeys(range(80), 1.0))
-    threading.Timer(1.5, signal.raise_signal, [signal.SIGINT]).start()
+
+    def interrupt() -> None:
+        while len(strict.asked) < 2:
+            sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         run(strict, Script(), concurrent=2)
     assert read_looks(LOCAL)[1] == [] and "prompts answered by both in" in capsys.readouterr().err
@@ -275,6 +346,8 @@ def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):
     assert run(Script(), Script(), stop="clear")[0].n == 58
     assert run(Script(), Script(wrong=frozenset(range(80))), stop="clear")[0].n == 11
     assert "10 of at most 80 prompts answered by both" in capsys.readouterr().err
+    lost = run(Script(), Script(wrong=frozenset(range(0, 80, 6))), stop="clear", claim="agreement")[0]
+    assert not lost.certified and lost.n < 80 and exact_bound(lost.losses, 0, 80, 0.025) > 0.1 and lost.losses < 9
 
 
 def own(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -309,3 +382,36 @@ def test_lengths_may_grow_by_a_share_on_average(run):
     for tokens in (0, 13):  # unknown, or more than was asked for
         with pytest.raises(UserError, match="The servers say 9 and"):
             run(Script(), Script(tokens=tokens), claim="length")
+
+
+LATE = frozenset(range(40, 80))
+
+
+@pytest.mark.parametrize(
+    ("loose", "changes", "lines", "lost"),
+    [
+        (Script(), {}, ["", "test 1, 58 prompts, the last in line 59: changed 0.00%, at most 9.96%; kept"], False),
+        (Script(wrong=LATE), {"claim": "score"}, ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"], True),
+        (
+            Script(tokens=12),
+            {"claim": "length", "max_new_tokens": 12},
+            ["test 1, 46 prompts, the last in line 47: growth 33.33%"],
+            True,
+        ),
+        (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 17 prompts, the last in line 29"], False),
+    ],
+)
+def test_a_watch_tests_what_comes_until_the_budget_is_lost(run, tmp_path, capsys, loose, changes, lines, lost):
+    """The first line holds no prompt, which is said."""
+    rows = [{"question": 1}, *({"prompt": f"{n} + 1?", "answer": n + 1} for n in range(80))]
+    asked = own(tmp_path / "traffic.jsonl", rows)
+    with ExitStack() as stack, ExitStack() as servers:
+        if lost:
+            stack.enter_context(pytest.raises(UserError, match="is lost, with 95% confidence"))
+        first, second = (servers.enter_context(serving(script)) for script in (Script(), loose))
+        watch(Options(strict=first, loose=second, **{**asked, "budget": 0.1, **changes}))
+    said = capsys.readouterr()
+    assert "It is left out." in said.err
+    assert len(found := said.out.splitlines()) >= len(lines) and all(map(str.startswith, found, lines))
+    with pytest.raises(UserError, match="--file FILE.jsonl or --file -"):
+        watch(Options(strict="", loose=""))

@@ -20,7 +20,7 @@ RULES: dict[str, dict[str, Any]] = {
     "exact": {},
     "prob": {"r": 1e-9},
     "prob-ratio": {"r": 1e-9},
-    "fly": {"theta": 0.05, "window": 0},
+    "fly": {"theta": 0.01, "window": 0},
     "ensemble": {"w": 0.5},
     "autojudge": {"risk": 0.5},
 }

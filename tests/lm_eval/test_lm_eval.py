@@ -1,5 +1,6 @@
 """lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside them."""
 
+import gc
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -24,7 +26,7 @@ from gistgate.core.files import load_tensors
 from gistgate.core.identity import identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.lm_eval.model import GatedLM, sampling
+from gistgate.lm_eval.model import MAKE, GatedLM, remembering, sampling
 from gistgate.measure import speed as timing
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
@@ -193,9 +195,12 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path, names):
     assert failed.stderr.strip().splitlines()[-1].startswith("There is no rule 'probb'. Did you mean 'prob'")
 
 
-def test_the_command_line_imports_no_heavy_library():
-    code = "import sys, gistgate.cli.main; assert not {'lm_eval', 'datasets', 'torch', 'numpy'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+@pytest.mark.parametrize("arguments, heavy", [([], {"lm_eval", "numpy"}), (["eval", "run", "-h"], {"transformers"})])
+def test_the_command_line_imports_no_heavy_library(arguments, heavy):
+    code = "import atexit, sys; from gistgate.cli.main import main; atexit.register(lambda: print(*sys.modules)); "
+    command = [sys.executable, "-c", code + "sys.argv[1:] and main()", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"datasets", "torch", *heavy} & {*done.stdout.splitlines()[-1].split()}
 
 
 def test_batches_that_pay_are_measured_on_the_first_one(tmp_path, pair, tokenizer, names, monkeypatch):
@@ -234,6 +239,8 @@ def certified(tmp_path, names, tokenizer):
         ({"prompting": CHAT}, True, None),
         ({}, True, "another prompting"),
         ({"temperature": 1.0}, False, "another temperature"),
+        ({"stops": ["\n", "Q:"]}, False, None),
+        ({"stops": ["Q:"]}, False, "another stops"),
     ],
 )
 def test_a_certificate_refuses_requests_that_it_does_not_cover(tmp_path, certified, changed, chat, sentence):
@@ -259,11 +266,23 @@ def test_solved_examples_and_a_system_text_are_part_of_what_is_certified(tmp_pat
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat, **asked)
 
 
-def test_arguments_of_the_template_are_certified_nowhere(tmp_path, certified):
-    lm = certified(prompting=CHAT)
-    lm.chat_template_args = {"enable_thinking": False}
+def test_arguments_of_the_template_are_part_of_what_is_certified(tmp_path, certified):
+    lm, tasks = certified(prompting={**CHAT, "arguments": {"chat_template": "rag"}}), write_task(tmp_path)
+    lm.tokenizer.chat_template = {"rag": "{{ messages[0].content }}"}
+    assert lm.chat_template("rag") == "{{ messages[0].content }}"  # as --apply_chat_template names it
+    evaluate(lm, tasks, limit=2, apply_chat_template=True)
+    lm.chat_template_args["enable_thinking"] = False
     with pytest.raises(UserError, match="enable_thinking"):
-        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=True)
+        evaluate(lm, tasks, limit=2, apply_chat_template=True)
+
+
+def test_lm_evals_class_is_changed_only_while_a_model_compares_requests(pair, tokenizer, certified):
+    gc.collect()
+    lm, other = certified(), gated(pair, tokenizer)
+    assert ConfigurableTask.fewshot_context is remembering
+    del lm
+    gc.collect()
+    assert ConfigurableTask.fewshot_context is MAKE and other.certificate is None
 
 
 def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, certified):

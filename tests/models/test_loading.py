@@ -208,14 +208,16 @@ def test_what_a_tokenizer_puts_around_a_text_stands_once_in_front_and_not_behind
     assert encode(byte_tokenizer(bos=False), "a") == bare
 
 
-def test_named_chat_templates_need_a_default() -> None:
+def test_a_chat_template_is_chosen_by_its_name() -> None:
     tokenizer: Any = byte_tokenizer(bos=False)
     tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "default": "Q: {{ messages[0].content }}"}
     target = Target(tiny_model("llama"), tokenizer)
     assert tokenizer.decode(target.encode("Tom", chat=True)) == "Q: Tom"
     del tokenizer.chat_template["default"]
-    with pytest.raises(UserError, match="call the one to use 'default'"):
-        target.encode("Tom", chat=True)
+    assert tokenizer.decode(target.encode("Tom", True, arguments={"chat_template": "rag"})) == "Tom"
+    for named, name in (({}, "default"), ({"chat_template": "ragg"}, "ragg")):  # transformers would write "ragg"
+        with pytest.raises(UserError, match=f"no chat template '{name}'.*'?rag"):
+            target.encode("Tom", True, arguments=named)
 
 
 @pytest.mark.parametrize(("system", "remedy"), [("Be brief.", "Leave --system away"), (None, "leave --chat away")])

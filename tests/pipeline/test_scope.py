@@ -1,6 +1,6 @@
 """A certificate names everything that decides what is decoded."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +48,8 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
-        "prompts": fingerprint(prompts_of("calibration")), "prompting": asdict(Prompting()), "rule": "fly",
+        "prompts": fingerprint(prompts_of("calibration")), "stops": [], "rule": "fly",
+        "prompting": {"num_fewshot": 0, "chat_template": False, "system": None},
         "drafter": "model", "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip

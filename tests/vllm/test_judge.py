@@ -234,11 +234,13 @@ def test_a_looping_request_is_closed_for_a_while():
 @pytest.mark.parametrize(
     ("asked", "judged"),
     [({}, True), ({"repetition_penalty": 1.0, "logit_bias": None}, True), ({"repetition_penalty": 1.1}, False),
-     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False)],
+     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False),
+     ({"stop": ["Q:"]}, True), ({"stop": []}, False)],
 )  # fmt: skip
 def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
     """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
-    certified, named = Requests(rule, 4, covered_only=True), Requests(rule, 4)
+    stops = ["Q:"] if "stop" in asked else None
+    certified, named = Requests(rule, 4, covered_only=True, stops=stops), Requests(rule, 4)
     assert certified.find("a", params).rule is (rule if judged else None)
     assert named.find("a", params).rule is rule
