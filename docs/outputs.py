@@ -52,7 +52,7 @@ def take_pictures(folder: Path) -> None:
         trace = Path(place) / "trace.html"
         subprocess.run(["gistgate", "trace", *MODELS.split(), "--html", trace, "--", PROMPT], cwd=ROOT, check=True)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 760})
+        page = browser.new_page(viewport={"width": 1100, "height": 1000})
         page.goto(trace.as_uri())
         page.screenshot(path=folder / "trace.png")
         demo = subprocess.Popen(
