@@ -29,6 +29,8 @@ BEGUN = re.compile(
 )
 """The beginning of one of these, or the end of a text that may become one."""
 LONGEST = 24  # characters of the longest mark
+MOST = 512  # characters in open brackets: what is longer counts as never closed, since it would take long to search
+ENDLESS = "<|python_tag|>"
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Place:
             text = shorter
         if (begun := BEGUN.search(text)) is None:
             return Place(text[-LONGEST:], thinking, words)
-        is_nested = begun[0] in "{["  # elsewhere nothing counts but the end
-        rest = text[begun.end() :]
+        rest, is_nested = text[begun.end() :], begun[0] in "{["  # elsewhere nothing counts but the end
+        if is_nested and len(rest) > MOST:
+            return Place(ENDLESS, thinking, words)
         return Place(begun[0] + (rest if is_nested else rest[-LONGEST:]), thinking, words)
 
     def permits(self, scope: str) -> bool:

@@ -1,6 +1,7 @@
 """The loop guard and the domain guard: what they notice, and what they do to a decoder."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -290,10 +291,7 @@ LLAMA3 = r"""{{- bos_token }}{%- for message in messages %}
 R1 = r"""{{- bos_token }}{%- for message in messages %}
     {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{% endif %}"""
-MARKERS = [
-    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>",
-    "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<tool_call>", "</tool_call>",
-]  # fmt: skip
+MARKERS = {"<|python_tag|>", *re.findall(r"<\|\w+\|>|<｜\w+｜>|</?(?:think|tool_call)>", QWEN3 + LLAMA3 + R1)}
 """Chat templates as their models publish them, but shorter, and their markers."""
 CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at": "a } b", "is": {"x": 1}}}'
 
@@ -301,6 +299,7 @@ CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at":
 @pytest.mark.parametrize("scope, template, answer", [
     ("prose", QWEN25, "Su~re, here it comes:\n~" + CODE + "~\nAnd that is all.~"),
     ("prose", QWEN25, "I l~ook it up.\n~<tool_call>\n" + JSON + "\n</tool_call>~\nand then wait~"),
+    ("prose", QWEN25, "Ev~er ~[" + "on" * 300 + "] it is"),
     ("prose", QWEN25, "So~ it is so.\n~#### 42\n~Good bye~"),
     ("prose", LLAMA3, JSON), ("prose", LLAMA3, '<|python_tag|>look.call(at="it") and so on'),
     ("prose", R1, "~We look at it.\n~</think>\n\nIt~ is 4.~"),
@@ -312,7 +311,7 @@ CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at":
 def test_a_scope_is_found_in_the_answers_of_chat_templates(scope: str, template: str, answer: str):
     """Between the tildes an answer may be loose. The user's own text may hold any marker."""
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(MARKERS, special_tokens=True)
+    tokenizer.add_tokens(sorted(MARKERS), special_tokens=True)
     turns = [{"role": role, "content": "Look { [ ```"} for role in ("system", "user")]
     tools = [{"name": "look"}] if scope == "prose" else None
     text = tokenizer.apply_chat_template(
@@ -336,14 +335,11 @@ def test_a_decoder_is_loose_inside_the_scope_alone():
     def ids(*scopes: str, rule: Rule = rule) -> list[list[int]]:
         guards = [Scope(name, tokenizer) for name in scopes]
         answers = Decoder(target, ModelDrafter(draft), rule, 5, tokenizer=tokenizer, guards=guards).generate(**request)
-        for prompt, answer in zip(request["prompts"], answers if "prose" in scopes else [], strict=False):
-            for at, why in enumerate(answer.reasons):
-                before = Reading(guards[0].start(prompt))
-                assert why != Reason.LOOSE or guards[0].along(before, answer.ids[:at], [answer.ids[at]] * 2, [50])[0]
+        for prompt, (x, reasons) in zip(request["prompts"], [(a.ids, a.reasons) for a in answers], strict=True):
+            loose = [at for at, why in enumerate(reasons) if guards and why == Reason.LOOSE]
+            assert all(guards[0].along(Reading(guards[0].start(prompt)), x[:at], [x[at]], [50])[0] for at in loose)
         return [answer.ids for answer in answers]
 
-    strict, loose, prose = ids(rule=Exact()), ids(), ids("prose")
-    assert ids("thinking") == ids("prose", "thinking") == strict
-    assert strict != prose != loose
+    assert ids("thinking") == ids("prose", "thinking") == ids(rule=Exact()) != ids("prose") != ids()
     with pytest.raises(UserError, match="Pass tokenizer"):
         Scope("prose", None)

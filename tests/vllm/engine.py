@@ -43,8 +43,8 @@ def start(job: dict[str, Any]) -> Any:
         job["target"], speculative_config=speculation if job["block"] else None, dtype="float32", seed=0,
         enforce_eager=True, max_model_len=256, max_num_seqs=8, disable_log_stats=False,
         skip_tokenizer_init=not job.get("reads"), tensor_parallel_size=job.get("tensor_parallel", 1),
-        enable_prefix_caching=False,
         additional_config={} if first is None else {"gistgate": first},
+        **{"enable_prefix_caching": False, **job.get("engine", {})},
     )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def hook(llm: Any, value: Any) -> None:
 def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Texts and counts of a phase, and how much vLLM's own metrics grew."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     before = metrics(llm)
     prompts = [{"prompt_token_ids": request["prompt"]} for request in phase["requests"]]
@@ -72,6 +73,9 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "detokenize": False, **own})
         for own in (request.get("params", {}) for request in phase["requests"])
     ]
+    for request, own in zip(phase["requests"], params):
+        if "regex" in request:
+            own.structured_outputs = StructuredOutputsParams(regex=request["regex"])
     outputs = llm.generate(prompts, params, use_tqdm=False)
     first = [output.outputs[0] for output in outputs]
     counts = llm.collective_rpc("gistgate_counts")[0] if "rule" in (phase["gistgate"] or {}) else {}

@@ -1,6 +1,7 @@
 """vLLM's engines with the plug-in: a draft model in both runners, other ways to draft, two processes of one model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,50 +120,39 @@ def test_a_request_in_prose_is_loose_where_our_decoder_is(
 
 
 def write_head(place: Path, method: str) -> dict[str, Any]:
-    """A head made of the target's first layer and random projections, which seldom hits, as a job of the engine.
-
-    One for `mtp` lies in the folder of its target, which is a model of another kind, random as well.
-    """
+    """A head of a target's first layer and random projections, as a job of the engine; for `mtp` the target is new."""
     torch.manual_seed(1)
-    folder, width = place / method, WIDTH
-    if method == "mtp":
-        kind = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 259}
-        sizes = {"hidden_size": width, "intermediate_size": width, "max_position_embeddings": 256}
-        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
-        Qwen2ForCausalLM(Qwen2Config(**kind, **sizes, **ends, initializer_range=0.15)).save_pretrained(folder)
-        changes: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    else:
-        shutil.copytree(place / "target", folder, dirs_exist_ok=True)
-        changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    folder, ones, noise = place / method, torch.ones(WIDTH), 0.1 * torch.randn(WIDTH, 2 * WIDTH)
+    shutil.copytree(place / "target", folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
+    if method == "mtp":
+        names = ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+        own = Qwen2Config(**{name: config[name] for name in names}, num_key_value_heads=2, initializer_range=0.15)
+        Qwen2ForCausalLM(own).save_pretrained(folder)
+        changes = own.to_dict() | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+        job: dict[str, Any] = {"target": str(folder), "speculation": {"method": "mtp"}, "block": 1}
+    else:
+        changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "num_aux_hidden_states": 2}
+        changes["eagle_aux_hidden_state_layer_ids"] = [0, 1]
+        job = {"speculation": {"method": method, "model": str(folder)}}
     weights = load_file(folder / "model.safetensors")
     layer = {name.removeprefix("model.layers.0."): value for name, value in weights.items() if ".layers.0." in name}
-    ones, noise = torch.ones(width), 0.1 * torch.randn(width, 2 * width)
-    if method == "eagle":
-        del layer["input_layernorm.weight"]  # EAGLE's first layer has none
-        kept = {f"layers.0.{name}": value for name, value in layer.items()}
-        kept |= {"fc.weight": torch.cat([torch.eye(width), noise[:, :width]], dim=1)}
-        kept["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
-    elif method == "eagle3":
-        changes |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 1]}
-        for name in ("q", "k", "v"):  # they read the embedding beside the state
-            own = layer[f"self_attn.{name}_proj.weight"]
-            layer[f"self_attn.{name}_proj.weight"] = torch.cat([own, noise[: len(own), :width]], dim=1)
+    if method == "mtp":
+        layer |= {"input_proj.weight": noise, "token_layernorm.weight": ones, "hidden_layernorm.weight": ones}
+        layer["final_layernorm.weight"] = ones
+        kept = weights | {f"model.mtp_layers.0.{name}": value for name, value in layer.items()}
+    else:
+        for name in [name for name in layer if name[10:16] in ("q_proj", "k_proj", "v_proj")]:
+            layer[name] = torch.cat([layer[name], noise[: len(layer[name]), :WIDTH]], dim=1)  # reads the embedding, too
         kept = {f"midlayer.{name}": value for name, value in layer.items()} | {"midlayer.hidden_norm.weight": ones}
         kept |= {"fc.weight": noise, "norm.weight": ones, "lm_head.weight": weights["lm_head.weight"]}
-    else:
-        layer |= dict.fromkeys(("token_layernorm.weight", "hidden_layernorm.weight", "final_layernorm.weight"), ones)
-        kept = weights | {f"model.mtp_layers.0.{name}": v for name, v in {**layer, "input_proj.weight": noise}.items()}
     (folder / "config.json").write_text(json.dumps(config | changes))
     save_file({name: value.clone().contiguous() for name, value in kept.items()}, folder / "model.safetensors")
-    if method == "mtp":
-        return {"target": str(folder), "speculation": {"method": "mtp"}, "block": 1}
-    return {"speculation": {"method": method, "model": str(folder)}}
+    return job
 
 
-@pytest.mark.parametrize("method, runner", [
-    ("eagle", "V1"), ("eagle3", "V1"), ("mtp", "V1"), ("eagle3", "V2"), ("mtp", "V2"),
-])  # fmt: skip
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_heads(ask: Any, requests: list[dict[str, Any]], place: Path, method: str, runner: str):
     job = write_head(place, method)
     opened, plain, closed = ask([(OPEN, requests), (None, requests), (CLOSED, requests)], runner=runner, **job)
@@ -194,6 +184,17 @@ def test_nothing_is_drafted_while_many_requests_run(ask: Any, requests: list[dic
     assert [ids[:short] for ids in opened["ids"]] == [ids[:short] for ids in plain["ids"]]
     assert opened["ids"][:2] != plain["ids"][:2]
     assert is_open(opened) and opened["metrics"]["draft_tokens"] < 2 * long
+
+
+def test_chunked_prompts_remembered_prefixes_and_grammars(ask: Any, requests: list[dict[str, Any]]):
+    """Long prompts with one beginning are read in pieces, and from the second phase on from the cache."""
+    options = {"enable_prefix_caching": True, "enable_chunked_prefill": True, "max_num_batched_tokens": 48}
+    asked = [{**request, "prompt": [*range(60, 200), *request["prompt"]]} for request in requests]
+    asked[4:] = [{**request, "regex": "[a-f]{30}", "params": {"max_tokens": 30}} for request in asked[4:]]
+    plain, closed, loose = ask([(None, asked), (CLOSED, asked), (OPEN, asked)], engine=options, reads=True)
+    assert closed["ids"] == plain["ids"] != loose["ids"]
+    assert all(re.fullmatch("[a-f]{30}", byte_tokenizer().decode(ids)) for ids in loose["ids"][4:])
+    assert all(counts["loose"] > 0 for counts in loose["counts"][:4])
 
 
 def test_two_tensor_parallel_processes_write_what_one_writes(ask: Any, requests: list[dict[str, Any]], place: Path):

@@ -179,18 +179,17 @@ def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
 
 
 def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
-    judge, strict = VllmJudge(Policy(OPEN, shadow=0.5), (), 256, torch.device("cpu")), 0
+    judge = VllmJudge(Policy(OPEN, shadow=0.5), (), 256, torch.device("cpu"))
     for number in range(50):
         batch = Batch()
         batch.params = {f"{number}-{name}": params for name, params in batch.params.items()}
         batch.wish(f"{number}-r3", {"r": 0.5})
         for _ in range(2):
             texts = batch.through_v1(judge)
-        strict += sum(judge.requests.entries[f"{number}-r{row}"].rule is None for row in (0, 2))
-        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].arm == "shadow"
+        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].rule is None
     counts = judge.counters.total()
     assert counts["plain_requests"] + counts["shadow_requests"] == 150, "whoever wishes something is not compared"
-    assert 30 < strict < 70 and 50 < counts["shadow_requests"] < 100
+    assert 50 < counts["shadow_requests"] < 100
     assert counts["shadow_tokens"] / counts["shadow_requests"] < counts["plain_tokens"] / counts["plain_requests"]
 
 

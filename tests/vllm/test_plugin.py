@@ -64,14 +64,13 @@ def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
         plugin.check_engine(config)
 
 
-@pytest.mark.parametrize("source, words", [
-    ("operating point for 3 %", "3 %, certified for"), ("uncertified operating point for 3 %", "nothing is certified"),
-])  # fmt: skip
-def test_a_worker_says_that_it_is_lossy_and_what_is_certified(source: str, words: str, monkeypatch: Any, caplog: Any):
+def test_a_worker_says_that_it_is_lossy_and_what_is_certified(monkeypatch: Any, caplog: Any):
     monkeypatch.setattr(plugin, "report", lambda *what: None)
-    policy = Policy(make_rule("prob", r=0.3), None, source, covered_only=True)
-    plugin.announce(policy, "V1", VllmJudge(policy, (), 1, torch.device("cpu")))
-    assert f"verification is lossy: prob r=0.3, {source[:9]}" in caplog.text and words in caplog.text
+    for source in ("operating point for 3 %", "uncertified operating point for 3 %"):
+        policy = Policy(make_rule("prob", r=0.3), None, source, covered_only=True)
+        plugin.announce(policy, "V1", VllmJudge(policy, (), 1, torch.device("cpu")))
+    assert "verification is lossy: prob r=0.3, operating point for 3 %, certified for" in caplog.text
+    assert "uncertified operating point for 3 %, and nothing is certified" in caplog.text
 
 
 def test_a_strict_server_refuses_lossy_options_of_vllm():
