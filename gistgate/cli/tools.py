@@ -225,7 +225,7 @@ def tune(
     if (gate := options.gate) is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     asked = asking.of(read_prompts(prompts)[:TUNE_PROMPTS])
-    if asked.stops is None and (beside := read_certificate(gate)) is not None:
+    if asked.stops is None and Path(gate).is_dir() and (beside := read_certificate(gate)) is not None:
         asked = replace(asked, stops=beside.scope.get("stops"))
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)

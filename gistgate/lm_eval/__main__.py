@@ -13,7 +13,7 @@ def main() -> None:
         import lm_eval.__main__ as harness
     except ImportError:
         raise SystemExit("lm-eval is not installed. Run `pip install '.[pipeline]'` in GistGate's clone.") from None
-    if len(sys.argv) < 3 or {"-h", "--help"} & {*sys.argv}:  # help asks no model, whose libraries take seconds
+    if len(sys.argv) < 2 or {"-h", "--help"} & {*sys.argv}:  # help asks no model, whose libraries take seconds
         harness.cli_evaluate()
         return
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)

@@ -25,7 +25,9 @@ def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> Opera
 
 def proof_for(gate: Gate, *points: OperatingPoint) -> Certificate:
     """A certificate that holds for a gate and its tokenizer."""
-    return certificate(*points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary})
+    return certificate(
+        *points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary, "temperature": 0.0}
+    )
 
 
 def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:

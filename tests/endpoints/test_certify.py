@@ -321,6 +321,7 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
 
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, capsys):
     strict = Script(delays=dict.fromkeys(range(80), 1.0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
 
     def interrupt() -> None:
         while len(strict.asked) < 2:
