@@ -122,9 +122,9 @@ class Endpoint:
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0, **sampling}
         body |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt, **continued(prompt)}
         body |= {**({"stop": list(stops)[:MOST_STOPS]} if stops else {}), **self.extra}
-        path, kind = "/completions" if isinstance(prompt, str) else "/chat/completions", object
+        path = "/completions" if isinstance(prompt, str) else "/chat/completions"
         with explained(self):
-            page = await self.patiently(lambda: self.client.post(path, body=body, cast_to=kind))
+            page = await self.patiently(lambda: self.client.post(path, body=body, cast_to=object))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         return self.whole(page, text, body.get("stop") or (), body.get("max_tokens") or 0)
 

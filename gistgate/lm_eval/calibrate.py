@@ -176,7 +176,7 @@ def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
     if options.template:
         prompting = replace(prompting, arguments=parse_template(options.template))
     if (options.system or options.template) and not prompting.chat_template:
-        raise UserError("A system text needs a chat, as --template does. Add --chat, or leave --system out, and that.")
+        raise UserError("A system text and a template need a chat. Add --chat, or leave --system and --template out.")
     taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}

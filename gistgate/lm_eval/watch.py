@@ -1,7 +1,8 @@
 """What `gistgate certify --watch` does: one server against another on a share of real traffic, as long as it comes.
 
 One test follows the other. Each ends once its prompts prove the budget kept or lost. Test k has the error
-e / k (k + 1), so that all verdicts and bounds hold together, at any time, if the prompts of one test are exchangeable.
+e / k (k + 1), so that all verdicts hold together, and so do all bounds, at any time, if the prompts of one test are
+exchangeable.
 """
 
 import asyncio
@@ -62,6 +63,7 @@ def watch(options: Options) -> None:
             if (answer := test.update(d[-1:])) or len(d) % EVERY == 0:
                 tell()
             if answer == "beyond":
-                raise UserError(f"The budget of {budget:.2%} is lost, with {options.confidence:.0%} confidence.")
+                lost = f"The budget of {budget:.2%} is lost, with {options.confidence:.0%} confidence."
+                raise UserError(f"{lost} Serve the strict side, or promise a larger budget.")
         if answer is None:
             tell()

@@ -291,7 +291,7 @@ def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
     messages = strict.asked[0]["messages"]
     assert messages[0] == {"role": "system", "content": "Add."} and len(messages) == 4
     strict = Script()
-    with pytest.raises(UserError, match="A system text needs a chat"):
+    with pytest.raises(UserError, match="A system text and a template need a chat"):
         run(strict, Script(), gate="folder", chat=False, system="Add.")
 
 

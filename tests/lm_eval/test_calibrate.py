@@ -264,7 +264,7 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
             "reads data; the pipeline certifies it",
         ),
         # No request could ever match such a certificate.
-        (lambda said: spec_of(said, None), {"system": "Be short."}, "Add --chat, or leave --system out"),
+        (lambda said: spec_of(said, None), {"system": "Be short."}, "Add --chat, or leave --system and --template out"),
     ],
 )
 def test_options_that_cannot_be_are_refused(refuses, said, message):
