@@ -28,6 +28,8 @@ COMMON = ("features", "test_share", "calibration_share", "validation_share", "ma
 NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
 OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
 """The heads that can be trained, and the other settings that each depends on."""
+LATER = ("longest", "arguments")
+"""Parameters that came later: where they say nothing, a gate keeps the bytes that prompts were judged with."""
 BINS = 15  # of equal mass, for calibration error and reliability
 
 
@@ -43,12 +45,9 @@ def fit_head(
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
     """Fit, calibrate and measure a head, each on problems of their own: its gate, and metrics.json and curves.json."""
     kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
-    fits_N = ~rows.outcome | rows.outcome.all()  # with both kinds of labels, outcomes are for the map and the measures
-    parts = ProblemParts(
-        parts.train & fits_N,
-        parts.validation & fits_N,
-        *(one & rows.outcome for one in (parts.calibration, parts.test)),
-    )
+    if bool(rows.outcome.any()) and not rows.outcome.all():  # of both kinds outcomes are for the map and the measures
+        fit, judge = ~rows.outcome, rows.outcome
+        parts = ProblemParts(parts.train & fit, parts.validation & fit, parts.calibration & judge, parts.test & judge)
     net: nn.Module
     if kind == "logistic":
         net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)
@@ -90,8 +89,8 @@ def head_config(
         features=dict(widths),
         **partners,
         map={"type": params.train.map, "num_knots": 0},
-        labels={**judged_by, **asdict(params.label)},
-        prompting=asdict(params.prompting),
+        labels={**judged_by, **told(params.label)},
+        prompting=told(params.prompting),
         provenance={
             "data": {str(folder): fingerprint(folder) for folder in folders},
             "parameters": settings_of(head, params.train),
@@ -101,6 +100,11 @@ def head_config(
         },
         problems=read_json(LEARNED)["train"],
     )
+
+
+def told(block: Any) -> dict[str, Any]:
+    """The parameters of a block."""
+    return {name: value for name, value in asdict(block).items() if value or name not in LATER}
 
 
 def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:

@@ -78,7 +78,6 @@ LABELS = {
 ROWS = {  # what a head's training needs beside the features
     **PLACE,
     "kept": torch.float32,  # the label
-    "rollouts": torch.int16,  # rollouts behind it; 0: the target's own text behind x is the label
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
@@ -155,7 +154,7 @@ class Rows:
     problem: Tensor  # which training prompt the mismatch comes from [N]
     policy: Tensor  # whose text the mismatch lies on, a Policy [N]
     kept: Tensor  # probability that the meaning is kept [N], the label
-    rollouts: Tensor  # rollouts behind the label [N]
+    outcome: Tensor  # whether a rollout is behind the label, and not the target's own text [N]
     kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
 
     def __len__(self) -> int:
@@ -164,11 +163,6 @@ class Rows:
     def where(self, chosen: Tensor) -> Self:
         """The rows of a mask or an index."""
         return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
-
-    @property
-    def outcome(self) -> Tensor:
-        """The rows whose labels come from rollouts [N]; all of them where none does."""
-        return (self.rollouts > 0) | (self.rollouts == 0).all()
 
     def scalar(self, name: str) -> Tensor:
         """One column of `scalars` by name [N]."""
@@ -185,7 +179,8 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
             table = load_tensors(file)
             if len(table["kept"]):
                 checked(table, columns, file)
-                tables.append({name: table[name] for name in columns})
+                suffix = table.get("suffix", torch.zeros(len(table["kept"]), dtype=torch.bool))
+                tables.append({**{name: table[name] for name in columns}, "outcome": ~suffix})
     if not tables:
         raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
     table = concatenated(tables)

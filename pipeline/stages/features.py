@@ -56,7 +56,11 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     request = request_of(prompts, pair)
 
     def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:
-        shared = {name: records[name] for name in (*schema.PLACE, "kept", "rollouts")}
+        shared = {name: records[name] for name in (*schema.PLACE, "kept")}
+        if bool(
+            (suffix := records["rollouts"] == 0).any()
+        ):  # the target's own text behind the draft token is the label
+            shared["suffix"] = suffix
         if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)

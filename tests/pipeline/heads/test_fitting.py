@@ -10,9 +10,9 @@ from sklearn.preprocessing import StandardScaler
 
 from gistgate.core.utils import UserError
 from pipeline.heads.fit import fit_isotonic, fit_logistic, fit_net, fit_platt
-from pipeline.heads.job import fit_head
+from pipeline.heads.job import fit_head, told
 from pipeline.labels.schema import Rows
-from pipeline.params import TrainParams
+from pipeline.params import LabelParams, PromptingParams, TrainParams
 from tests.certificates.proofs import gate_with
 
 SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)
@@ -24,7 +24,13 @@ def made(num=600, seed=0):
     kept = (x[:, 0] - 3 + torch.randn(num, generator=generator) > 0).float()
     kept[::4] = 0.7
     return Rows(
-        x, torch.zeros(num, 8), torch.arange(num) % 30, torch.zeros(num), kept, torch.ones(num), torch.zeros(num)
+        x,
+        torch.zeros(num, 8),
+        torch.arange(num) % 30,
+        torch.zeros(num),
+        kept,
+        torch.ones(num, dtype=torch.bool),
+        torch.zeros(num),
     )
 
 
@@ -56,13 +62,18 @@ def test_c_is_chosen_on_unseen_problems():
 
 def test_suffix_labels_fit_the_head_and_outcomes_its_map():
     """The suffix labels say nothing about the base rate of outcomes, which are kept three times as often."""
-    suffix = replace(made(), kept=(made().x[:, 0] > 4.5).float(), rollouts=torch.zeros(600))
+    suffix = replace(made(), kept=(made().x[:, 0] > 4.5).float(), outcome=torch.zeros(600, dtype=torch.bool))
     outcomes = replace(made(seed=1), kept=(made(seed=1).x[:, 0] > 1.5).float())
     both = Rows(*(torch.cat([getattr(rows, one.name) for rows in (suffix, outcomes)]) for one in fields(Rows)))
     config = replace(gate_with().config, features={"scalars": 5})
     gate, metrics, _ = fit_head("logistic", config, both, SETTINGS, 1)
     assert metrics["n"] == 120 and metrics["kept"] > 0.7 and metrics["ece"] < 0.1
     assert float(gate.map(gate.head(outcomes.x)).gt(0.5).float().mean()) > 0.7
+
+
+def test_parameters_that_came_later_leave_the_bytes_of_a_gate_alone():
+    assert "longest" not in told(LabelParams()) and told(LabelParams(longest=1.1))["longest"] == 1.1
+    assert told(PromptingParams()) == {"num_fewshot": 0, "chat_template": False, "system": None}
 
 
 def test_labels_that_are_all_alike_are_one_sentence():

@@ -33,7 +33,6 @@ def write_features(
         "policy": torch.full((num,), policy, dtype=torch.int8),
         "position": torch.arange(num) % per_problem,
         "kept": kept,
-        "rollouts": torch.ones(num, dtype=torch.int16),
         "kl": torch.rand(num, generator=generator),
     }
     if told:

@@ -111,7 +111,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     table, texts = recorded
     labels = {name: column for name, column in table.items() if name in LABELS}
     labels["kept"], labels["greedy_kept"] = torch.rand(num_rows(table)), torch.ones(num_rows(table), dtype=torch.int8)
-    labels["rollouts"] = torch.ones(num_rows(table), dtype=torch.int16)
+    labels["rollouts"] = (torch.arange(num_rows(table)) % 3).to(torch.int16)
     half = torch.arange(num_rows(table)) < 50
     for index, part in enumerate((half, ~half, half & ~half)):
         shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
@@ -126,6 +126,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     stage.main("gated")
     rows, widths = read_rows([FEATURE_FOLDER / "gated"], features)
     assert widths == {"lookahead": 6, "h_tok:post": 32}
+    assert torch.equal(rows.outcome, labels["rollouts"] > 0)
     assert torch.equal(rows.kept, labels["kept"]) and torch.equal(rows.problem, labels["problem"])
     torch.testing.assert_close(rows.x[:, 6:], table["h_tok:post"].float(), atol=1e-3, rtol=1e-3)
     assert read_json(FEATURE_FOLDER / "gated/summary.json")["rows"] == len(rows)
