@@ -139,7 +139,7 @@ def test_doctor_asks_and_judges_the_documents_of_a_task(run, pair, tmp_path, mon
     assert "A budget of 5.00% at 95% confidence needs about 59 calibration prompts" in out and "gained" in out
     status, _, err = run(*arguments, "prompts.txt")
     assert status == 1 and "Name one of both" in err
-    assert "needs a chat" in run("doctor", tmp_path / "nowhere", "--task", "sums", "--system", "Sum up.")[2]
+    assert "need a chat" in run("doctor", tmp_path / "nowhere", "--task", "sums", "--system", "Sum up.")[2]
 
 
 def test_doctor_calls_answers_too_short(run, pair, tmp_path):
