@@ -45,9 +45,13 @@ def run(main: Callable[..., object]) -> None:
         raise
 
 
+LINE = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n"
+
+
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
-    """A progress bar on a terminal; nothing in a log."""
-    return tqdm(pieces, desc=title, unit=unit, total=total, disable=None)
+    """A progress bar on a terminal; in a log a line a minute, behind the first one."""
+    often: dict[str, Any] = {"delay": 60, "mininterval": 60, "maxinterval": 60, "bar_format": LINE}
+    return tqdm(pieces, desc=title, unit=unit, total=total, **({} if sys.stderr.isatty() else often))
 
 
 def wait() -> None:

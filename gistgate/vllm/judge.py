@@ -161,12 +161,13 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
 
 ARMS = ("plain", "shadow")  # requests that wish nothing: those that the server's rule judges, and strict ones beside
 NAMES = (
-    "blocks", "drafted", "accepted", "loose", "carried", "expected_loose", "guarded",
+    "blocks", "drafted", "accepted", "loose", "carried", "expected_loose", "guarded", "mismatches", "harm",
     *(f"{arm}_{what}" for arm in ARMS for what in ("requests", "tokens")),
 )  # fmt: skip
 """Counters: rounds with a draft, drafted tokens, accepted ones, those that the strict test refuses (greedy requests),
 strict ones behind a loose one, the expected number of loose ones (sampled requests, where the native verdict cannot be
-seen), rounds in which the loop guard kept the gate closed, and for each arm requests and their tokens."""
+seen), rounds in which the loop guard kept the gate closed, mismatches that greedy requests came to and the sum of the
+gate's P(harm) at them, and for each arm requests and their tokens."""
 
 
 class Counters:
@@ -281,6 +282,8 @@ class VllmJudge:
             block = block.having(inside=self.inside(scoped, rows, block))
         if self.policy.gate is not None:
             block = block.having(gate_probs=self.policy.gate(block))
+        kept_BK = block.gate_probs
+        harm_BK = torch.zeros_like(valid_BK, dtype=torch.float32) if kept_BK is None else 1 - kept_BK.float()
         mask_BK = torch.zeros_like(valid_BK)
         for rule in {entry.rule for entry in entries if entry.rule is not None}:
             own_B = torch.tensor([entry.rule == rule for entry in entries], device=device)
@@ -303,12 +306,15 @@ class VllmJudge:
             loose_BK = stays_BK & ~match_BK & greedy_B1
             carried_BK = stays_BK & match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
             # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
+            reached_BK = (torch.arange(valid_BK.shape[1], device=device) <= length_B[:, None]) & valid_BK
+            met_BK = reached_BK & ~match_BK & greedy_B1
             expected_BK = torch.where(stays_BK & mask_BK & ~greedy_B1, 1 - share_BK.clamp_max(1), 0.0)
             tokens_B = (written_BR >= 0).sum(1)
             drafted_B, num_loose_B, expected_B = valid_BK.sum(1), loose_BK.sum(1), expected_BK.sum(1)
             columns = (
                 drafted_B > 0, drafted_B, stays_BK.sum(1), num_loose_B, carried_BK.sum(1), expected_B,
-                closed_B & (drafted_B > 0), *(column for arm_B in arms for column in (arm_B & new_B, arm_B * tokens_B)),
+                closed_B & (drafted_B > 0), met_BK.sum(1), torch.where(met_BK, harm_BK, 0.0).sum(1),
+                *(column for arm_B in arms for column in (arm_B & new_B, arm_B * tokens_B)),
             )  # fmt: skip
             self.counters.add(slots_B, torch.stack([column.double() for column in columns], dim=-1))
             if self.guard is not None:

@@ -63,8 +63,12 @@ def test_a_gate_sees_the_states_before_and_after_each_draft_token_and_the_bonus_
     for seed in range(10):
         batch, rule = Batch(seed), make_rule("autojudge", risk=0.5)
         block = batch.padded()
-        lengths = ((block.match | (1 - Head()(block) <= 0.5)) & block.valid).cumprod(1).sum(1).tolist()
-        assert lengths_of(batch.through_v1(make_judge(rule, gate=Head()))) == lengths
+        length_B = ((block.match | (1 - Head()(block) <= 0.5)) & block.valid).cumprod(1).sum(1)
+        lengths, judge = length_B.tolist(), make_judge(rule, gate=Head())
+        assert lengths_of(batch.through_v1(judge)) == lengths
+        met = ~block.match & block.valid & (torch.arange(NUM) <= length_B[:, None])
+        counts, harm = judge.counters.total(), (1 - Head()(block))[met]
+        assert counts["mismatches"] == int(met.sum()) and counts["harm"] == pytest.approx(float(harm.sum()), abs=1e-5)
         assert lengths_of(batch.through_v2(make_judge(rule, gate=Head()), (0, 2, 4))) == lengths
 
 
