@@ -11,13 +11,18 @@ from typing import Annotated, Any
 import typer
 
 import gistgate
-from gistgate.cli.options import Chat, Template, module_of
+from gistgate.cli.options import Chat, System, Template, module_of
 from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
 
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
+METHODS = (
+    "exact",
+    "prob-ratio",
+    "autojudge",
+)  # those that a project compares: a further one takes hours of a large model
 SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
 SHARED = files("gistgate.cli") / "shared"  # links to the repository's own graph, parameters and tasks
 
@@ -36,9 +41,11 @@ def init(
     draft_revision: Annotated[str | None, typer.Option(help="Revision of the draft on the hub.")] = None,
     target_gguf: Annotated[str | None, typer.Option(help="GGUF file in the target's folder or repository.")] = None,
     draft_gguf: Annotated[str | None, typer.Option(help="GGUF file in the draft's folder or repository.")] = None,
+    quantise_draft: Annotated[str, typer.Option(help="Bits of the draft's weights: none, int8 or int4.")] = "none",
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "bfloat16",
     device_map: Annotated[str | None, typer.Option(help="Passed to from_pretrained, such as auto.")] = None,
     chat: Chat = False,
+    system: System = None,
     template: Template = (),  # type: ignore[assignment]
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Let the pipeline train its own small pair instead of naming models.")
@@ -47,6 +54,7 @@ def init(
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
     import yaml
 
+    from gistgate.models.lighter import check_kind
     from gistgate.models.loading import DTYPES, RETRIEVAL
 
     if embedded and (target or draft or drafter):
@@ -57,6 +65,7 @@ def init(
         raise UserError("A project needs --target and either --draft, or --drafter suffix or lookup; or --embedded.")
     if dtype not in DTYPES[1:]:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
+    check_kind(quantise_draft)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty. Name a new folder for the project.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
@@ -64,7 +73,9 @@ def init(
     if not embedded:
         models: dict[str, Any] = {"target": model_of(str(target), target_revision, target_gguf, dtype, device_map)}
         models |= {"drafter": drafter} if drafter else {}
-        models |= {"draft": model_of(str(draft), draft_revision, draft_gguf, dtype, device_map)} if draft else {}
+        if draft:
+            lighter = {} if quantise_draft == "none" else {"quantise": quantise_draft}
+            models["draft"] = model_of(str(draft), draft_revision, draft_gguf, dtype, device_map) | lighter
         pair, pair_text = re.sub(r"[^\w.-]+", "-", folder.resolve().name), yaml.safe_dump(models, sort_keys=False)
     is_gguf = not embedded and "gguf_file:" in pair_text
     name, contents = task_files(task)
@@ -75,7 +86,7 @@ def init(
         ".gitignore": filled("gitignore"),
         "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
-        "params.yaml": parameters(pair, name, chat, parse_template(template), embedded),
+        "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
         "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
     }
 
@@ -84,7 +95,8 @@ def init(
     for place in sorted(contents):
         typer.echo(folder / place)
     fill = " Fill in data/tasks first." if task == OWN_TASK else ""
-    typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
+    command = "dvc repro" if embedded else "dvc repro report export"
+    typer.echo(f"The project is written.{fill} Run `{command}` in {folder}; its README.md says more.")
 
 
 def shared(name: str) -> str:
@@ -106,18 +118,26 @@ def without_code(graph: str) -> str:
     return re.sub(rf"\n +- {code}(?=\n)", "", graph).replace("deps: [", "deps: [requirements.txt, ").replace(", ]", "]")
 
 
-def parameters(pair: str, task: str, chat: bool, arguments: dict[str, Any], embedded: bool) -> str:
+def parameters(pair: str, task: str, chat: bool, system: str | None, arguments: dict[str, Any], embedded: bool) -> str:
     """The repository's parameters for another pair and task, no calibration prompt of which was ever judged."""
     text, own = shared("params.yaml"), {} if embedded else {"decoding.batch_size": 32, "decoding.workers": 1}
     named: dict[str, Any] = {"pair": pair, "task": task, "prompting.num_fewshot": None}
-    named |= {"prompting.chat_template": chat, "prompting.arguments": arguments}
+    named |= {"prompting.chat_template": chat, "prompting.system": system, "prompting.arguments": arguments}
     for key, value in {**named, "prompts.draw": 1, **own}.items():
         block, _, name = key.rpartition(".")
         start = text.index(f"\n{block}:\n") if block else 0
         found = re.compile(rf"^({'  ' if block else ''}{name}:) +\S+", re.M).search(text, start)
         assert found is not None, f"params.yaml has no {key}"
         text = f"{text[: found.start()]}{found[1]} {json.dumps(value)}{text[found.end() :]}"
-    return text
+    return text if embedded else with_methods(text)
+
+
+def with_methods(text: str) -> str:
+    """The parameters with all methods but a few as comments, so that who wants them takes the marks away."""
+    before, methods, behind = re.split(r"(?<=\nmethods:\n)(.*?\n)(?=\n)", text, maxsplit=1, flags=re.S)
+    each = re.findall(r"^  [\w-]+:.*\n(?:   .*\n)*", methods, re.M)
+    kept = (one if one.split(":")[0].strip() in METHODS else re.sub("^  ", "  # ", one, flags=re.M) for one in each)
+    return before + "".join(kept) + behind
 
 
 def model_of(model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None) -> dict[str, Any]:

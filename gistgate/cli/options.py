@@ -20,6 +20,7 @@ Prompts = Annotated[str, typer.Argument(help=TEXTS)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
+System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
 TEMPLATE = "Argument of the chat template, such as enable_thinking=false, or the name of one; repeatable."
 Template = Annotated[list[str], typer.Option("--template", help=TEMPLATE)]
 STOP = r"Text that ends answers (\n: line end); repeatable; default: the certified ones."
@@ -36,7 +37,7 @@ class Asking:
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)] = 256
     stop: Annotated[list[str], typer.Option("--stop", help=STOP)] = ()  # type: ignore[assignment]
     chat: Chat = False
-    system: Annotated[str | None, typer.Option(help="System text of the chat template.")] = None
+    system: System = None
     template: Template = ()  # type: ignore[assignment]
 
     def of(self, prompts: Sequence[EncodedPrompt], temperature: float = 0.0) -> PromptFile:

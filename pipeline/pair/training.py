@@ -1,4 +1,6 @@
-"""Teach one model of the embedded pair with PyTorch Lightning."""
+"""Teach models with PyTorch Lightning: those of the embedded pair from scratch, and a draft of a larger model's first
+layers to write as a target does. `python -m pipeline.pair.training FOLDER --layers 6` makes such a draft in a new
+folder from the training prompts and the strict answers that the stage `reference` has written."""
 
 import logging
 import random
@@ -7,17 +9,25 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytorch_lightning as pl
 import torch
+import typer
 from pytorch_lightning.callbacks import TQDMProgressBar
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.core.features import decoder_layers
+from gistgate.core.files import read_json_lines, write_atomic
+from gistgate.core.utils import UserError
+from pipeline.pair.pair import load_model, load_tokenizer, read_pair
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
-from pipeline.params import ModelTraining, PairTrainingParams
+from pipeline.params import ModelTraining, PairTrainingParams, read_params
+from pipeline.paths import prompts_of, reference_of
+from pipeline.run import run
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic iteration: singular values into about [0.7, 1.2] in five steps
 IGNORED = -100  # label of positions without loss: the question and the padding
@@ -201,3 +211,120 @@ def accuracy(tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]],
     texts = tokenizer.batch_decode(list(solutions), skip_special_tokens=True)
     right = [answer_of(text) == answer_of(answer) for text, answer in zip(texts, answers, strict=True)]
     return sum(right) / len(right)
+
+
+Rows = Sequence[tuple[list[int], int]]  # ids of a text and how many of them are its prompt
+CHECKED = 10  # every so manieth text is not trained on, but compared with
+
+
+def cut(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """Leave a model its first layers, in place; only they and the last norm are trained, in float32."""
+    found, config = decoder_layers(model), model.config.get_text_config()
+    if not 0 < layers < len(found):
+        raise UserError(f"The model has {len(found)} layers, of which {layers} cannot be kept. Keep fewer, at least 1.")
+    del found[layers:]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    fixed = {id(one.weight) for one in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for parameter in model.float().parameters():
+        parameter.requires_grad_(id(parameter) not in fixed)
+    return model
+
+
+class Student(pl.LightningModule):
+    """Next-token loss on a target's own answers (sequence-level distillation, arXiv 1606.07947) with AdamW."""
+
+    def __init__(self, model: PreTrainedModel, rows: Rows, checked: Rows, batch_size: int, epochs: int, lr: float):
+        super().__init__()
+        self.model, self.rows, self.checked, self.lr = model, rows, checked, lr
+        lengths = [len(ids) for ids, _ in rows]
+        steps = epochs * max(1, len(rows) // batch_size)
+        self.planned = plan(lengths, batch_size, steps, seed=0)
+        self.agreement: list[float] = []  # of the texts that were not trained on, before and behind the training
+
+    def batches(self, rows: Rows, planned: Sequence[Sequence[int]]) -> Any:
+        """These rows as batches of ids and labels, both [B, T]."""
+        dealt: Any = [[rows[i] for i in batch] for batch in planned]
+        return DataLoader(dealt, None, collate_fn=partial(collate, pad=0))
+
+    def train_dataloader(self) -> Any:
+        """The planned batches."""
+        return self.batches(self.rows, self.planned)
+
+    def predictions(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] at the tokens of the answers, and these tokens [N]. Padding stands behind all that counts."""
+        ids_BT, labels_BT = batch
+        hidden_BTD = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        counts = labels_BT[:, 1:] != IGNORED
+        return self.model.get_output_embeddings()(hidden_BTD[:, :-1][counts]), labels_BT[:, 1:][counts]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """The loss of a batch."""
+        logits_NV, tokens_N = self.predictions(batch)
+        loss = torch.nn.functional.cross_entropy(logits_NV.float(), tokens_N)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def check(self) -> None:
+        """Note in which share of places the model's first choice is the target's token."""
+        right, every = 0, 0
+        with torch.inference_mode():
+            for ids_BT, labels_BT in self.batches(self.checked, [[place] for place in range(len(self.checked))]):
+                logits_NV, tokens_N = self.predictions((ids_BT.to(self.device), labels_BT.to(self.device)))
+                right, every = right + int((logits_NV.argmax(-1) == tokens_N).sum()), every + len(tokens_N)
+        self.agreement.append(right / every)
+
+    def on_train_start(self) -> None:
+        """What the cut model knows."""
+        self.check()
+
+    def on_train_end(self) -> None:
+        """What it has learned."""
+        self.check()
+
+    def configure_optimizers(self) -> Any:
+        """AdamW, with a rate that rises for a twentieth of the steps and falls to nothing."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        steps = len(self.planned)
+        optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), weight_decay=0.01)
+        rise = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, max(2, steps), pct_start=0.05)
+        return [optimizer], [{"scheduler": rise, "interval": "step"}]
+
+
+def main(
+    folder: Path,
+    layers: Annotated[int, typer.Option(help="First layers that the draft keeps.", min=1)],
+    of: Annotated[str, typer.Option(help="Model of the pair that is cut: draft or target.")] = "draft",
+    epochs: Annotated[int, typer.Option(help="Passes over the answers.", min=1)] = 3,
+    batch_size: Annotated[int, typer.Option(help="Answers in a step.", min=1)] = 8,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
+) -> None:
+    """Cut a model of the pair, train it on the target's answers and write it to a new folder."""
+    source = read_pair(read_params().pair)
+    if folder.exists() or of not in source.roles:
+        raise UserError(f"{folder} exists, or the pair has no '{of}'. Name a new folder, and --of draft or target.")
+    texts = zip(*map(read_json_lines, (prompts_of("train"), reference_of("train"))), strict=True)
+    rows = [([*prompt["ids"], *answer["ids"]], len(prompt["ids"])) for prompt, answer in texts]
+    pl.seed_everything(0, verbose=False)
+    model, dtype = load_model(source.roles[of]), getattr(torch, source.roles[of].dtype)
+    kept = [row for place, row in enumerate(rows) if place % CHECKED]
+    student = Student(cut(model, layers), kept, rows[::CHECKED], batch_size, epochs, lr)
+    precision: Any = "bf16-mixed" if has_fast_bfloat16() else "32-true"
+    options: dict[str, Any] = {"max_epochs": 1, "devices": 1, "enable_checkpointing": False, "gradient_clip_val": 1.0}
+    lightning(10, accelerator="auto", precision=precision, **options).fit(student)
+    before, behind = student.agreement
+
+    def write(part: Path) -> None:
+        model.to(dtype).save_pretrained(part)
+        load_tokenizer(source).save_pretrained(part)
+
+    write_atomic(folder, write)
+    print(
+        f"{folder} is written: {layers} layers, trained on {len(kept)} answers. On {len(rows[::CHECKED])} others its "
+        f"first choice is the target's token in {behind:.1%} of the places, before the training in {before:.1%}."
+    )
+
+
+if __name__ == "__main__":
+    run(main)

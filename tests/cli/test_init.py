@@ -1,5 +1,6 @@
 """The files of a new project, and the sentences where it cannot be written."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,24 @@ def read(folder, name):
 
 
 def test_a_project_says_what_the_user_said(made):
-    chat = ("--chat", "--template", "rag", "--task", "gsm8k")
+    chat = ("--chat", "--system", 'Be short: "yes"', "--template", "rag", "--task", "gsm8k", "--quantise-draft", "int4")
     folder = made("--target-revision", "v1", "--dtype", "float16", "--device-map", "auto", *chat)
-    params, prompting = read(folder, "params.yaml"), {"chat_template": True, "arguments": {"chat_template": "rag"}}
+    params, prompting = (
+        read(folder, "params.yaml"),
+        {"chat_template": True, "system": 'Be short: "yes"', "arguments": {"chat_template": "rag"}},
+    )
     assert (params["pair"], params["task"], params["prompting"] | prompting) == (
         "my-gate",
         "gsm8k",
         params["prompting"],
     )
     assert params["prompts"]["draw"] == 1 and params["decoding"]["workers"] == 1
+    assert list(params["methods"]) == ["exact", "prob-ratio", "autojudge"]
+    every = re.sub("^  # ", "  ", (folder / "params.yaml").read_text(), flags=re.MULTILINE)
+    assert yaml.safe_load(every)["methods"] == read(ROOT, "params.yaml")["methods"]
     pair = read(folder, "models/pairs/my-gate.yaml")
     assert pair["target"] == {"model": "owner/target", "revision": "v1", "dtype": "float16", "device_map": "auto"}
-    assert pair["draft"] == {"model": "owner/draft", "dtype": "float16", "device_map": "auto"}
+    assert pair["draft"] == {"model": "owner/draft", "dtype": "float16", "device_map": "auto", "quantise": "int4"}
     assert (folder / "requirements.txt").read_text().startswith("gistgate[pipeline]==")
     assert read(folder, "data/tasks/gsm8k.yaml")["task"] == "gsm8k"
 

@@ -1,11 +1,19 @@
 """The training of the embedded pair: Muon's updates, the batches, and the tokenizer of the world's words."""
 
-import torch
-from transformers import AutoTokenizer
+import random
+from types import SimpleNamespace
 
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gistgate.core.utils import UserError
+from pipeline.pair import training
 from pipeline.pair.training import IGNORED, Muon, collate, encode, orthogonalise, plan
 from pipeline.pair.world import documents, padded_size, prompt_text, train_tokenizer, words
 from pipeline.params import WorldParams
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_rows
 
 TOKENIZER = train_tokenizer()
 
@@ -74,3 +82,40 @@ def test_a_pass_deals_each_document_once_in_batches_of_like_lengths():
     assert sorted(i for batch in batches for i in batch) == list(range(320))
     assert max(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches) < 10
     assert plan(lengths, 10, 40, seed=1)[:32] == batches != plan(lengths, 10, 32, seed=2)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a tiny pair of two layers, prompts, and one answer to all of them."""
+    save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
+    sources = {role: {"model": role, "dtype": "float32", "device": "cpu"} for role in ("target", "draft")}
+    rng = random.Random(0)
+    prompts = [[1, *rng.choices(range(3, 259), k=5)] for _ in range(60)]
+    for folder in ("models/pairs", "data/prompts", "data/reference"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models/pairs/mine.yaml").write_text(yaml.safe_dump(sources))
+    write_rows(tmp_path / "data/prompts/train.jsonl", [{"ids": ids} for ids in prompts])
+    write_rows(tmp_path / "data/reference/train.jsonl", [{"ids": [*range(50, 62), 2]} for _ in prompts])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "read_params", lambda: SimpleNamespace(pair="mine"))
+    return tmp_path
+
+
+def test_the_first_layers_of_a_model_learn_to_write_as_the_target(project, capsys):
+    training.main(project / "student", layers=1, of="target", epochs=10, lr=0.01)
+    behind, before = (float(part.rstrip("%.,")) for part in capsys.readouterr().out.split() if "%" in part)
+    assert before < 20 and behind > 90
+    student, target = (AutoModelForCausalLM.from_pretrained(project / name) for name in ("student", "target"))
+    assert len(student.model.layers) == student.config.num_hidden_layers == 1
+    assert torch.equal(student.lm_head.weight, target.lm_head.weight), "only the layers are trained"
+    assert AutoTokenizer.from_pretrained(project / "student").eos_token_id == 2
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"layers": 2}, "2 layers, of which 2 cannot"), ({"of": "teacher"}, "no 'teacher'"),
+    ({"folder": "target"}, "exists"),
+])  # fmt: skip
+def test_what_cannot_be_cut_is_refused(project, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        training.main(**{"layers": 1, **options, "folder": project / options.get("folder", "student")})
+    assert not (project / "student").exists()
