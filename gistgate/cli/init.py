@@ -18,11 +18,7 @@ from gistgate.models.options import parse_template
 
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
-METHODS = (
-    "exact",
-    "prob-ratio",
-    "autojudge",
-)  # those that a project compares: a further one takes hours of a large model
+METHODS = ("exact", "prob-ratio", "autojudge")  # of a new project: with a large model each takes hours
 SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
 SHARED = files("gistgate.cli") / "shared"  # links to the repository's own graph, parameters and tasks
 

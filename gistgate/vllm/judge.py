@@ -305,9 +305,9 @@ class VllmJudge:
             stays_BK = (torch.arange(valid_BK.shape[1], device=device) < length_B[:, None]) & valid_BK
             loose_BK = stays_BK & ~match_BK & greedy_B1
             carried_BK = stays_BK & match_BK & greedy_B1 & (loose_BK.cumsum(1) > 0)
-            # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
             reached_BK = (torch.arange(valid_BK.shape[1], device=device) <= length_B[:, None]) & valid_BK
             met_BK = reached_BK & ~match_BK & greedy_B1
+            # Padding may hold NaN (0 - 0 times infinity), so it is chosen away and not multiplied away.
             expected_BK = torch.where(stays_BK & mask_BK & ~greedy_B1, 1 - share_BK.clamp_max(1), 0.0)
             tokens_B = (written_BR >= 0).sum(1)
             drafted_B, num_loose_B, expected_B = valid_BK.sum(1), loose_BK.sum(1), expected_BK.sum(1)

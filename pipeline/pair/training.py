@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -307,7 +308,8 @@ def main(
     texts = zip(*map(read_json_lines, (prompts_of("train"), reference_of("train"))), strict=True)
     rows = [([*prompt["ids"], *answer["ids"]], len(prompt["ids"])) for prompt, answer in texts]
     pl.seed_everything(0, verbose=False)
-    model, dtype = load_model(source.roles[of]), getattr(torch, source.roles[of].dtype)
+    whole = replace(source.roles[of], quantise="none")
+    model, dtype = load_model(whole), getattr(torch, whole.dtype)
     kept = [row for place, row in enumerate(rows) if place % CHECKED]
     student = Student(cut(model, layers), kept, rows[::CHECKED], batch_size, epochs, lr)
     precision: Any = "bf16-mixed" if has_fast_bfloat16() else "32-true"
