@@ -138,7 +138,8 @@ def draft_vocabulary(
 
 
 def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False) -> None:
-    """Say what a gate is: its partners, features and certified settings."""
+    """Say what a gate is: its partners, features and certified settings, of other tasks as well."""
+    from gistgate.core.certificate import OTHERS, load_certificate
     from gistgate.core.gate import Gate
 
     loaded = Gate.load(gate)
@@ -147,6 +148,8 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
         typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": certificate}, default=str))
         return
     typer.echo(printable(show.described(loaded.config, loaded.certificate)))
+    for place in sorted((gate / OTHERS).glob("*")):
+        typer.echo(printable(f"\n--certificate {place}\n{show.proved(load_certificate(place))}"))
 
 
 def export(

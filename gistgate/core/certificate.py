@@ -15,6 +15,7 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, dataclass_from, refusing
 
 CERTIFICATE_FILE = "certificate.json"
+OTHERS = "certificates"  # folder beside it, where calibration keeps a gate's certificates of other tasks
 FORMAT_VERSION = 2  # of the file's layout
 TASK = "task"  # score in whose unit the budgets of a gate are: the task's own metric
 

@@ -30,7 +30,7 @@ from gistgate.certificates.outcomes import (
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.batches import PromptCache
-from gistgate.core.certificate import Certificate
+from gistgate.core.certificate import OTHERS, Certificate
 from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
@@ -89,6 +89,9 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     from gistgate.export.write import FOLDER, write_code
 
     path = certificate.save(folder := options.out or Path(options.gate or "."))
+    earlier = models.gate.certificate if models.gate is not None and options.out is None else None
+    if earlier is not None and earlier.scope.get("task") != scope["task"]:
+        earlier.save(folder / OTHERS / str(earlier.scope.get("task")))  # that of another task goes on holding
     if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(folder)
     return certificate, path
