@@ -3,7 +3,7 @@ ones. Many problems walk at once, and each looks ahead: the rollouts behind its 
 side by side, and what lies behind the first harmful one is given up. The labels are those of the plain walk."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
@@ -305,7 +305,9 @@ def written(
 ) -> tuple[list[Table], list[AnswerText]]:
     """Decode these problems while `recorder` observes the blocks: the records of every text, and these very texts. In
     bfloat16 another decoding may differ in near ties."""
-    answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
+    with bar(title=f"{policy.name.lower()} texts", unit="text", total=len(problems)) as shown:
+        slots = replace(slots, progress=shown.update)
+        answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
     records = zip(problems, recorder.take(answers), strict=True)
     tables = [stamped(table, problem, policy) for problem, table in records if table]
     return tables, [AnswerText(problem, policy, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
