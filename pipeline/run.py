@@ -50,7 +50,7 @@ LINE = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfi
 
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
     """A progress bar on a terminal; in a log a line a minute, behind the first one."""
-    often: dict[str, Any] = {"delay": 60, "mininterval": 60, "maxinterval": 60, "bar_format": LINE}
+    often: dict[str, Any] = {"delay": 60, "mininterval": 60, "miniters": 1, "bar_format": LINE}
     return tqdm(pieces, desc=title, unit=unit, total=total, **({} if sys.stderr.isatty() else often))
 
 
