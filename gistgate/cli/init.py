@@ -18,7 +18,7 @@ from gistgate.models.options import parse_template
 
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
-METHODS = ("exact", "prob-ratio", "autojudge")  # of a new project: with a large model each takes hours
+METHODS = ("exact", "prob-ratio", "autojudge")  # those of a new project; its params.yaml has the others as comments
 SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
 SHARED = files("gistgate.cli") / "shared"  # links to the repository's own graph, parameters and tasks
 
@@ -62,6 +62,10 @@ def init(
     if dtype not in DTYPES[1:]:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
     check_kind(quantise_draft)
+    if quantise_draft != "none" and not draft:
+        raise UserError("--quantise-draft rounds the weights of a draft model. Name one with --draft, or leave it out.")
+    if system is not None and not chat:
+        raise UserError("A system text needs a chat. Add --chat, or leave --system out.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty. Name a new folder for the project.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)

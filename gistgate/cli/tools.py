@@ -142,14 +142,18 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     from gistgate.core.certificate import OTHERS, load_certificate
     from gistgate.core.gate import Gate
 
-    loaded = Gate.load(gate)
+    loaded, others = (
+        Gate.load(gate),
+        {str(place): load_certificate(place) for place in sorted((gate / OTHERS).glob("*"))},
+    )
     if as_json:
         certificate = loaded.certificate and asdict(loaded.certificate)
-        typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": certificate}, default=str))
+        known = {"certificate": certificate, OTHERS: {place: asdict(other) for place, other in others.items()}}
+        typer.echo(json.dumps({"config": asdict(loaded.config), **known}, default=str))
         return
     typer.echo(printable(show.described(loaded.config, loaded.certificate)))
-    for place in sorted((gate / OTHERS).glob("*")):
-        typer.echo(printable(f"\n--certificate {place}\n{show.proved(load_certificate(place))}"))
+    for place, other in others.items():
+        typer.echo(printable(f"\n--certificate {place}\n{show.proved(other)}"))
 
 
 def export(

@@ -215,7 +215,7 @@ def accuracy(tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]],
 
 
 Rows = Sequence[tuple[list[int], int]]  # ids of a text and how many of them are its prompt
-CHECKED = 10  # every so manieth text is not trained on, but compared with
+CHECKED = 10  # one text in so many is not trained on: the agreement is measured on it
 
 
 def cut(model: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -303,8 +303,10 @@ def main(
 ) -> None:
     """Cut a model of the pair, train it on the target's answers and write it to a new folder."""
     source = read_pair(read_params().pair)
-    if folder.exists() or of not in source.roles:
-        raise UserError(f"{folder} exists, or the pair has no '{of}'. Name a new folder, and --of draft or target.")
+    if folder.exists():
+        raise UserError(f"{folder} exists already. Name a new folder.")
+    if of not in source.roles:
+        raise UserError(f"The pair has no model '{of}' to cut. Use --of with one of: {', '.join(source.roles)}.")
     texts = zip(*map(read_json_lines, (prompts_of("train"), reference_of("train"))), strict=True)
     rows = [([*prompt["ids"], *answer["ids"]], len(prompt["ids"])) for prompt, answer in texts]
     pl.seed_everything(0, verbose=False)

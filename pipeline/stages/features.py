@@ -57,9 +57,7 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
     def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:
         shared = {name: records[name] for name in (*schema.PLACE, "kept")}
-        if bool(
-            (suffix := records["rollouts"] == 0).any()
-        ):  # the target's own text behind the draft token is the label
+        if bool((suffix := records["rollouts"] == 0).any()):  # labels by the target's own text behind the draft token
             shared["suffix"] = suffix
         if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}

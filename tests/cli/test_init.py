@@ -33,10 +33,8 @@ def read(folder, name):
 def test_a_project_says_what_the_user_said(made):
     chat = ("--chat", "--system", 'Be short: "yes"', "--template", "rag", "--task", "gsm8k", "--quantise-draft", "int4")
     folder = made("--target-revision", "v1", "--dtype", "float16", "--device-map", "auto", *chat)
-    params, prompting = (
-        read(folder, "params.yaml"),
-        {"chat_template": True, "system": 'Be short: "yes"', "arguments": {"chat_template": "rag"}},
-    )
+    params, told = read(folder, "params.yaml"), {"chat_template": "rag"}
+    prompting = {"chat_template": True, "system": 'Be short: "yes"', "arguments": told}
     assert (params["pair"], params["task"], params["prompting"] | prompting) == (
         "my-gate",
         "gsm8k",
@@ -121,6 +119,9 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
         (["--target", "a/b", "--draft", "a/c", "--task", "nowhere.yaml"], "The task file nowhere.yaml is missing"),
         (["--target", "a/b", "--draft", "a/c", "--dtype", "int8"], "There is no dtype 'int8'"),
         (["--embedded", "--draft", "a/c"], "--embedded trains a pair of its own"),
+        (["--target", "a/b", "--drafter", "suffix", "--quantise-draft", "int4"], "Name one with --draft, or leave it"),
+        (["--target", "a/b", "--draft", "a/c", "--quantise-draft", "int2"], "cannot be quantised to 'int2'"),
+        (["--target", "a/b", "--draft", "a/c", "--system", "Be short."], "A system text needs a chat. Add --chat"),
         (["--target", "a/b", "--drafter", "model"], "There is no drafter 'model' for a project"),
     ],
 )

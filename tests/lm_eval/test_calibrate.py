@@ -103,7 +103,7 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, sto
     for said in ("certificate rule autojudge", kind, "budget 40 %", f"{bound} {'points' if score == 'task' else '%'}"):
         assert said in shown
     replace(kept, scope=kept.scope | {"task": "another"}).save("gate")
-    certify(sums(budget=0.4, gate="gate", prompts=60, stop=stop, score=score, rule=None, out=None, looks=1, draw=1))
+    certify(sums(budget=0.4, gate="gate", prompts=60, stop=stop, score=score, rule=None, out=None))
     assert read_certificate(Path("gate")).scope["task"] == kept.scope["task"]
     inspect(Path("gate"))
     assert (

@@ -1,4 +1,4 @@
-"""The training of the embedded pair: Muon's updates, the batches, and the tokenizer of the world's words."""
+"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of a model's first layers."""
 
 import random
 from types import SimpleNamespace
@@ -112,7 +112,7 @@ def test_the_first_layers_of_a_model_learn_to_write_as_the_target(project, capsy
 
 
 @pytest.mark.parametrize("options, sentence", [
-    ({"layers": 2}, "2 layers, of which 2 cannot"), ({"of": "teacher"}, "no 'teacher'"),
+    ({"layers": 2}, "2 layers, of which 2 cannot"), ({"of": "teacher"}, "no model 'teacher'"),
     ({"folder": "target"}, "exists"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(project, options, sentence):
