@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -269,6 +270,7 @@ class Compared:
     scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # empty where nothing is scored
     began: float = field(default_factory=monotonic)
     said: float = field(default_factory=monotonic)  # when the progress was said last
+    stopped: bool = False  # by Ctrl-C
 
     @property
     def answers(self) -> tuple[list[Served], ...]:
@@ -276,14 +278,20 @@ class Compared:
 
     def chunks(self, runner: asyncio.Runner) -> Iterator[Decoded]:
         """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
-        free = asyncio.Semaphore(self.options.concurrent)
-        asked = [runner.get_loop().create_task(self.ask(doc, free)) for doc in self.docs]
+        free, loop = asyncio.Semaphore(self.options.concurrent), runner.get_loop()
+        asked = [loop.create_task(self.ask(doc, free)) for doc in self.docs]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # An exception between two callbacks would leave the loop unable to close; a signal of the loop is one.
+            with suppress(RuntimeError):  # Windows and other threads have none
+                loop.add_signal_handler(signal.SIGINT, self.stop)
         options, changed, total = self.options, 0.0, len(self.docs)
         ends = self.claim == "agreement" and options.stop == "clear"
         error = (1 - options.confidence) / options.looks / 2
         try:
             for n, (doc, pairs) in enumerate(zip(self.docs, asked, strict=True), start=1):
                 runner.run(self.wait(pairs))
+                if self.stopped:
+                    raise KeyboardInterrupt
                 yield Decoded(np.array([d := self.taken(doc, pairs.result())]))
                 changed += d
                 if ends and all(p_value(int(changed), 0, of, options.budget) > error for of in (n, total)):
@@ -294,6 +302,8 @@ class Compared:
         finally:
             for pairs in asked:
                 pairs.cancel()
+            with suppress(RuntimeError):
+                loop.remove_signal_handler(signal.SIGINT)
             note(f"{len(self.pairs)} prompts answered by both in {monotonic() - self.began:.0f} s")
 
     async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Pair]:
@@ -316,8 +326,11 @@ class Compared:
                     file.write("\n" + json.dumps({mark: [[asdict(one) for one in pair] for pair in self.found[mark]]}))
         return self.found[mark]
 
+    def stop(self) -> None:
+        self.stopped = True
+
     async def wait(self, both: asyncio.Task[list[Pair]]) -> None:
-        while not both.done():
+        while not both.done() and not self.stopped:
             await asyncio.wait([both], timeout=TICK)
             self.tell()
 

@@ -1,5 +1,6 @@
 """Two servers, one claim: what is certified, what is refused, and what survives a broken run."""
 
+import asyncio
 import json
 import re
 import signal
@@ -332,6 +333,21 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, capsys):
     with pytest.raises(KeyboardInterrupt):
         run(strict, Script(), concurrent=2)
     assert read_looks(LOCAL)[1] == [] and "prompts answered by both in" in capsys.readouterr().err
+
+
+def test_ctrl_c_behind_the_last_step_of_a_wait_ends_the_run_alike(run, monkeypatch):
+    """There Python's own runner raises between two callbacks, and its loop cannot be closed any more."""
+    wait = module.Compared.wait
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def interrupted(self, both):
+        await wait(self, both)
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+
+    monkeypatch.setattr(module.Compared, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(Script(), Script())
+    assert read_looks(LOCAL)[1] == [] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
