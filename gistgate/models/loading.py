@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file, has_file
@@ -118,6 +118,8 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
 def whole_model(name: str, **options: Any) -> PreTrainedModel:
     """A model from safetensors or GGUF files that hold all of its weights, which transformers would else make up."""
     options = {"trust_remote_code": False, **options, "use_safetensors": None if options.get("gguf_file") else True}
+    if options.get("gguf_file"):  # unpacked: packed weights are other matrices on a GPU, and no draft could round them
+        options["quantization_config"] = GgufConfig(dequantize=True)
     model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     found: PreTrainedModel = model
     if file := options.get("gguf_file"):  # the configuration names the folder alone

@@ -73,6 +73,8 @@ def test_strict_decoding_of_two_gguf_files_is_greedy_and_another_tokenizer_is_re
     with torch.inference_mode():
         wanted = target.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=-1)
     assert decoder.generate([ids], max_new_tokens=8, eos_ids=[])[0].ids == wanted[0, len(ids) :].tolist()
+    rounded = load_draft(str(folder / "draft.gguf"), target.model, target.tokenizer, quantised="int8")
+    assert rounded.quantised == "int8" and not hasattr(rounded.config, "quantization_config")
     with pytest.raises(UserError, match="another tokenizer: id 40"):
         load_draft(str(folder / "foreign.gguf"), target.model, target.tokenizer)
 
