@@ -89,10 +89,8 @@ def init(
         "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
         "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
     }
-
-    for place, text in contents.items():
+    for place, text in sorted(contents.items()):
         write_text(folder / place, text)
-    for place in sorted(contents):
         typer.echo(folder / place)
     fill = " Fill in data/tasks first." if task == OWN_TASK else ""
     command = "dvc repro" if embedded else "dvc repro report export"

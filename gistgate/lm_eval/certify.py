@@ -280,10 +280,9 @@ class Compared:
         """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
         free, loop = asyncio.Semaphore(self.options.concurrent), runner.get_loop()
         asked = [loop.create_task(self.ask(doc, free)) for doc in self.docs]
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # An exception between two callbacks would leave the loop unable to close; a signal of the loop is one.
-            with suppress(RuntimeError):  # Windows and other threads have none
-                loop.add_signal_handler(signal.SIGINT, self.stop)
+        with suppress(RuntimeError):  # of a thread; a loop that Ctrl-C breaks off cannot be closed
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                loop.add_signal_handler(signal.SIGINT, setattr, self, "stopped", True)
         options, changed, total = self.options, 0.0, len(self.docs)
         ends = self.claim == "agreement" and options.stop == "clear"
         error = (1 - options.confidence) / options.looks / 2
@@ -302,8 +301,7 @@ class Compared:
         finally:
             for pairs in asked:
                 pairs.cancel()
-            with suppress(RuntimeError):
-                loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGINT)
             note(f"{len(self.pairs)} prompts answered by both in {monotonic() - self.began:.0f} s")
 
     async def ask(self, doc: Document, free: asyncio.Semaphore) -> list[Pair]:
@@ -325,9 +323,6 @@ class Compared:
                 with self.kept.open("a") as file:  # behind a line that an interruption cut
                     file.write("\n" + json.dumps({mark: [[asdict(one) for one in pair] for pair in self.found[mark]]}))
         return self.found[mark]
-
-    def stop(self) -> None:
-        self.stopped = True
 
     async def wait(self, both: asyncio.Task[list[Pair]]) -> None:
         while not both.done() and not self.stopped:
