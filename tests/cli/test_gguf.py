@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from gistgate.cli.main import app
@@ -13,7 +12,7 @@ from gistgate.models import loading as models
 from gistgate.models.loading import load_target
 from tests.gguf_file import write_gguf
 
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS: dict[str, tuple[str, ...]] = {  # arguments besides the draft and the two files
     "generate": ("{folder}", "Tom"),
     "trace": ("{folder}", "Tom"),
     "bench": ("{folder}", "{prompts}"),
@@ -24,7 +23,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "demo": ("{folder}", "--no-browser"),
     "calibrate": ("--target", "{folder}", "--task", "sums", "--rule", "prob-ratio", "--out", "proof"),
 }
-"""The arguments of each command besides the draft and the two files."""
 FILES = ("--gguf", "target.gguf", "--draft-gguf", "draft.gguf")
 
 
@@ -48,16 +46,6 @@ def call(folder: Path, command: str, *more: str) -> Result:
     """Run a command on the models of the folder."""
     filled = [one.format(folder=folder, prompts=folder / "prompts.txt") for one in COMMANDS[command]]
     return CliRunner().invoke(app, [command, *filled, *more])
-
-
-def test_every_command_that_loads_a_model_takes_its_file():
-    group: Any = typer.main.get_command(app)
-
-    def taking(option: str) -> set[str]:
-        return {name for name, command in group.commands.items() if any(option in one.opts for one in command.params)}
-
-    assert taking("--gguf") == set(COMMANDS)
-    assert taking("--draft-gguf") == taking("--draft") == {*COMMANDS, "init"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -40,11 +40,11 @@ def start(job: dict[str, Any]) -> Any:
     first = job["phases"][0]["gistgate"]
     speculation = {"num_speculative_tokens": job["block"], **job["speculation"]}
     return LLM(
-        job["target"], speculative_config=speculation if job["block"] else None, dtype="float32", seed=0,
+        job["target"], speculative_config=speculation if job["block"] else None, seed=0,
         enforce_eager=True, max_model_len=256, max_num_seqs=8, disable_log_stats=False,
         skip_tokenizer_init=not job.get("reads"), tensor_parallel_size=job.get("tensor_parallel", 1),
         additional_config={} if first is None else {"gistgate": first},
-        **{"enable_prefix_caching": False, **job.get("engine", {})},
+        **{"enable_prefix_caching": False, "dtype": "float32", **job.get("engine", {})},
     )  # fmt: skip
 
 
