@@ -9,10 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from gistgate.certificates.bounds import Array
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.judged import Look, hash_of, level
@@ -58,10 +56,6 @@ class Setup:
         """The strict answers by prompt, as the stage `reference` decoded them."""
         rows = (row for split, prompts in self.prompts.items() for row in read_reference(split, prompts, self.pair))
         return {row["id"]: row for row in rows}
-
-    def strict_scores(self, split: str) -> Array:
-        """Scores of the strict answers to a split [N]."""
-        return np.array([self.reference[prompt["id"]]["score"] for prompt in self.prompts[split]], float)
 
     def outcomes(self, name: str, chunk: int | None = None) -> Outcomes:
         """A method at K = `block_of(name)`, against the strict reference; each of its settings is decoded once."""

@@ -77,7 +77,6 @@ def init(
             lighter = {} if quantise_draft == "none" else {"quantise": quantise_draft}
             models["draft"] = model_of(str(draft), draft_revision, draft_gguf, dtype, device_map) | lighter
         pair, pair_text = re.sub(r"[^\w.-]+", "-", folder.resolve().name), yaml.safe_dump(models, sort_keys=False)
-    is_gguf = not embedded and "gguf_file:" in pair_text
     name, contents = task_files(task)
     in_git = any((above / ".git").exists() for above in folder.resolve().parents)  # DVC wants to know
     contents |= {
@@ -87,7 +86,7 @@ def init(
         "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
         "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
-        "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
+        "requirements.txt": f"gistgate[pipeline{',gguf' if 'gguf_file:' in pair_text else ''}]=={gistgate.__version__}\n",
     }
     for place, text in sorted(contents.items()):
         write_text(folder / place, text)

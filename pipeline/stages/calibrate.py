@@ -27,7 +27,8 @@ def main(name: str) -> None:
     scope = scope_of(params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair))
     finding = engine.calibrate(method, outcomes, request, look_of(setup, name), scope)
     selection, verdicts, confidence = finding.selection, finding.verdicts, request.confidence
-    scores = {split: setup.strict_scores(split) for split in SPLITS}
+    known = setup.reference
+    scores = {split: np.array([known[one["id"]]["score"] for one in setup.prompts[split]], float) for split in SPLITS}
 
     def described(split: str, setting: Setting, decoded: Decoded) -> dict[str, Any]:
         return describe(method, setting, decoded, scores[split], confidence)
