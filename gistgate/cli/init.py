@@ -86,7 +86,7 @@ def init(
         "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
         "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
-        "requirements.txt": f"gistgate[pipeline{',gguf' if 'gguf_file:' in pair_text else ''}]=={gistgate.__version__}\n",
+        "requirements.txt": f"gistgate[pipeline{',gguf' * ('gguf_file:' in pair_text)}]=={gistgate.__version__}\n",
     }
     for place, text in sorted(contents.items()):
         write_text(folder / place, text)
