@@ -77,6 +77,7 @@ def init(
             lighter = {} if quantise_draft == "none" else {"quantise": quantise_draft}
             models["draft"] = model_of(str(draft), draft_revision, draft_gguf, dtype, device_map) | lighter
         pair, pair_text = re.sub(r"[^\w.-]+", "-", folder.resolve().name), yaml.safe_dump(models, sort_keys=False)
+    extras = "pipeline,gguf" if "gguf_file:" in pair_text else "pipeline"
     name, contents = task_files(task)
     in_git = any((above / ".git").exists() for above in folder.resolve().parents)  # DVC wants to know
     contents |= {
@@ -86,7 +87,7 @@ def init(
         "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
         "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
-        "requirements.txt": f"gistgate[pipeline{',gguf' * ('gguf_file:' in pair_text)}]=={gistgate.__version__}\n",
+        "requirements.txt": f"gistgate[{extras}]=={gistgate.__version__}\n",
     }
     for place, text in sorted(contents.items()):
         write_text(folder / place, text)

@@ -142,10 +142,8 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     from gistgate.core.certificate import OTHERS, load_certificate
     from gistgate.core.gate import Gate
 
-    loaded, others = (
-        Gate.load(gate),
-        {str(place): load_certificate(place) for place in sorted((gate / OTHERS).glob("*"))},
-    )
+    loaded = Gate.load(gate)
+    others = {str(place): load_certificate(place) for place in sorted((gate / OTHERS).glob("*"))}
     if as_json:
         certificate = loaded.certificate and asdict(loaded.certificate)
         known = {"certificate": certificate, OTHERS: {place: asdict(other) for place, other in others.items()}}

@@ -280,7 +280,8 @@ class Compared:
         """d of one prompt after the other, while further ones are under way, so that a test can end at any."""
         free, loop = asyncio.Semaphore(self.options.concurrent), runner.get_loop()
         asked = [loop.create_task(self.ask(doc, free)) for doc in self.docs]
-        with suppress(RuntimeError):  # of a thread; a loop that Ctrl-C breaks off cannot be closed
+        with suppress(RuntimeError):  # a thread takes no signals
+            # An exception that Ctrl-C raises between two callbacks would leave a loop that cannot be closed.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 loop.add_signal_handler(signal.SIGINT, setattr, self, "stopped", True)
         options, changed, total = self.options, 0.0, len(self.docs)

@@ -118,7 +118,7 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
 def whole_model(name: str, **options: Any) -> PreTrainedModel:
     """A model from safetensors or GGUF files that hold all of its weights, which transformers would else make up."""
     options = {"trust_remote_code": False, **options, "use_safetensors": None if options.get("gguf_file") else True}
-    if options.get("gguf_file"):  # unpacked: packed weights are other matrices on a GPU, and no draft could round them
+    if options.get("gguf_file"):  # unpacked, so that every machine computes alike and a draft can be rounded
         options["quantization_config"] = GgufConfig(dequantize=True)
     model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     found: PreTrainedModel = model
