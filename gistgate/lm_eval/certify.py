@@ -332,9 +332,9 @@ class Compared:
 
     def tell(self, plan: bool = False) -> None:
         """Say how far the run is, its rate and the time left, but no outcome, so that an interruption is no look."""
-        done, total, now = len(self.pairs), len(self.docs), monotonic()
+        done, total, now = len(self.found), len(self.docs), monotonic()  # in any order
         if plan or now - self.said >= (TICK if sys.stderr.isatty() else SELDOM):
-            self.said, rate = now, min(done, self.fresh) / (now - self.began)
+            self.said, rate = now, self.fresh / (now - self.began)
             need = self.need if plan and rate else None
             cost = f"; {need} prompts, as planned, take {need / rate:.0f} s" if need else ""
             times = f", {60 * rate:.0f} a minute, {(total - done) / rate:.0f} s left{cost}" if rate else ""

@@ -45,13 +45,13 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
         manager = TaskManager(include_path=str(folder))
     entry = manager.task_index.get(name)
     if entry is None:
-        file, near = Path(name), difflib.get_close_matches(name, manager.all_subtasks, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Write {folder or TASKS}/{name}.yaml or choose another task."
+        file, home, near = Path(name), folder or TASKS, difflib.get_close_matches(name, manager.all_subtasks, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Write {home}/{name}.yaml or choose another task."
         if file.suffix in (".yaml", ".yml"):
-            copied = f"copy the file to {folder or TASKS} and " if file.is_file() else ""
-            hint = f"Tasks are named without their ending: {copied}name it '{file.stem}'."
-        place = f"{folder} or in lm-eval" if folder else "lm-eval"
-        raise UserError(f"There is no task '{name}' in {place}. {hint}")
+            is_away = file.is_file() and file.parent.resolve() != home.resolve()
+            copied = f"copy the file to {home} and " if is_away else ""
+            hint = f"Tasks are named without folder and ending: {copied}write '{file.stem}'."
+        raise UserError(f"There is no task '{name}' in {f'{folder} or in ' if folder else ''}lm-eval. {hint}")
     if name not in manager.all_subtasks:
         raise UserError(f"'{name}' is a group of tasks. Name one task of it.")
     return manager, entry

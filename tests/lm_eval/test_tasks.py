@@ -163,8 +163,10 @@ def test_documents_may_come_from_a_folder(tmp_path):
 
 
 def test_the_file_of_a_task_is_no_name(tmp_path):
-    with pytest.raises(UserError, match=r"without their ending: copy the file to .*tasks and name it 'sums'"):
-        entry_of(str(write_task(tmp_path) / "sums.yaml"), tmp_path / "tasks")
+    file = write_task(tmp_path) / "sums.yaml"
+    for folder, remedy in ((tmp_path / "other", "copy the file to .*other and write"), (file.parent, "write")):
+        with pytest.raises(UserError, match=f"without folder and ending: {remedy} 'sums'"):
+            entry_of(str(file), folder)
 
 
 @pytest.mark.parametrize(
