@@ -19,6 +19,8 @@ from time import sleep
 from typing import Any
 from urllib.request import urlopen
 
+import typer
+
 from gistgate.core.utils import UserError, printable
 
 FOLDER = "GISTGATE_METRICS"  # environment variable that names the folder
@@ -107,20 +109,14 @@ def check(url: str, strict: bool = False) -> dict[str, str]:
     return about
 
 
-def main(arguments: list[str]) -> int:
-    """Print the answer; 1 where the plug-in does not run, or with --strict something lossy does."""
-    places = [value for value in arguments if value != "--strict"]
-    if len(places) != 1:
-        print("Usage: python -m gistgate.vllm.metrics URL [--strict]", file=sys.stderr)
-        return 2
+def main(url: str, strict: bool = False) -> None:
+    """Print what the workers of the server at URL say; exit with 1 if none runs, or with --strict a lossy one."""
     try:
-        about = check(places[0], "--strict" in arguments)
+        about = check(url, strict)
     except UserError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 1
+        sys.exit(printable(str(error)))
     print(printable(" ".join(f"{name}={value}" for name, value in about.items())))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    typer.run(main)

@@ -1,7 +1,6 @@
 """The hook of vLLM's first model runner (V1). Its sampler sees only the rows that judge draft tokens [T, V], so
 that the states [T + B, D] and the logits of all rows are noted on the way there."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gistgate.rules.divergence import Ensemble
 from gistgate.vllm.judge import CALL, VllmJudge, during, wrap_once
 from gistgate.vllm.rows import Rows
-
-log = logging.getLogger("vllm.gistgate")
 
 
 @dataclass
@@ -31,11 +29,10 @@ def install(runner: Any, judge: VllmJudge) -> None:
     """Hook a runner."""
     module: Any = import_module("vllm.v1.sample.rejection_sampler")
     wrap_once(module, verify)
-    if runner.device.type == "cpu" and not is_right(module.expand_batch_to_tokens):
-        module.expand_batch_to_tokens = expand
-        log.warning(
-            "gistgate: this vLLM expands sampling parameters wrongly on CPUs; a correct function replaces its own."
-        )
+    if runner.device.type == "cpu":
+        module.expand_batch_to_tokens = expand  # vLLM's own leaves memory uninitialised there
+    if isinstance(judge.policy.rule, Ensemble):
+        show_greedy_drafts(runner.drafter)
     sample_tokens, forward = runner.sample_tokens, runner.rejection_sampler.forward
 
     def noting_states(*arguments: Any, **options: Any) -> Any:
@@ -52,11 +49,17 @@ def install(runner: Any, judge: VllmJudge) -> None:
     runner.rejection_sampler.forward = noting_rows
 
 
-def is_right(function: Any) -> bool:
-    """Whether vLLM's `expand_batch_to_tokens` repeats each value; on CPUs some versions return uninitialised memory."""
-    ends, each = torch.tensor([2, 3], dtype=torch.int32), torch.tensor([0, 0, 1])
-    some = (torch.tensor([0.5, 2.0]), torch.tensor([5, 7], dtype=torch.int32))
-    return all(torch.equal(function(values, ends, 3), values[each]) for values in some)
+def show_greedy_drafts(drafter: Any) -> None:
+    """Let the drafter name its probabilities [B, V] in greedy batches too, for which vLLM does not compute them."""
+    draft = drafter._sample_draft_tokens
+
+    def naming(hidden_BD: Tensor, sampling: Any) -> tuple[Tensor, Tensor | None]:
+        if not sampling.all_greedy:
+            return draft(hidden_BD, sampling)  # type: ignore[no-any-return]
+        logits_BV = drafter.model.compute_logits(hidden_BD)
+        return logits_BV.argmax(-1), logits_BV.softmax(-1, dtype=torch.float32)
+
+    drafter._sample_draft_tokens = naming
 
 
 def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
@@ -120,6 +123,7 @@ def read_rows(
         bool(sampling.all_greedy), bool(sampling.all_random),
         tail=lambda: call.logits[bonus_B],  # type: ignore[index]
         draft_q=None if probs_TV is None else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
+        draft_logits=None if probs_TV is None else lambda row_n: probs_TV[row_n].log(),
         read=call.runner.input_ids.gpu[before_B], at=call.runner.positions[before_B], text=text,
     )  # fmt: skip
     given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)

@@ -80,8 +80,8 @@ class Batch:
         """Let a request be another one, with a wish."""
         self.params[name] = SimpleNamespace(extra_args={"gistgate": value})
 
-    def through_v1(self, judge: VllmJudge, sampling: Any = GREEDY) -> list[list[int]]:
-        """Tokens of each request from the first runner."""
+    def through_v1(self, judge: VllmJudge, sampling: Any = GREEDY, draft: Tensor | None = None) -> list[list[int]]:
+        """Tokens of each request from the first runner; `draft` are the drafter's logits [B, K, V]."""
         ids, rows = self.read[self.targets + 1], torch.arange(self.num_rows)
         metadata = SimpleNamespace(
             bonus_logits_indices=self.bonus, logits_indices=rows, target_logits_indices=self.targets
@@ -93,7 +93,8 @@ class Batch:
         call = v1.Call(judge, runner, self.hidden, metadata, self.logits)
         logits, bonus = self.logits[self.targets], self.logits[self.bonus].argmax(-1, keepdim=True)
         ends = torch.tensor(self.lengths).cumsum(0)
-        found = v1.verify(call, native_v1, ids, self.lengths, max(self.lengths), ends, None, logits, bonus, sampling)
+        q = None if draft is None else torch.cat([z[:n] for z, n in zip(draft, self.lengths)]).softmax(-1)
+        found = v1.verify(call, native_v1, ids, self.lengths, max(self.lengths), ends, q, logits, bonus, sampling)
         assert torch.equal(logits, self.logits[self.targets])
         return [[token for token in row if token >= 0] for row in found.tolist()]
 

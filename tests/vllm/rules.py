@@ -40,7 +40,7 @@ def scope_of(place: Path, **changes: Any) -> dict[str, Any]:
 def settings_of(rule: str, place: Path) -> dict[str, Any]:
     """Settings of a rule; the counts of `csd` are written on the way: every pair of tokens whose sum is even."""
     if rule != "csd":
-        return RULES[rule]
+        return {"w": 0.4} if rule == "ensemble" else RULES[rule]
     x, t = torch.cartesian_prod(torch.arange(259), torch.arange(259)).T
     counts, even = PairCounts(), (x + t) % 2 == 0
     counts.add(x[even], t[even])

@@ -97,14 +97,16 @@ def test_log_probabilities_are_those_of_the_target_without_forcing(
         torch.testing.assert_close(torch.tensor(scores), expected.detach(), atol=1e-3, rtol=1e-3)
 
 
-def test_the_ensemble_without_weight_on_the_target_accepts_every_sampled_draft(
+def test_the_ensemble_is_that_of_our_decoder_and_accepts_every_sampled_draft_without_weight_on_the_target(
     ask: Any, requests: list[dict[str, Any]], place: Path
 ):
     """Triton's interpreter cannot run V2 with draft probabilities, so V1 does it."""
     speculation = {"method": "draft_model", "model": str(place / "draft"), "draft_sample_method": "probabilistic"}
     values = [{"rule": "ensemble", "settings": {"w": w}, "loop_guard": False} for w in (0.0, 1.0)]
-    opened, closed = ask([(value, asking(requests, SAMPLED)) for value in values], speculation=speculation)
+    phases: list[Any] = [(value, asking(requests, SAMPLED)) for value in values]
+    opened, closed, greedy = ask([*phases, (configuration("ensemble", place), requests)], speculation=speculation)
     assert is_open(opened) and not is_open(closed)
+    check_rule("ensemble", greedy, place, requests)
 
 
 @pytest.mark.parametrize("runner", ["V1", "V2"])

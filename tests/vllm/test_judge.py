@@ -81,6 +81,7 @@ def test_the_ensemble_reads_the_draft_logits_of_its_own_request_and_step():
         block = batch.padded()
         best = rule.favourite(block.logits[:, :-1], block.probs[:, :-1], draft.softmax(-1))
         lengths = ((block.match | (block.draft_ids == best)) & block.valid).cumprod(1).sum(1).tolist()
+        assert lengths_of(batch.through_v1(make_judge(rule), draft=draft)) == lengths
         for cuts in (0, 4), (0, 2, 4):
             assert lengths_of(batch.through_v2(make_judge(rule), cuts, draft)) == lengths
         loose += sum(lengths) - int(block.match.cumprod(1).sum())
