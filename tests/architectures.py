@@ -102,3 +102,7 @@ def prompts(*lengths: int, vocabulary: int = 259, seed: int = 0) -> list[list[in
     """Random token ids."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+BATCH = prompts(5, 17, 2, 10)
+"""A ragged batch; the second prompt is longer than the windows of `SIZES`."""

@@ -37,10 +37,10 @@ SERVED_RULES = {
 the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
 gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}  # our drafter ids by vLLM's speculative methods
+WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts
 LOOKUP = (1, PromptLookup.n_max)  # shortest and longest run of tokens that our `lookup` looks for
 WHOLE = ("auto", "bfloat16", "float16", "float32")  # types of a cache that is not rounded
-BUFFERS = (".rotary_emb.inv_freq",)
-"""Ends of the names of tensors that some checkpoints hold and no model has as a parameter."""
+BUFFERS = (".rotary_emb.inv_freq",)  # ends of names of tensors in some checkpoints that are no model's parameters
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def read_served(config: Any) -> Served:
         )
     return Served(
         method=speculation.method, num_draft=speculation.num_speculative_tokens,
-        probabilistic=speculation.draft_sample_method == "probabilistic",
+        probabilistic=speculation.draft_sample_method == "probabilistic" and speculation.method not in WITHOUT_MODEL,
         target=ModelIdentity(
             name=str(model.model), revision=None, architecture=text.model_type, hidden_size=text.hidden_size,
             num_layers=text.num_hidden_layers, vocabulary_size=text.vocab_size,

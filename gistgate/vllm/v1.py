@@ -31,7 +31,7 @@ def install(runner: Any, judge: VllmJudge) -> None:
     wrap_once(module, verify)
     if runner.device.type == "cpu":
         module.expand_batch_to_tokens = expand  # vLLM's own leaves memory uninitialised there
-    if isinstance(judge.policy.rule, Ensemble):
+    if isinstance(judge.policy.rule, Ensemble) and hasattr(runner.drafter, "_sample_draft_tokens"):
         show_greedy_drafts(runner.drafter)
     sample_tokens, forward = runner.sample_tokens, runner.rejection_sampler.forward
 

@@ -15,12 +15,10 @@ from gistgate.core.drafter import Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup, ragged
 from gistgate.rules import RULES, make_rule
-from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
+from tests.architectures import BATCH, CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
 from tests.core.watching import HalfGate, Markers
 from tests.rules.extremes import CLOSED
 
-BATCH = prompts(5, 17, 2, 10)
-"""A ragged batch; the second prompt is longer than the windows."""
 NUM = 20
 """New tokens."""
 

@@ -17,7 +17,7 @@ from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
 from gistgate.trees.drafter import LookupTree, TreeDrafter
-from tests.architectures import SIZES, greedy, pair, prompts
+from tests.architectures import BATCH, SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
 from tests.rules.enumerating import QUARTERS, WANTED, pairs
 
@@ -97,7 +97,6 @@ def test_what_cannot_be_an_inner_drafter_is_refused():
             CascadeDrafter(draft, inner)
 
 
-BATCH = prompts(5, 17, 2, 10)
 SURE = Stopping(0.1, ((0.1, 0.2), (0.5, 0.6), (0.9, 1.0)))
 
 

@@ -9,10 +9,8 @@ import pytest
 
 from gistgate.core.utils import UserError
 from gistgate.drafters.suffix import Place, SuffixDrafter, SuffixTree, Text
-from tests.architectures import SIZES, prompts
+from tests.architectures import BATCH, SIZES
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
-
-BATCH = prompts(5, 17, 2, 10)
 
 
 def count(texts: list[list[int]], run: list[int]) -> int:

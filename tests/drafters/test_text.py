@@ -9,7 +9,7 @@ from gistgate.core.block import Acceptance, Block, Sampling
 from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.text import PromptLookup, TokenRecycling
-from tests.architectures import SIZES, prompts
+from tests.architectures import BATCH, SIZES
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 
@@ -133,9 +133,6 @@ def test_the_prompt_fills_what_no_row_has():
     assert proposed(drafter, [text], 2, V) == [[2, 1]]
     drafter.start(2)
     assert proposed(drafter, [[4], [50, 4, 50, 60, 4]], 2, V) == [[], []], "ids outside the vocabulary are passed over"
-
-
-BATCH = prompts(5, 17, 2, 10)
 
 
 @pytest.mark.parametrize("kind", SIZES)

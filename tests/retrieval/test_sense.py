@@ -16,10 +16,8 @@ from gistgate.drafters.text import occurrences
 from gistgate.retrieval.sense import END, SenseDrafter, SenseTree, Votes, chain, longest_matches, trie
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
-from tests.architectures import SIZES, greedy, pair, prompts
+from tests.architectures import BATCH, SIZES, greedy, pair
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
-
-BATCH = prompts(5, 17, 2, 10)
 
 
 def store_of(kind: str, batch: list[list[int]]) -> Datastore:

@@ -14,17 +14,12 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.rules import make_rule
 from gistgate.trees.drafter import LookupTree, TreeDrafter
-from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
+from tests.architectures import BATCH, CONTEXT, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers, Watch
 from tests.rules.extremes import CLOSED
 from tests.trees.growing import Hiding
 
-BATCH = prompts(5, 17, 2, 10)
 NUM = 20
-
-
-def expected(kind: str) -> list[list[int]]:
-    return [greedy(kind, tuple(prompt), NUM) for prompt in BATCH]
 
 
 def drafter(name: str, kind: str, **changes: Any) -> Any:
@@ -50,7 +45,8 @@ def test_they_write_the_greedy_texts(kind: str, name: str):
 def test_every_closed_rule_writes_them(rule_id: str):
     rule, parts = make_rule(rule_id, **CLOSED[rule_id]), {"gate": HalfGate(), "tokenizer": Markers()}
     decoder = Decoder(pair("llama")[0], drafter("tree", "llama"), rule, 6, **parts)
-    assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected("llama")
+    texts = [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)]
+    assert texts == [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
 
 
 @torch.no_grad()

@@ -12,10 +12,9 @@ from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
 from gistgate.trees.drafter import TreeDrafter
-from tests.architectures import greedy, pair, prompts
+from tests.architectures import BATCH, greedy, pair
 from tests.compiled.test_fall_back import Weary, strange
 
-BATCH = prompts(5, 17, 2, 10)
 NUM = 24
 LOOSE: list[tuple[str, dict[str, Any]]] = [
     ("prob", {"r": 1e-3}),

@@ -142,6 +142,13 @@ def config_of(folder: Path, draft: str, skips: bool) -> Any:
     return config
 
 
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "suffix"])
+def test_drafts_from_texts_have_no_probabilities(folder: Path, method: str):
+    config = config_of(folder, "draft", True)
+    vars(config.speculative_config).update(method=method, draft_sample_method="probabilistic")
+    assert read_served(config).probabilistic is (method == "draft_model")
+
+
 @pytest.mark.parametrize("skips", [False, True], ids=["engine with a tokenizer", "engine without"])
 def test_a_draft_model_with_another_tokenizer_is_refused(folder: Path, skips: bool):
     fitting, other = (config_of(folder, name, skips) for name in ("draft", "other"))
