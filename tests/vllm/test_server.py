@@ -130,9 +130,10 @@ def samples(words: list[str], tasks: Path, folder: Path) -> dict[int, str]:
 def test_lm_eval_gets_the_answers_of_one_process_from_a_server(address: str, place: Path, tmp_path: Path):
     """Strict answers are compared: loose ones depend on where blocks begin, which is one token later in vLLM."""
     tasks = write_task(tmp_path, num_test=12, limit=24)
-    line = re.search(r"^python -m lm_eval (--model local-completions .*)$", PAGE, flags=re.M)[1]  # type: ignore[index]
-    given = {"model=NAME": "model=target", "http://127.0.0.1:8000": address, "TARGET": str(place / "target")}
-    for old, new in {**given, " --tasks wordproblems --include_path data/tasks": ""}.items():
+    line = re.search(r"^\$ python -m lm_eval (--model local-completions .*) --tasks", PAGE, flags=re.M)[1]  # type: ignore[index]
+    folder = "models/embedded/target"
+    given = {f" model={folder}": " model=target", "http://127.0.0.1:8000": address, folder: str(place / "target")}
+    for old, new in given.items():
         assert old in line
         line = line.replace(old, new)
     words = shlex.split(line)
@@ -155,9 +156,9 @@ def test_the_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     (tmp_path / "data/tasks").mkdir(parents=True)
     (tmp_path / "data/tasks/wordproblems.yaml").write_text(yaml.safe_dump({**task, "task": "wordproblems"}))
 
-    block = re.search(r"^```\n(.*?)^```$", PAGE, flags=re.S | re.M)
-    assert block is not None
-    lines = [shlex.split(line) for line in block[1].splitlines()]
+    section = PAGE.split("\n## ")[2]
+    commands = section.split("```")[1] + "".join(re.findall(r"^\$ (.*\n)", section, flags=re.M)[:2])
+    lines = [shlex.split(line) for line in commands.strip().splitlines()]
     assert [words[0] for words in lines] == ["make", "python3", "pip", "vllm", "python", "gistgate"]
     with served(lines[3][2:], tmp_path / "log") as address:
         client, calibrate = ([word.replace("http://127.0.0.1:8000", address) for word in words] for words in lines[4:])
