@@ -21,7 +21,6 @@ Array = NDArray[np.float64]
 Answer = Literal["within", "beyond"]  # whether the prompts seen so far show a loss within a budget or beyond it
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
-PLUG_IN = "empirical Bernstein (predictable plug-in)"
 BETTING = "betting (hedged capital over a grid of stakes)"
 
 GAMMA = 1e-4  # probability with which the true discordance lies outside its region; added to every p-value
@@ -30,9 +29,8 @@ TIE = 1e-9  # statistics closer than this count as equal, so that rounding canno
 NUISANCE_POINTS = 48  # discordances at which the tail is evaluated; half as many refine around the largest
 SCAN_POINTS = 12  # differences above the found bound that are looked at, because the p-value is not quite monotone
 RESOLUTION = 1e-6  # bounds are rounded up to multiples of this
-LARGEST_WEIGHT = 0.75  # weights of the plug-in bound stay below 1, where the inequality breaks down
 # Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses.
-STAKES_S = np.geomspace(0.01, 0.98, 12)
+STAKES_S = np.geomspace(0.03, 0.98, 7)
 
 
 def checked(differences: ArrayLike) -> Array:
@@ -52,7 +50,7 @@ class Bound:
     """What n paired prompts say about the loss, at one confidence."""
 
     value: float  # one-sided upper bound on the mean loss
-    kind: str  # EXACT, PLUG_IN or BETTING
+    kind: str  # EXACT or BETTING
     confidence: float  # probability with which the bound holds, at least
     n: int  # prompts
     mean: float  # observed mean loss; negative when loose decoding scored better
@@ -79,14 +77,15 @@ class Bound:
 
 
 def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
-    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all are -1, 0 or 1."""
+    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all are -1, 0 or 1, else
+    by betting."""
     d = checked(differences)
     n, alpha = len(d), 1 - confidence
     losses, gains = int((d > 0).sum()), int((d < 0).sum())
     exact = ternary and right_or_wrong(d)
-    value = exact_bound(losses, gains, n, alpha) if exact else plug_in_bound(d, alpha)
+    value = exact_bound(losses, gains, n, alpha) if exact else betting_bound(d, alpha)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
-    kind = EXACT if exact else PLUG_IN
+    kind = EXACT if exact else BETTING
     return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
 
 
@@ -181,28 +180,6 @@ def halved(low: float, high: float, width: float, rejected: Callable[[float], bo
 def rounded_up(bound: float) -> float:
     """A bound as the next multiple of RESOLUTION."""
     return round(min(1.0, math.ceil(bound / RESOLUTION) * RESOLUTION), 6)
-
-
-def plug_in_bound(differences: ArrayLike, alpha: float) -> float:
-    """Upper bound on mean(d) of `differences [N]` in their order, the least on the way (arXiv 2010.09686)."""
-    x = (1 + checked(differences)) / 2  # the theorem speaks of [0, 1]
-    t = np.arange(1, len(x) + 1)
-    mean = (0.5 + x.cumsum()) / (t + 1)
-    variance = (0.25 + ((x - mean) ** 2).cumsum()) / (t + 1)
-    mean_before, variance_before = np.r_[0.5, mean[:-1]], np.r_[0.25, variance[:-1]]
-    weight = np.minimum(np.sqrt(2 * math.log(1 / alpha) / (variance_before * len(x))), LARGEST_WEIGHT)
-    price = (x - mean_before) ** 2 * (-np.log1p(-weight) - weight)  # 4 v psi(weight) of the paper
-    bound = ((weight * x).cumsum() + math.log(1 / alpha) + price.cumsum()) / weight.cumsum()
-    return float(np.clip(2 * bound - 1, -1.0, 1.0).min())
-
-
-def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float:
-    """Upper bound on the mean of n values in [-1, 1] (arXiv 0907.3740, theorem 4, range 2)."""
-    if n < 2:
-        return 1.0
-    log = math.log(2 / alpha)
-    sample_variance = max(variance, 0.0) * n / (n - 1)
-    return min(1.0, mean + math.sqrt(2 * sample_variance * log / n) + 2 * 7 * log / (3 * (n - 1)))
 
 
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:

@@ -125,7 +125,7 @@ SOMETIMES = ("drafting", "judge", "rule_data")
 
 def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]) -> str:
     """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes and judges."""
-    sequence = [list(settings), sorted(request.budgets), f"{'exact' if ternary else 'plug-in'} {request.stop}"]
+    sequence = [list(settings), sorted(request.budgets), f"{'exact' if ternary else 'betting'} {request.stop}"]
     sequence += [] if request.growth is None else [request.growth]
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}

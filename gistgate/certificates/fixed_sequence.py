@@ -60,7 +60,7 @@ class Verdicts:
         if bound.kind == EXACT:
             return needed_n(budget, bound.confidence, bound.spread, bound.mean, more_than=bound.n)
         seen = self.tested[0].decoded.differences
-        return fewest(lambda n: bounds.plug_in_bound(np.resize(seen, n), 1 - bound.confidence) <= budget, above=bound.n)
+        return fewest(lambda n: bounds.refutes(np.resize(seen, n), budget, bound.confidence), above=bound.n)
 
     def refusal(self, budget: float) -> str | None:
         """Why a budget has no certificate and what would help; None where it has one."""
@@ -106,7 +106,7 @@ def try_setting(
     growth: float | None = None,
 ) -> Tested:
     """Take in chunks until no budget is open any more, then test what the sequential tests left open."""
-    sure = confidence_of_test(stop, confidence)
+    sure = confidence_of_test(stop, confidence, ternary)
     tests, largest = [SequentialTest(budget, sure) for budget in budgets], int(np.argmax(budgets))
     done = NOTHING
     for chunk in chunks:

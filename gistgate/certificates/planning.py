@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.stats import norm
 
-from gistgate.certificates.bounds import Array, bernstein_bound, growth, p_value, plug_in_bound, wealth
+from gistgate.certificates.bounds import growth, p_value, wealth
 from gistgate.core.utils import UserError
 
 ENUMERABLE = 200_000  # prompts up to which `needed_n` enumerates; above, the normal approximation is as good
@@ -27,21 +27,13 @@ def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
     return losses, min(max(0, math.floor(n * (discordance - loss) / 2 + 1e-9)), n - losses)
 
 
-def spread_out(losses: int, gains: int, n: int) -> Array:
-    """Differences [N] with so many losses and gains, spread as evenly as whole prompts allow."""
-    d = np.zeros(n)
-    places = np.linspace(0, n, losses + gains, endpoint=False).astype(int)
-    share = losses / max(losses + gains, 1)
-    is_loss = np.diff(np.floor(np.arange(losses + gains + 1) * share + 1e-9)) > 0
-    d[places] = np.where(is_loss, 1.0, -1.0)
-    return d
-
-
 def would_certify(n: int, budget: float, confidence: float, discordance: float, loss: float, exact: bool) -> bool:
     """Whether n prompts with these rates keep the budget."""
     if exact:
         return p_value(*expected_table(loss, discordance, n), n, budget) <= 1 - confidence
-    return bernstein_bound(loss, discordance - loss**2, n, 1 - confidence) <= budget
+    share = max(discordance, abs(loss))
+    rates = np.array([(share + loss) / 2, (share - loss) / 2, 1 - share])
+    return float(wealth(n * rates @ growth([1.0, -1.0, 0.0], budget))) >= -math.log(1 - confidence)
 
 
 def needed_n(budget: float, confidence: float, discordance: float, loss: float = 0.0, more_than: int = 0) -> int | None:
@@ -70,29 +62,20 @@ def fewest(enough: Callable[[int], bool], above: int = 0) -> int | None:
     return n if n <= MOST else None
 
 
-def confidence_of_test(stop: str, confidence: float) -> float:
-    """How sure a sequential test has to be; where it may certify (`clear`), it gets half of the error."""
-    return 1 - (1 - confidence) / 2 if stop == "clear" else confidence
+def confidence_of_test(stop: str, confidence: float, exact: bool) -> float:
+    """How sure a sequential test has to be; where it may certify (`clear`) beside the exact bound, it gets half of the
+    error. The bound of other scores is that of the sequential test itself, and needs no share of its own."""
+    return 1 - (1 - confidence) / 2 if exact and stop == "clear" else confidence
 
 
 def needed_for(
     budget: float, confidence: float, rate: float, ternary: bool = True, stop: str = "lost", loss: float = 0.0
 ) -> int | None:
     """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by the bound that decides."""
-    sure = confidence_of_test(stop, confidence)
+    sure = confidence_of_test(stop, confidence, ternary)
     if ternary or loss >= budget:
         return needed_n(budget, sure, rate, loss)
-
-    def plug_in(n: int) -> bool:
-        return plug_in_bound(spread_out(*expected_table(loss, rate, n), n), 1 - sure) <= budget
-
-    def betting(n: int) -> bool:
-        losses, gains = expected_table(loss, rate, n)
-        log_wealth = np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], budget)
-        return float(wealth(log_wealth)) >= -math.log(1 - sure)
-
-    found = [fewest(deciding) for deciding in ((plug_in, betting) if stop == "clear" else (plug_in,))]
-    return min((n for n in found if n is not None), default=None)
+    return fewest(lambda n: would_certify(n, budget, sure, rate, loss, exact=False))
 
 
 def plan_sentence(

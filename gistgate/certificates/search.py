@@ -120,7 +120,7 @@ class Request:
         # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
         variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
         left = budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
-        sure = confidence_of_test(self.stop, self.confidence)
+        sure = confidence_of_test(self.stop, self.confidence, exact)
         return left > 0 and would_certify(self.n, left, sure, spread, loss, exact)
 
     @property

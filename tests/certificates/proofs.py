@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from gistgate.core.certificate import Certificate, OperatingPoint
@@ -28,6 +29,16 @@ def proof_for(gate: Gate, *points: OperatingPoint) -> Certificate:
     return certificate(
         *points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary, "temperature": 0.0}
     )
+
+
+def spread_out(losses: int, gains: int, n: int) -> np.ndarray:
+    """Differences [n] with so many losses and gains, spread as evenly as whole prompts allow."""
+    d = np.zeros(n)
+    places = np.linspace(0, n, losses + gains, endpoint=False).astype(int)
+    share = losses / max(losses + gains, 1)
+    is_loss = np.diff(np.floor(np.arange(losses + gains + 1) * share + 1e-9)) > 0
+    d[places] = np.where(is_loss, 1.0, -1.0)
+    return d
 
 
 def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:

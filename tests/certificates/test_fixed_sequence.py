@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound, longer_bound
+from gistgate.certificates.bounds import BETTING, EXACT, betting_bound, exact_bound, longer_bound
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, spread_out, would_certify
+from gistgate.certificates.planning import confidence_of_test, needed_n, would_certify
+from tests.certificates.proofs import spread_out
 
 
 def chunks(d, size=100, seen=None):
@@ -50,7 +51,7 @@ def test_clear_stops_on_either_answer():
     kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "clear")
     assert sum(seen) < 1000 and kept.bounds[0].value <= 0.02
     assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
-    level = 1 - confidence_of_test("clear", 0.95)
+    level = 1 - confidence_of_test("clear", 0.95, exact=True)
     assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
     assert fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
 
@@ -87,10 +88,10 @@ def test_clear_shares_the_error():
     assert wrong <= binom.isf(0.01, 150, 0.05)
 
 
-def test_scores_that_are_not_right_or_wrong_get_the_plug_in_bound():
+def test_scores_that_are_not_right_or_wrong_get_the_bound_of_bets():
     for d in (np.random.default_rng(0).normal(0, 0.02, 2000).clip(-1, 1), np.zeros(2000)):
         tested = try_setting(chunks(d), [0.02], 0.95, "planned", ternary=False)
-        assert (tested.bounds[0].kind, tested.within) == (PLUG_IN, (True,))
+        assert (tested.bounds[0].kind, tested.within) == (BETTING, (True,))
 
 
 def sequence(*settings):
@@ -146,8 +147,7 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     d -= d.mean()
     verdicts = fixed_sequence(sequence(d), [0.01], 0.95, "lost", False)
     bound, named = verdicts.bound(0.01), verdicts.needed(0.01)
-    fixed_n = fewest(lambda n: would_certify(n, 0.01, 0.95, bound.spread, bound.mean, False), above=400)
-    assert bound.kind == PLUG_IN
-    assert 400 < named < fixed_n  # the fixed-n bound, which decides nothing, wants more
+    assert bound.kind == BETTING
+    assert named > 400 and not would_certify(400, 0.01, 0.95, bound.spread, bound.mean, exact=False)
     for n, kept in ((named, True), (named - 20, False)):
         assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (kept,)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gistgate import endpoints
-from gistgate.certificates.bounds import PLUG_IN, exact_bound
+from gistgate.certificates.bounds import BETTING, exact_bound
 from gistgate.certificates.judged import LOCAL, Look, read_looks, record
 from gistgate.cli import show
 from gistgate.cli.certify import Options
@@ -136,7 +136,7 @@ def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
     assert asked[0] == asked[1] and len(set(asked[0])) == len({seed for _, seed in asked[0]}) == 320
     wrong = sum(seed % 2 for _, seed in asked[0])
     assert certificate.loss == pytest.approx(wrong / 320) and 0.4 < certificate.loss < certificate.bound <= 0.7
-    assert certificate.n == 80 and certificate.bound_kind == PLUG_IN
+    assert certificate.n == 80 and certificate.bound_kind == BETTING
     assert "at temperature 0.5, on average over samples; loss" in path.with_suffix(".md").read_text()
 
 
@@ -340,8 +340,8 @@ def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
 
 
 def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):
-    assert run(Script(), Script(), stop="clear")[0].n == 58
-    assert run(Script(), Script(wrong=frozenset(range(80))), stop="clear")[0].n == 11
+    assert run(Script(), Script(), stop="clear")[0].n == 54
+    assert run(Script(), Script(wrong=frozenset(range(80))), stop="clear")[0].n == 10
     lost = run(Script(), Script(wrong=frozenset(range(0, 80, 6))), stop="clear", claim="agreement")[0]
     assert not lost.certified and lost.n < 80 and exact_bound(lost.losses, 0, 80, 0.025) > 0.1 and lost.losses < 9
     capsys.readouterr()
@@ -389,15 +389,15 @@ LATE = frozenset(range(40, 80))
 @pytest.mark.parametrize(
     ("loose", "changes", "lines", "lost"),
     [
-        (Script(), {}, ["", "test 1, 58 prompts, the last in line 59: changed 0.00%, at most 9.96%; kept"], False),
+        (Script(), {}, ["", "test 1, 54 prompts, the last in line 55: changed 0.00%, at most 9.86%; kept"], False),
         (Script(wrong=LATE), {"claim": "score"}, ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"], True),
         (
             Script(tokens=12),
             {"claim": "length", "max_new_tokens": 12},
-            ["test 1, 46 prompts, the last in line 47: growth 33.33%"],
+            ["test 1, 42 prompts, the last in line 43: growth 33.33%"],
             True,
         ),
-        (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 17 prompts, the last in line 29"], False),
+        (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 16 prompts, the last in line 28"], False),
     ],
 )
 def test_a_watch_tests_what_comes_until_the_budget_is_lost(run, tmp_path, capsys, loose, changes, lines, lost):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates.bounds import BETTING, PLUG_IN
+from gistgate.certificates.bounds import BETTING
 from gistgate.certificates.judged import LOCAL, PUBLISHED, Look, hash_of, read_looks, record
 from gistgate.cli import options as extras
 from gistgate.cli.calibrate import Options
@@ -87,7 +87,7 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(sums, fo
     assert "because of another target" in (kept.mismatch(target=model) or "")
 
 
-@pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", PLUG_IN)])
+@pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", BETTING)])
 def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, stop, score, kind):
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     linear_gate(target, draft).save("gate")
