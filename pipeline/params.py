@@ -134,16 +134,17 @@ class CollectParams:
     solved_only: bool = True
     strict_share: Share = 0.25
     pilot_risk: Share = 0.2
-    recipe: Literal["walk", "text"] = "walk"
+    recipe: Literal["walk", "text", "chance"] = "walk"
     rejoin: Count | None = None
 
 
 @block
 class LabelParams:
-    recipe: Literal["outcome", "suffix", "both"] = "outcome"
+    recipe: Literal["outcome", "suffix", "both", "answers"] = "outcome"
     window: Count = 16
     nats: Positive = 4.0
     longest: Positive | None = None
+    price: Positive | None = None
     batch_size: Count = 128
     rejoin: Count | None = 16
     audit: Natural = 96
@@ -331,6 +332,13 @@ def parse_params(content: Any) -> Params:
     """Parameters from the file's content as plain dictionaries and lists."""
     params = build(Params, content)
     check_names(params.train)
+    by_chance = [params.collect.recipe == "chance", params.label.recipe == "answers", params.label.price is not None]
+    by_chance += [kind_of(head) == "effects" for head in params.train.heads]
+    if any(by_chance) and not all(by_chance):
+        raise UserError(
+            "params.yaml: collect.recipe 'chance', label.recipe 'answers', a label.price and the head 'effects' (no "
+            "other) belong together. Set all of them, or none."
+        )
     return params
 
 
@@ -344,7 +352,7 @@ def check_names(train: TrainParams) -> None:
                 features.split_id(name)
             except UserError as error:
                 raise UserError(f"params.yaml: 'train.{key}': {error}") from error
-    asked = [("heads", kind_of(head), ("logistic", *gate.HEADS)) for head in train.heads]
+    asked = [("heads", kind_of(head), ("logistic", "effects", *gate.HEADS)) for head in train.heads]
     for key, name, known in [*asked, ("map", train.map, tuple(gate.MAPS))]:
         if name not in known:
             raise UserError(f"params.yaml: 'train.{key}' names '{name}'. {nearest(name, known)}")

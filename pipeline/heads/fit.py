@@ -14,11 +14,13 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from scipy.linalg import block_diag
+from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GroupKFold
+from sklearn.model_selection import GroupKFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -26,9 +28,14 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
-from pipeline.labels.schema import Array, Rows, as_classes
+from pipeline.labels.schema import TRIAL, Array, Rows, as_classes
 from pipeline.pair.training import lightning
 from pipeline.params import TrainParams
+
+COMPONENTS = 60  # of a hidden state, that `fit_effects` tells apart
+FREE = 1000.0  # how many times larger than the others the column of the mean effect is, so that no penalty reaches it
+LOSS_PENALTY, FORWARDS_PENALTY = 0.15, 0.5  # of ridge regressions for each row; slopes on unseen texts are about right
+OUTCOMES, SO_FAR = [TRIAL.index("loss"), TRIAL.index("forwards")], TRIAL.index("so_far")
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
@@ -56,6 +63,73 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
         head.first.bias.copy_(torch.from_numpy(model.intercept_))
     fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
     return head.float().eval(), {f"{c:g}": loss for c, loss in losses.items()}
+
+
+def residuals(rows: Rows, widths: Sequence[int], folds: int) -> Array:
+    """What the place of a mismatch does not say about its whole answer: loss of score and forwards still to come, less
+    regressions on features, position and the score so far that have not seen the problem [N, 2]."""
+    phi, _ = components(StandardScaler().fit_transform(rows.x.double().numpy()), widths)
+    trial, problem = rows.trial.double().numpy(), rows.problem.numpy()
+    at, so_far = (StandardScaler().fit_transform(one[:, None]) for one in (rows.position.numpy(), trial[:, SO_FAR]))
+    x = np.column_stack([phi, at, phi * at, so_far, so_far * at, so_far**2])
+    splits = GroupKFold(min(folds, len(np.unique(problem))))
+    outcomes = trial[:, OUTCOMES]
+    return np.asarray(outcomes - cross_val_predict(Ridge(len(x) / 200), x, outcomes, groups=problem, cv=splits))
+
+
+def fit_effects(rows: Rows, left: Array, widths: Sequence[int], price: float) -> tuple[Linear, dict[str, Any]]:
+    """An R-learner (arXiv 1712.04912): what keeping a draft token does to the whole answer, as a linear function of the
+    features, from answers in which each was kept with a known chance. `left [N, 2]` are `residuals`; they are regressed
+    on (kept - chance) times the features, wide ones by their first components. The logit is minus the loss and the
+    forwards at their `price`, so that a token that pays for itself has P = 0.5, in standard deviations of the rows."""
+    scaler = StandardScaler().fit(raw := rows.x.double().numpy())
+    phi, back = components(scaler.transform(raw), widths)
+    z, numbers = kept_beyond_chance(rows)[:, None], np.repeat(widths, np.minimum(widths, COMPONENTS)) <= COMPONENTS
+    mean, slopes = np.zeros(2), np.zeros((2, phi.shape[1]))
+    # What a place loses is too faint to be found among hundreds of directions of a state, what it saves is not.
+    for n, (seen, penalty) in enumerate([(numbers, LOSS_PENALTY), (np.ones_like(numbers), FORWARDS_PENALTY)]):
+        model = Ridge(penalty * len(z), fit_intercept=False)  # the mean effect is as good as not penalised
+        model.fit(np.column_stack([FREE * z, z * phi[:, seen]]), left[:, n])
+        mean[n], slopes[n, seen] = FREE * model.coef_[0], model.coef_[1:]
+    worth = np.array([1.0, price])
+    scale = float((phi @ (worth @ slopes)).std()) or 1.0
+    head = Linear(raw.shape[1]).double()
+    with torch.no_grad():
+        head.first.weight.copy_(torch.from_numpy(-(back @ (worth @ slopes)) / scale)[None])
+        head.first.bias.fill_(-float(mean @ worth) / scale)
+    fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
+    return head.float().eval(), {"mean_loss": float(mean[0]), "mean_forwards": float(mean[1]), "unit": scale}
+
+
+def kept_beyond_chance(rows: Rows) -> Array:
+    """1 where the draft token was kept, else 0, less the chance of it [N]."""
+    return (rows.trial[:, TRIAL.index("accepted")] - rows.trial[:, TRIAL.index("chance")]).double().numpy()
+
+
+def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
+    """Features [N, P] in place of standardised `x [N, F]`: of each that is wider than COMPONENTS its first principal
+    components, with variance 1; and the matrix [F, P] that makes them."""
+    parts = []
+    for block in np.split(x, np.cumsum(widths)[:-1], axis=1):
+        if block.shape[1] <= COMPONENTS:
+            parts.append(np.eye(block.shape[1]))
+            continue
+        found = PCA(COMPONENTS, svd_solver="covariance_eigh").fit(block)
+        parts.append((found.components_ / np.sqrt(found.explained_variance_)[:, None]).T)
+    back = block_diag(*parts)
+    return x @ back, back
+
+
+def effects(rows: Rows, left: Array, chosen: Array) -> dict[str, float]:
+    """What keeping one of the `chosen [N]` tokens does to its whole answer on average, with standard errors that allow
+    for what the tokens of a problem share: loss of score, and target forwards."""
+    z = kept_beyond_chance(rows) * chosen
+    found = dict[str, float]()
+    for name, outcome in zip(("loss", "forwards"), left.T, strict=True):
+        slope = float((z * outcome).sum() / (z * z).sum())
+        by_problem = np.bincount(np.unique(rows.problem.numpy(), return_inverse=True)[1], z * (outcome - slope * z))
+        found |= {name: slope, f"{name}_error": float(np.sqrt((by_problem**2).sum()) / (z * z).sum())}
+    return found
 
 
 def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = None) -> LogisticRegression:

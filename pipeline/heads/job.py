@@ -15,9 +15,9 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from torch import Tensor, nn
 
 from gistgate.core.files import fingerprint, read_json
-from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
+from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, Platt
 from gistgate.core.identity import identify_model, identify_tokenizer
-from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
+from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes, residuals
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
@@ -26,9 +26,9 @@ from pipeline.paths import LEARNED
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that every head depends on."""
 NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
-OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
+OWN = {"logistic": ("c", "folds"), "effects": ("folds",), **dict.fromkeys(HEADS, NET), "linear": NET[:5]}
 """The heads that can be trained, and the other settings that each depends on."""
-LATER = ("longest", "arguments")
+LATER = ("longest", "arguments", "price")
 """Parameters that came later: where they say nothing, a gate keeps the bytes that prompts were judged with."""
 BINS = 15  # of equal mass, for calibration error and reliability
 
@@ -45,6 +45,8 @@ def fit_head(
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
     """Fit, calibrate and measure a head, each on problems of their own: its gate, and metrics.json and curves.json."""
     kind, parts = kind_of(head), split_by_problem(rows.problem, params, seed)
+    if kind == "effects":
+        return fit_by_effects(config, rows, parts, params.folds)
     if bool(rows.outcome.any()) and not rows.outcome.all():  # of both kinds outcomes are for the map and the measures
         fit, judge = ~rows.outcome, rows.outcome
         parts = ProblemParts(parts.train & fit, parts.validation & fit, parts.calibration & judge, parts.test & judge)
@@ -65,6 +67,26 @@ def fit_head(
     return gate, {**metrics, "training": report}, curves
 
 
+def fit_by_effects(
+    config: GateConfig, rows: Rows, parts: ProblemParts, folds: int
+) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
+    """The head of `label.recipe: answers`: its logits need no map, and it is measured by what the tokens that it keeps,
+    and those that it refuses, do to the answers of problems that it has not seen."""
+    widths, fit = [*config.features.values()], ~parts.test
+    left = residuals(rows, widths, folds)
+    net, report = fit_effects(rows.where(fit), left[fit.numpy()], widths, config.labels["price"])
+    gate = Gate(replace(config, map={"type": "platt", "num_knots": 0}))
+    gate.head.load_state_dict(net.state_dict())
+    gate.map.load_state_dict(Platt(1.0, 0.0).state_dict())
+    test, left = rows.where(parts.test), left[parts.test.numpy()]
+    with torch.no_grad():
+        kept = (net(test.x) >= 0).numpy()
+    found = {name: effects(test, left, mask) for name, mask in (("kept", kept), ("refused", ~kept)) if mask.any()}
+    flat = {f"{name}_{what}": value for name, some in found.items() for what, value in some.items()}
+    metrics = {"policy": "all", "n": len(kept), "share_kept": float(kept.mean()), **flat, "training": report}
+    return gate, metrics, {"policy": "all", "reliability": []}
+
+
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     """The settings of params.train that this head depends on."""
     values = asdict(params)
@@ -76,7 +98,7 @@ def head_config(
     head: str, params: Params, widths: Mapping[str, int], partners: Mapping[str, Any], folders: Sequence[Path]
 ) -> GateConfig:
     """What the gate of a head says about its training on these folders of features."""
-    kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
+    kind = "linear" if kind_of(head) in ("logistic", "effects") else kind_of(head)
     judged_by = {  # the metric where the run names one, and the longest answer where the task names none
         "task": params.task,
         "max_new_tokens": params.decoding.max_new_tokens,

@@ -16,7 +16,8 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
 from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
-from gistgate.core.rule import Exact, allowed
+from gistgate.core.rule import Exact, State, allowed
+from gistgate.lm_eval.prompts import Prompt
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
@@ -38,7 +39,7 @@ class MismatchRecorder:
     layers: Collection[str] = ()  # hidden states that `more` reads
     wants_q = False  # whether it reads draft probabilities
 
-    def __init__(self, block: int, more: Callable[[Block], Table] = lambda _block: {}) -> None:
+    def __init__(self, block: int, more: Callable[[Block, list[Row]], Table] = lambda _block, _rows: {}) -> None:
         """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...]."""
         self.block, self.more = block, more
         self._tables: list[Table] = []
@@ -60,7 +61,7 @@ class MismatchRecorder:
             "target_id": block.top_ids[at_B, at_K],
             "behind": ids_BK[at_B[:, None], places].to(torch.int32),
             "accepted": (at_K < acceptance.length[at_B]).to(torch.int8),
-            **{name: values[at_B, at_K] for name, values in self.more(block).items()},
+            **{name: values[at_B, at_K] for name, values in self.more(block, rows).items()},
         }
         self._tables.append({name: column.cpu() for name, column in table.items()})
 
@@ -85,6 +86,25 @@ def stamped(table: Table, problem: int, policy: Policy, greedy_kept: int = -1) -
         "policy": torch.full((num,), policy, dtype=torch.int8),
         "greedy_kept": torch.full((num,), greedy_kept, dtype=torch.int8),
     }
+
+
+@dataclass(frozen=True)
+class Chance(Exact):
+    """Strict, but a draft token that differs is kept at random, with a known chance: so what keeping it does to the
+    whole answer can be told apart from what else is true of the places where it is kept."""
+
+    needs = frozenset({"gate", "uniforms"})
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        assert block.uniforms is not None
+        return block.strict | (block.uniforms[:, :-1] < self.of(block))
+
+    def of(self, block: Block) -> Tensor:
+        """The chance of every draft token [B, K]: a gate's P(kept) within [0.2, 0.8]; without a gate 0.7 where the
+        target finds the token as probable as its own, 0.1 where it is far less probable."""
+        if block.gate_probs is not None:
+            return block.gate_probs.clamp(0.2, 0.8)
+        return 0.1 + 0.6 * (block.draft_logprob - block.top_logprob[:, :-1]).exp() ** 0.3
 
 
 @dataclass(frozen=True)
@@ -266,6 +286,8 @@ def collect_strict(
     params: Params, tools: Tools, prompts: Sequence[dict[str, Any]], problems: Sequence[int]
 ) -> tuple[Table, list[AnswerText]]:
     """Mismatches of some problems and their texts: the target's own and, if that is the recipe, those of the walk."""
+    if params.collect.recipe == "chance":
+        return collect_chance(params, tools.decoder, prompts, problems, **tools.request)
     walks = params.collect.recipe == "walk"
     sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
     num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
@@ -287,10 +309,31 @@ def collect_gated(
 ) -> tuple[Table, list[AnswerText]]:
     """The same on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
     settings, block = {"risk": params.collect.pilot_risk}, params.decoding.block
-    recorder = MismatchRecorder(block, more=lambda seen: {"probability": seen.gate_probs})  # type: ignore[dict-item]
+    recorder = MismatchRecorder(block, more=lambda seen, _: {"probability": seen.gate_probs})  # type: ignore[dict-item]
     decoder = make_decoder(pair, MethodParams("autojudge"), settings, block, gate, observer=recorder)
     slots, request = Slots(params.decoding.batch_size), request_of(prompts, pair)
+    if params.collect.recipe == "chance":
+        return collect_chance(params, decoder, prompts, problems, **request)
     tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
+    return concatenated(tables), texts
+
+
+def collect_chance(
+    params: Params, decoder: Decoder, prompts: Sequence[Prompt], problems: Sequence[int], **request: Any
+) -> tuple[Table, list[AnswerText]]:
+    """Texts in which draft tokens stay at random; each record has its `chance` and the `forwards` to come."""
+
+    rule = Chance()
+
+    def more(block: Block, rows: list[Row]) -> Table:
+        forwards_B = torch.tensor([row.statistics.forwards for row in rows], device=block.draft_ids.device)
+        return {"chance": rule.of(block), "forwards": forwards_B[:, None].expand_as(block.draft_ids)}
+
+    recorder = MismatchRecorder(decoder.block, more)
+    request["seeds"] = [params.seed * 1_000_003 + problem for problem in problems]
+    policy, slots = Policy.GATED if decoder.parts.gate else Policy.CHANCE, Slots(params.decoding.batch_size)
+    decoder = decoder.having(rule=rule, observer=recorder)
+    tables, texts = written(decoder, recorder, prompts, problems, policy, slots, **request)
     return concatenated(tables), texts
 
 
@@ -308,8 +351,11 @@ def written(
     with bar(title=f"{policy.name.lower()} texts", unit="text", total=len(problems)) as shown:
         slots = replace(slots, progress=shown.update)
         answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
-    records = zip(problems, recorder.take(answers), strict=True)
-    tables = [stamped(table, problem, policy) for problem, table in records if table]
+    records = [*zip(problems, recorder.take(answers), answers, strict=True)]
+    for _, table, answer in records:
+        if "forwards" in table:
+            table["forwards"] = answer.statistics.forwards - table["forwards"]
+    tables = [stamped(table, problem, policy) for problem, table, _ in records if table]
     return tables, [AnswerText(problem, policy, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
 
 

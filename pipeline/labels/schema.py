@@ -50,6 +50,7 @@ class Policy(IntEnum):
     STRICT = 0  # the target's own text
     SEQUENTIAL = 1  # the target's text with the harmless draft tokens kept (arXiv 2504.20039)
     GATED = 2  # the text of a gate
+    CHANCE = 3  # the target's text with draft tokens kept at random
 
 
 Columns = Mapping[str, torch.dtype]  # columns by name; each has the shape [N] unless its comment says otherwise
@@ -80,6 +81,10 @@ ROWS = {  # what a head's training needs beside the features
     "kept": torch.float32,  # the label
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
+TRIAL = ("accepted", "chance", "so_far", "loss", "forwards")
+"""What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 5]: whether x was kept at random and
+how likely that was, the score of the text in front of it, what the whole answer lost in score against the strict one,
+and the target forwards from there to its end."""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
 FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 
@@ -153,9 +158,11 @@ class Rows:
     scalars: Tensor  # the feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it
     problem: Tensor  # which training prompt the mismatch comes from [N]
     policy: Tensor  # whose text the mismatch lies on, a Policy [N]
+    position: Tensor  # answer tokens in front of the mismatch [N]
     kept: Tensor  # probability that the meaning is kept [N], the label
     outcome: Tensor  # whether a rollout is behind the label, and not the target's own text [N]
     kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
+    trial: Tensor  # the columns TRIAL [N, 5], nan for labels of other recipes
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -180,7 +187,8 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
             if len(table["kept"]):
                 checked(table, columns, file)
                 suffix = table.get("suffix", torch.zeros(len(table["kept"]), dtype=torch.bool))
-                tables.append({**{name: table[name] for name in columns}, "outcome": ~suffix})
+                trial = table.get("trial", torch.full((len(table["kept"]), len(TRIAL)), torch.nan))
+                tables.append({**{name: table[name] for name in columns}, "outcome": ~suffix, "trial": trial})
     if not tables:
         raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
     table = concatenated(tables)

@@ -1,9 +1,10 @@
 """Decode the training prompts and record every mismatch of target and draft, without features: `python -m
 pipeline.stages.collect strict` the target's own text and the sequential walk along it, `gated` the texts of the pilot
-gate, whose prefixes a served gate will see. What that cost is in reports/labels/collect-<pass>.json."""
+gate, whose prefixes a served gate will see; with `collect.recipe: chance` draft tokens stay at random, in the
+second pass as often as the pilot finds right. What that cost is in reports/labels/collect-<pass>.json."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -56,7 +57,8 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
             records, texts = collect_gated(params, pair, pilot, prompts, some)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
-        records = records or no_records(params.decoding.block, of_gate=name == "gated")
+        more = ("chance", "forwards") if params.collect.recipe == "chance" else ("probability",) * (name == "gated")
+        records = records or no_records(params.decoding.block, more)
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
@@ -72,11 +74,11 @@ def minable(params: Params) -> list[int]:
     return problems
 
 
-def no_records(block: int, of_gate: bool) -> Table:
-    """The columns of a shard without mismatches at K = `block`; others may have some."""
+def no_records(block: int, more: Sequence[str] = ()) -> Table:
+    """The columns of a shard without mismatches at K = `block`, with `more` than all have; others may have some."""
     columns = {name: torch.zeros(0, dtype=dtype) for name, dtype in MISMATCHES.items()}
     columns["behind"] = columns["behind"].view(0, block - 1)
-    return {**columns, **({"probability": torch.zeros(0)} if of_gate else {})}
+    return {**columns, **{name: torch.zeros(0) for name in more}}
 
 
 def check_met(shards: Shards, count: int) -> None:

@@ -59,6 +59,8 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         shared = {name: records[name] for name in (*schema.PLACE, "kept")}
         if bool((suffix := records["rollouts"] == 0).any()):  # labels by the target's own text behind the draft token
             shared["suffix"] = suffix
+        if "trial" in records:
+            shared["trial"] = records["trial"]
         if not schema.num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)

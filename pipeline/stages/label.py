@@ -1,6 +1,7 @@
 """Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
 Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
-behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. What labels cost is in
+behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` takes the score of the whole
+answer that the token was kept in, or not kept in, at random. What labels cost is in
 reports/labels/label-<pass>.json."""
 
 from collections.abc import Callable, Sequence
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 
+from gistgate.core.files import read_json_lines
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
+from gistgate.lm_eval.task import Task
 from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
@@ -41,15 +44,21 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     params, name, shards = settings
     torch.set_grad_enabled(False)
     recipe = params.label.recipe
-    engine = None if recipe == "suffix" else engine_of(params)
-    pair = load_pair(params, weights=engine is None or recipe == "both")
-    task, prompts = load_task(params), read_prompts("train")
+    engine = engine_of(params) if recipe in ("outcome", "both") else None
+    pair = load_pair(params, weights=recipe != "answers" and (engine is None or recipe == "both"))
+    task, prompts, strict = load_task(params), read_prompts("train"), read_json_lines(schema.REFERENCE)
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
     chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
 
     def produce(index: int) -> schema.Table:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
+        if recipe == "answers":
+            records = schema.picked(records, chosen[index])
+            labels = answer_labels(task, pair.tokenizer, prompts, records, texts, strict)
+            cost.labels, cost.seconds = schema.num_rows(labels), perf_counter() - started
+            cost.save(shards.folder, index)
+            return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
         records = {column: values for column, values in records.items() if column in schema.MISMATCHES}
         made = list[schema.Table]()
         if recipe != "outcome":
@@ -68,6 +77,31 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
+
+
+def answer_labels(
+    task: Task,
+    tokenizer: Any,
+    prompts: Sequence[dict[str, Any]],
+    records: schema.Table,
+    texts: schema.Texts,
+    strict: Sequence[dict[str, Any]],
+) -> schema.Table:
+    """The records with what their whole answers lost in score against `strict`, the rows of the references by problem,
+    as rows of LABELS, and the column `trial`."""
+
+    def score(problem: int, ids: list[int]) -> float:
+        return float(task.score(prompts[problem]["doc"], task.text(tokenizer, ids)))
+
+    lost = {key: strict[key[0]]["score"] - score(key[0], text.ids) for key, text in texts.items()}
+    keys = [*zip(records["problem"].tolist(), records["policy"].tolist(), strict=True)]
+    so_far = [score(key[0], texts[key].ids[:at]) for key, at in zip(keys, records["position"].tolist(), strict=True)]
+    columns = {**records, "loss": torch.tensor([lost[key] for key in keys]), "so_far": torch.tensor(so_far)}
+    trial = torch.stack([columns[name].float() for name in schema.TRIAL], dim=-1)
+    rest = {name: records[name] for name in schema.BLOCK}
+    loss = trial[:, schema.TRIAL.index("loss")]
+    kept = {"greedy_kept": (loss <= 0).to(torch.int8), "kept": 1 - loss.clamp(0, 1)}
+    return {**rest, **kept, "rollouts": torch.ones(len(loss), dtype=torch.int16), "trial": trial}
 
 
 def suffix_labels(

@@ -18,13 +18,14 @@ from pipeline.params import Params, read_params
 from pipeline.paths import HEADS, PILOT
 from pipeline.run import run
 
-MEASURES = ("auc", "ap", "brier", "ece")
+MEASURES = ("auc", "ap", "brier", "ece", "kept_loss", "kept_forwards", "refused_loss", "refused_forwards")
 
 
 def main(name: str) -> None:
     params = read_params()
     if name == "pilot":
-        train("logistic", PILOT, [FEATURE_FOLDER / "pilot"], "pilot", params, params.train.pilot_features)
+        head = "effects" if params.label.recipe == "answers" else "logistic"
+        train(head, PILOT, [FEATURE_FOLDER / "pilot"], "pilot", params, params.train.pilot_features)
     elif name in params.train.heads:
         train(name, HEADS / name, [FEATURE_FOLDER / one for one in PASSES], "head", params)
     else:
@@ -51,7 +52,7 @@ def train(
         write_json(folder / "curves.json", curves)
 
     write_atomic(output, write)
-    shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics[name] is not None)
+    shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics.get(name) is not None)
     print(f"{head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
     with tracking.run(params, head if stage == "head" else stage, kind=stage) as record:
         record.log_params(settings_of(head, params.train))

@@ -9,9 +9,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from gistgate.core.utils import UserError
-from pipeline.heads.fit import fit_isotonic, fit_logistic, fit_net, fit_platt
+from pipeline.heads.fit import effects, fit_effects, fit_isotonic, fit_logistic, fit_net, fit_platt, residuals
 from pipeline.heads.job import fit_head, told
-from pipeline.labels.schema import Rows
+from pipeline.labels.schema import TRIAL, Rows
 from pipeline.params import LabelParams, PromptingParams, TrainParams
 from tests.certificates.proofs import gate_with
 
@@ -28,10 +28,25 @@ def made(num=600, seed=0):
         torch.zeros(num, 8),
         torch.arange(num) % 30,
         torch.zeros(num),
+        torch.arange(num) // 30,
         kept,
         torch.ones(num, dtype=torch.bool),
         torch.zeros(num),
+        torch.full((num, len(TRIAL)), torch.nan),
     )
+
+
+def tried(num=8000, seed=0):
+    """Trials of which the known truth is: keeping loses 0.01 x_0 of the score and costs x_1 forwards, both on average
+    0, while a place that is bad for both outcomes has a higher chance to be kept."""
+    generator = torch.Generator().manual_seed(seed)
+    x, bad = torch.randn(num, 4, generator=generator), torch.rand(num, generator=generator)
+    chance = 0.2 + 0.6 * bad
+    kept = (torch.rand(num, generator=generator) < chance).float()
+    noise = torch.randn(2, num, generator=generator)
+    loss, forwards = 0.1 * bad + 0.01 * x[:, 0] * kept + 0.02 * noise[0], 9 * bad + x[:, 1] * kept + noise[1]
+    rows = replace(made(num), x=torch.cat([x, bad[:, None]], 1), problem=torch.arange(num) % 200)
+    return replace(rows, trial=torch.stack([kept, chance, torch.zeros(num), loss, forwards], dim=-1))
 
 
 def trained(settings=SETTINGS):
@@ -58,6 +73,41 @@ def test_c_is_chosen_on_unseen_problems():
     x, draws = torch.randn(100, 80, generator=generator), torch.rand(100, generator=generator)
     _, losses = fit_logistic(replace(made(100), x=x, kept=(draws < 0.5).float()), [1e-4, 1e-2, 1.0], folds=5)
     assert losses["0.0001"] < losses["0.01"] < losses["1"]
+
+
+@pytest.mark.parametrize("price", [0.001, 0.03])
+def test_effects_of_kept_tokens_are_found_although_bad_places_are_kept_more_often(price):
+    rows, unseen = tried(), tried(seed=1)
+    left = residuals(rows, [5], 5)
+    assert np.corrcoef(left[:, 0], rows.x[:, 4])[0, 1] < 0.05 < 0.8 < np.corrcoef(rows.trial[:, 3], rows.x[:, 4])[0, 1]
+    head, report = fit_effects(rows, left, [5], price)
+    true = 0.01 * unseen.x[:, 0] + price * unseen.x[:, 1]
+    logits = head(unseen.x).detach()
+    assert float(torch.corrcoef(torch.stack([-logits, true]))[0, 1]) > 0.95
+    assert ((logits >= 0) == (true <= 0)).float().mean() > 0.9 and abs(report["mean_loss"]) < 0.002
+    found = effects(unseen, residuals(unseen, [5], 5), (unseen.x[:, 1] > 0).numpy())
+    assert found["forwards"] == pytest.approx(0.8, abs=3 * found["forwards_error"]) and found["forwards_error"] < 0.1
+    assert found["loss"] == pytest.approx(0.0, abs=3 * found["loss_error"])
+
+
+def test_a_wide_feature_is_read_by_its_first_components():
+    """The head stays linear in the raw features, and only narrow ones tell what a place loses."""
+    rows, generator = tried(), torch.Generator().manual_seed(3)
+    wide = rows.x[:, 1:2] * torch.randn(1, 80, generator=generator) + 0.1 * torch.randn(8000, 80, generator=generator)
+    rows = replace(rows, x=torch.cat([rows.x, wide], 1))
+    head, _ = fit_effects(rows, residuals(rows, [5, 80], 5), [5, 80], 0.03)
+    true = 0.01 * rows.x[:, 0] + 0.03 * rows.x[:, 1]
+    assert float(torch.corrcoef(torch.stack([-head(rows.x).detach(), true]))[0, 1]) > 0.95
+
+
+def test_a_gate_of_effects_is_measured_by_what_its_tokens_do_to_unseen_answers():
+    config = replace(gate_with().config, features={"scalars": 5}, labels={"price": 0.03})
+    gate, metrics, _ = fit_head("effects", config, tried(), SETTINGS, 1)
+    assert metrics["n"] == 1600 and 0.4 < metrics["share_kept"] < 0.6
+    assert metrics["kept_forwards"] < -0.5 < 0.5 < metrics["refused_forwards"]
+    assert metrics["kept_forwards_error"] < 0.2 and metrics["kept_loss"] < metrics["refused_loss"]
+    probability = gate.map(gate.head(tried().x))
+    assert float((probability > 0.5).float().mean()) == pytest.approx(metrics["share_kept"], abs=0.05)
 
 
 def test_suffix_labels_fit_the_head_and_outcomes_its_map():

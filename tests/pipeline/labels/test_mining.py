@@ -1,5 +1,6 @@
 """Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,12 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import MismatchRecorder, collect_strict, stamped
+from pipeline.labels.mining import Chance, MismatchRecorder, collect_strict, stamped
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
     MISMATCHES,
+    TRIAL,
     AnswerText,
     Policy,
     checked,
@@ -23,7 +25,8 @@ from pipeline.labels.schema import (
     picked,
     unpack,
 )
-from pipeline.params import CollectParams, LabelParams, Params
+from pipeline.params import CollectParams, DecodingParams, LabelParams, Params
+from pipeline.stages.label import answer_labels
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -177,3 +180,39 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     labels = num_rows(maker.label(table, texts))
     assert maker.tools.cost.labels == labels == sum(expected)  # others cost rollouts, and are no labels
     assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
+
+
+def test_tokens_kept_by_chance_are_recorded_with_their_chance_and_what_the_answer_cost(pair):
+    """The same seeds keep the same tokens in batches of any size; labels say what the task thinks of each text."""
+    params = Params(collect=CollectParams(recipe="chance"))
+    prompts, few = [{"ids": [5 + n, 9, 30 + 2 * n, 44]} for n in range(40)], range(40)
+    tools = tools_for(pair)
+    records, texts = unpack(pack(*collect_strict(params, tools, prompts, few)))
+    assert set(records["policy"].tolist()) == {Policy.CHANCE}
+    again, others = unpack(
+        pack(*collect_strict(replace(params, decoding=DecodingParams(batch_size=7)), tools, prompts, few))
+    )
+    assert others == texts and torch.equal(again["accepted"], records["accepted"])
+    accepted, chance = records["accepted"].double(), records["chance"].double()
+    assert len(chance) > 150 and bool((chance >= 0.1).all()) and bool((chance <= 0.7).all())
+    spread = (chance * (1 - chance)).sum().sqrt()
+    assert abs(float(accepted.sum() - chance.sum())) < 3 * float(spread)
+    for one in rows(records, Policy.CHANCE):
+        text = texts[one.problem, Policy.CHANCE].ids
+        assert text[one.position] == (one.draft_id if one.accepted else one.target_id)
+        assert 1 <= one.forwards <= len(text) - one.position + 1
+    task = SimpleNamespace(text=SUMS.text, score=lambda _doc, ids: sum(token > 128 for token in ids) / 24)
+    docs = [{"doc": {}} for _ in few]
+    strict = [{"score": 0.5} for _ in few]
+    labels = checked(answer_labels(task, None, docs, records, texts, strict), LABELS, "the labels")
+    trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
+    assert trial["accepted"] == accepted.tolist() and trial["chance"] == chance.float().tolist()
+    for n, one in enumerate(rows(records, Policy.CHANCE)):
+        text = texts[one.problem, Policy.CHANCE].ids
+        assert trial["loss"][n] == pytest.approx(0.5 - task.score({}, text))
+        assert trial["so_far"][n] == pytest.approx(task.score({}, text[: one.position]))
+
+
+def test_a_gate_says_how_often_its_tokens_stay_within_limits():
+    block = SimpleNamespace(gate_probs=torch.tensor([[0.05, 0.5, 0.99]]))
+    assert Chance().of(block).tolist() == [pytest.approx([0.2, 0.5, 0.8])]

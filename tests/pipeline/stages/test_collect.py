@@ -17,27 +17,26 @@ from tests.pipeline.labels.test_mining import PROMPTS, mined, pair, tools_for
 __all__ = ["mined", "pair"]
 
 
-@pytest.mark.parametrize("of_gate", [False, True])
-def test_an_empty_shard_stands_beside_others(mined: Any, of_gate: bool) -> None:
-    empty, _ = unpack(pack(checked(no_records(4, of_gate), MISMATCHES, "nothing"), []))
+@pytest.mark.parametrize("more", [(), ("probability",)])
+def test_an_empty_shard_stands_beside_others(mined: Any, more: tuple[str, ...]) -> None:
+    empty, _ = unpack(pack(checked(no_records(4, more), MISMATCHES, "nothing"), []))
     table, _ = mined
-    full = {**table, **({"probability": torch.ones(num_rows(table))} if of_gate else {})}
+    full = {**table, **{name: torch.ones(num_rows(table)) for name in more}}
     for tables in ([empty, full], [full, empty]):
         joined = concatenated(tables)
-        assert num_rows(joined) == num_rows(table) and ("probability" in joined) is of_gate
+        assert num_rows(joined) == num_rows(table) and ("probability" in joined) is bool(more)
 
 
 def test_nothing_to_label_is_no_error(pair: Any) -> None:
-    labels = Labeller(tools_for(pair), [{"ids": ids} for ids in PROMPTS], LabelParams(), 1).label(
-        no_records(4, True), {}
-    )
+    labeller = Labeller(tools_for(pair), [{"ids": ids} for ids in PROMPTS], LabelParams(), 1)
+    labels = labeller.label(no_records(4), {})
     assert num_rows(checked(labels, LABELS, "nothing")) == 0
 
 
 def test_a_pass_without_any_mismatch_is_refused(tmp_path: Path, mined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shards = Shards("collect", "test")
-    shards.make(0, lambda: pack(no_records(4, False), []), {})
+    shards.make(0, lambda: pack(no_records(4), []), {})
     with pytest.raises(UserError, match="No text has a mismatch"):
         check_met(shards, 1)
     shards.make(1, lambda: pack(mined[0], []), {})
