@@ -88,12 +88,6 @@ def test_clear_shares_the_error():
     assert wrong <= binom.isf(0.01, 150, 0.05)
 
 
-def test_scores_that_are_not_right_or_wrong_get_the_bound_of_bets():
-    for d in (np.random.default_rng(0).normal(0, 0.02, 2000).clip(-1, 1), np.zeros(2000)):
-        tested = try_setting(chunks(d), [0.02], 0.95, "planned", ternary=False)
-        assert (tested.bounds[0].kind, tested.within) == (BETTING, (True,))
-
-
 def sequence(*settings):
     """The chunks of settings that are given by their differences."""
     return ([Decoded(np.asarray(d, float))] for d in settings)

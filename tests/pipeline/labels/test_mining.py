@@ -195,24 +195,18 @@ def test_tokens_kept_by_chance_are_recorded_with_their_chance_and_what_the_answe
     assert others == texts and torch.equal(again["accepted"], records["accepted"])
     accepted, chance = records["accepted"].double(), records["chance"].double()
     assert len(chance) > 150 and bool((chance >= 0.1).all()) and bool((chance <= 0.7).all())
+    by_gate = Chance().of(SimpleNamespace(gate_probs=torch.tensor([0.05, 0.5, 0.99])))
+    assert by_gate.tolist() == pytest.approx([0.2, 0.5, 0.8])
     spread = (chance * (1 - chance)).sum().sqrt()
     assert abs(float(accepted.sum() - chance.sum())) < 3 * float(spread)
-    for one in rows(records, Policy.CHANCE):
-        text = texts[one.problem, Policy.CHANCE].ids
-        assert text[one.position] == (one.draft_id if one.accepted else one.target_id)
-        assert 1 <= one.forwards <= len(text) - one.position + 1
     task = SimpleNamespace(text=SUMS.text, score=lambda _doc, ids: sum(token > 128 for token in ids) / 24)
-    docs = [{"doc": {}} for _ in few]
-    strict = [{"score": 0.5} for _ in few]
+    docs, strict = [{"doc": {}} for _ in few], [{"score": 0.5} for _ in few]
     labels = checked(answer_labels(task, None, docs, records, texts, strict), LABELS, "the labels")
     trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
     assert trial["accepted"] == accepted.tolist() and trial["chance"] == chance.float().tolist()
     for n, one in enumerate(rows(records, Policy.CHANCE)):
         text = texts[one.problem, Policy.CHANCE].ids
+        assert text[one.position] == (one.draft_id if one.accepted else one.target_id)
+        assert 1 <= one.forwards == trial["forwards"][n] <= len(text) - one.position + 1
         assert trial["loss"][n] == pytest.approx(0.5 - task.score({}, text))
         assert trial["so_far"][n] == pytest.approx(task.score({}, text[: one.position]))
-
-
-def test_a_gate_says_how_often_its_tokens_stay_within_limits():
-    block = SimpleNamespace(gate_probs=torch.tensor([[0.05, 0.5, 0.99]]))
-    assert Chance().of(block).tolist() == [pytest.approx([0.2, 0.5, 0.8])]
