@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from gistgate.lm_eval.task import Task, files_of
 from pipeline.decode import asks_draft, files_behind, load_gate, load_task, make_decoder, read_prompts, seeds_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import Params
+from pipeline.params import Params, told
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
 
@@ -164,7 +164,7 @@ def look_of(setup: Setup, name: str) -> Look:
 
 def choice_of(params: Params, name: str) -> str:
     """Fingerprint of every parameter and file that leads to a method's tested settings."""
-    kept = {block: value for block, value in asdict(params).items() if block not in APART}
+    kept = {name: told(one) if is_dataclass(one) else one for name, one in vars(params).items() if name not in APART}
     asked = [PAIRS / f"{params.pair}.yaml", *files_of(TASKS / f"{params.task}.yaml")]
     data = [Path(params.task_data)] if params.task_data else []
     return fingerprint(kept, params.decoding.deciding, asdict(params.method(name)), *asked, *data)

@@ -1,7 +1,7 @@
 """The schema of params.yaml: dataclasses with defaults. What a key means and its unit stand in params.yaml alone."""
 
 import os
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -274,6 +274,16 @@ class AdversarialParams:
 @block
 class TrackingParams:
     experiment: str | None = None
+
+
+LATER = {LabelParams: ("longest", "price"), PromptingParams: ("arguments",), CalibrateParams: ("growth",)}
+"""What came after prompts were judged: where it says nothing, gates keep their bytes, and looks their fingerprints."""
+
+
+def told(block: Any) -> dict[str, Any]:
+    """The parameters of a block by name."""
+    later = LATER.get(type(block), ())
+    return {name: value for name, value in asdict(block).items() if value or name not in later}
 
 
 @block

@@ -20,7 +20,7 @@ from gistgate.core.identity import identify_model, identify_tokenizer
 from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes, residuals
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
-from pipeline.params import Params, TrainParams, kind_of
+from pipeline.params import Params, TrainParams, kind_of, told
 from pipeline.paths import LEARNED
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
@@ -28,8 +28,6 @@ COMMON = ("features", "test_share", "calibration_share", "validation_share", "ma
 NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
 OWN = {"logistic": ("c", "folds"), "effects": ("folds",), **dict.fromkeys(HEADS, NET), "linear": NET[:5]}
 """The heads that can be trained, and the other settings that each depends on."""
-LATER = ("longest", "arguments", "price")
-"""Parameters that came later: where they say nothing, a gate keeps the bytes that prompts were judged with."""
 BINS = 15  # of equal mass, for calibration error and reliability
 
 
@@ -122,11 +120,6 @@ def head_config(
         },
         problems=read_json(LEARNED)["train"],
     )
-
-
-def told(block: Any) -> dict[str, Any]:
-    """The parameters of a block."""
-    return {name: value for name, value in asdict(block).items() if value or name not in LATER}
 
 
 def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from gistgate.core.files import read_json
 from pipeline.outcomes import choice_of
-from pipeline.params import Params, parse_params
+from pipeline.params import Params, parse_params, read_params
+
+ROOT = Path(__file__).parents[2]
 
 GATE = {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1, 0.2]}
 PARAMS = {"methods": {"autojudge": GATE}, "task": "sums", "pair": "mine", "task_data": "documents"}
@@ -28,17 +31,10 @@ def project(tmp_path: Path, monkeypatch) -> Params:
     return parse_params(PARAMS)
 
 
-@pytest.mark.parametrize(
-    ("block", "changes"),
-    [
-        ("prompts", {"train": 640}),
-        ("prompts", {"test": 8}),
-        ("engine", {"rollouts": "vllm"}),
-        ("label", {"rollouts": 5}),
-        ("decoding", {"block": 4}),
-        ("world", {"skew": 0.0}),
-    ],
-)
+@pytest.mark.parametrize(("block", "changes"), [
+    ("prompts", {"train": 640}), ("prompts", {"test": 8}), ("engine", {"rollouts": "vllm"}), ("label", {"rollouts": 5}),
+    ("decoding", {"block": 4}), ("world", {"skew": 0.0}), ("label", {"longest": 1.1}), ("calibrate", {"growth": 0.05}),
+])  # fmt: skip
 def test_what_changes_a_gate_or_a_text_is_another_choice(project: Params, block: str, changes: dict[str, Any]):
     other = replace(project, **{block: replace(getattr(project, block), **changes)})
     assert choice_of(other, "autojudge") != choice_of(project, "autojudge")
@@ -59,3 +55,11 @@ def test_what_only_measures_belongs_to_no_choice(project: Params):
     Path("documents").rename("elsewhere")
     same = replace(project, decoding=decoding, benchmark=replace(project.benchmark, prompts=7), task_data="elsewhere")
     assert choice_of(same, "autojudge") == before
+
+
+def test_the_published_looks_are_those_of_the_own_parameters(monkeypatch):
+    """A machine on which a datastore has other bytes repeats them by this; a new parameter must not change it."""
+    params = read_params(ROOT / "params.yaml")
+    choices = {row["choice"] for row in read_json(ROOT / "docs/results/judged.json")["looks"]}
+    monkeypatch.chdir(ROOT)
+    assert {choice_of(params, name) for name in params.methods} <= choices

@@ -10,9 +10,9 @@ from sklearn.preprocessing import StandardScaler
 
 from gistgate.core.utils import UserError
 from pipeline.heads.fit import effects, fit_effects, fit_isotonic, fit_logistic, fit_net, fit_platt, residuals
-from pipeline.heads.job import fit_head, told
+from pipeline.heads.job import fit_head
 from pipeline.labels.schema import TRIAL, Rows
-from pipeline.params import LabelParams, PromptingParams, TrainParams
+from pipeline.params import TrainParams
 from tests.certificates.proofs import gate_with
 
 SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)
@@ -114,11 +114,6 @@ def test_suffix_labels_fit_the_head_and_outcomes_its_map():
     gate, metrics, _ = fit_head("logistic", config, both, SETTINGS, 1)
     assert metrics["n"] == 120 and metrics["kept"] > 0.7 and metrics["ece"] < 0.1
     assert float(gate.map(gate.head(outcomes.x)).gt(0.5).float().mean()) > 0.7
-
-
-def test_parameters_that_came_later_leave_the_bytes_of_a_gate_alone():
-    assert "longest" not in told(LabelParams()) and told(LabelParams(longest=1.1))["longest"] == 1.1
-    assert told(PromptingParams()) == {"num_fewshot": 0, "chat_template": False, "system": None}
 
 
 def test_labels_that_are_all_alike_are_one_sentence():
