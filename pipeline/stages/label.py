@@ -46,7 +46,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     recipe = params.label.recipe
     engine = engine_of(params) if recipe in ("outcome", "both") else None
     pair = load_pair(params, weights=recipe != "answers" and (engine is None or recipe == "both"))
-    task, prompts, strict = load_task(params), read_prompts("train"), read_json_lines(schema.REFERENCE)
+    task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
     chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
@@ -55,7 +55,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
         if recipe == "answers":
             records = schema.picked(records, chosen[index])
-            labels = answer_labels(task, pair.tokenizer, prompts, records, texts, strict)
+            labels = answer_labels(task, pair.tokenizer, prompts, records, texts, read_json_lines(schema.REFERENCE))
             cost.labels, cost.seconds = schema.num_rows(labels), perf_counter() - started
             cost.save(shards.folder, index)
             return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
