@@ -34,8 +34,9 @@ from pipeline.params import TrainParams
 
 COMPONENTS = 60  # of a hidden state, that `fit_effects` tells apart
 FREE = 1000.0  # how many times larger than the others the column of the mean effect is, so that no penalty reaches it
-LOSS_PENALTY, FORWARDS_PENALTY = 0.15, 0.5  # of ridge regressions for each row; slopes on unseen texts are about right
-OUTCOMES, SO_FAR = [TRIAL.index("loss"), TRIAL.index("forwards")], TRIAL.index("so_far")
+HARM_STRENGTH = 0.003  # C of the regression that tells harmful tokens from others
+FORWARDS_PENALTY = 2.5  # of the ridge regression of forwards, by row; slopes on unseen texts are about right
+OUTCOMES, SO_FAR, CHANCE = [TRIAL.index("loss"), TRIAL.index("forwards")], TRIAL.index("so_far"), TRIAL.index("chance")
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
@@ -66,44 +67,63 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
 
 
 def residuals(rows: Rows, widths: Sequence[int], folds: int) -> Array:
-    """What the place of a mismatch does not say about its whole answer: loss of score and forwards still to come, less
-    regressions on features, position and the score so far that have not seen the problem [N, 2]."""
+    """What keeping a token has to explain: loss of score and forwards still to come [N, 2]. For tokens kept by chance:
+    what the place does not say about its whole answer, the outcomes less regressions on features, position and the
+    score so far that have not seen the problem. For tokens kept on purpose: the whole loss, and nan."""
+    left, tried = rows.trial[:, OUTCOMES].double().numpy(), (rows.trial[:, CHANCE] > 0).numpy()
+    if not tried.any():
+        return left
+    rows = rows.where(torch.from_numpy(tried))
     phi, _ = components(StandardScaler().fit_transform(rows.x.double().numpy()), widths)
     trial, problem = rows.trial.double().numpy(), rows.problem.numpy()
     at, so_far = (StandardScaler().fit_transform(one[:, None]) for one in (rows.position.numpy(), trial[:, SO_FAR]))
     x = np.column_stack([phi, at, phi * at, so_far, so_far * at, so_far**2])
     splits = GroupKFold(min(folds, len(np.unique(problem))))
-    outcomes = trial[:, OUTCOMES]
-    return np.asarray(outcomes - cross_val_predict(Ridge(len(x) / 200), x, outcomes, groups=problem, cv=splits))
+    left[tried] -= cross_val_predict(Ridge(len(x) / 200), x, left[tried], groups=problem, cv=splits)
+    return left
 
 
-def fit_effects(rows: Rows, left: Array, widths: Sequence[int], price: float) -> tuple[Linear, dict[str, Any]]:
-    """An R-learner (arXiv 1712.04912): what keeping a draft token does to the whole answer, as a linear function of the
-    features, from answers in which each was kept with a known chance. `left [N, 2]` are `residuals`; they are regressed
-    on (kept - chance) times the features, wide ones by their first components. The logit is minus the loss and the
-    forwards at their `price`, so that a token that pays for itself has P = 0.5, in standard deviations of the rows."""
+def fit_effects(
+    rows: Rows, left: Array, widths: Sequence[int], price: float, folds: int
+) -> tuple[Linear, dict[str, Any]]:
+    """What keeping a draft token does to the whole answer, as a linear function of the features; `left [N, 2]` are
+    `residuals`. The loss of score is taken to grow with the logit of a regression which tells the tokens that do harm,
+    kept alone, from the others: few answers change, so that losses themselves say less. Forwards are found by an
+    R-learner (arXiv 1712.04912), a regression on (kept - chance) times the features. Both read wide features by their
+    first components. The head's logit is minus the loss and the forwards at their `price`, so that a token that pays
+    for itself has P = 0.5, in standard deviations of the rows; without rows kept by chance forwards count as equal."""
     scaler = StandardScaler().fit(raw := rows.x.double().numpy())
     phi, back = components(scaler.transform(raw), widths)
-    z, numbers = kept_beyond_chance(rows)[:, None], np.repeat(widths, np.minimum(widths, COMPONENTS)) <= COMPONENTS
-    mean, slopes = np.zeros(2), np.zeros((2, phi.shape[1]))
-    # What a place loses is too faint to be found among hundreds of directions of a state, what it saves is not.
-    for n, (seen, penalty) in enumerate([(numbers, LOSS_PENALTY), (np.ones_like(numbers), FORWARDS_PENALTY)]):
-        model = Ridge(penalty * len(z), fit_intercept=False)  # the mean effect is as good as not penalised
-        model.fit(np.column_stack([FREE * z, z * phi[:, seen]]), left[:, n])
-        mean[n], slopes[n, seen] = FREE * model.coef_[0], model.coef_[1:]
-    worth = np.array([1.0, price])
-    scale = float((phi @ (worth @ slopes)).std()) or 1.0
+    tried = (rows.trial[:, CHANCE] > 0).numpy()
+    alone, loss, problem = phi[~tried], left[~tried, 0], rows.problem.numpy()[~tried]
+    harmed = loss > 0
+    if not 0 < harmed.mean() < 1:
+        raise UserError(f"All {len(loss)} training labels are alike. Raise prompts.train in params.yaml.")
+    model, splits = LogisticRegression(C=HARM_STRENGTH, max_iter=500), GroupKFold(min(folds, len(np.unique(problem))))
+    unseen = cross_val_predict(model, alone, harmed, groups=problem, cv=splits, method="decision_function")
+    slope, level = np.polyfit(unseen, loss, 1)
+    model.fit(alone, harmed)
+    slopes, mean_loss = max(slope, 0.0) * model.coef_[0], slope * float(model.intercept_[0]) + level
+    mean_forwards = 0.0
+    if tried.any():
+        z = kept_beyond_chance(rows)[tried, None]
+        ridge = Ridge(
+            FORWARDS_PENALTY * float((z**2).sum()), fit_intercept=False
+        )  # the mean is as good as not penalised
+        ridge.fit(np.column_stack([FREE * z, z * phi[tried]]), left[tried, 1])
+        slopes, mean_forwards = slopes + price * ridge.coef_[1:], FREE * float(ridge.coef_[0])
+    scale = float((phi @ slopes).std()) or 1.0
     head = Linear(raw.shape[1]).double()
     with torch.no_grad():
-        head.first.weight.copy_(torch.from_numpy(-(back @ (worth @ slopes)) / scale)[None])
-        head.first.bias.fill_(-float(mean @ worth) / scale)
+        head.first.weight.copy_(torch.from_numpy(-(back @ slopes) / scale)[None])
+        head.first.bias.fill_(-(mean_loss + price * mean_forwards) / scale if tried.any() else 0.0)
     fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
-    return head.float().eval(), {"mean_loss": float(mean[0]), "mean_forwards": float(mean[1]), "unit": scale}
+    return head.float().eval(), {"mean_loss": float(loss.mean()), "mean_forwards": mean_forwards, "unit": scale}
 
 
 def kept_beyond_chance(rows: Rows) -> Array:
     """1 where the draft token was kept, else 0, less the chance of it [N]."""
-    return (rows.trial[:, TRIAL.index("accepted")] - rows.trial[:, TRIAL.index("chance")]).double().numpy()
+    return (rows.trial[:, TRIAL.index("accepted")] - rows.trial[:, CHANCE]).double().numpy()
 
 
 def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
@@ -122,12 +142,15 @@ def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
 
 def effects(rows: Rows, left: Array, chosen: Array) -> dict[str, float]:
     """What keeping one of the `chosen [N]` tokens does to its whole answer on average, with standard errors that allow
-    for what the tokens of a problem share: loss of score, and target forwards."""
-    z = kept_beyond_chance(rows) * chosen
-    found = dict[str, float]()
-    for name, outcome in zip(("loss", "forwards"), left.T, strict=True):
+    for what the tokens of a problem share: loss of score, where it was kept alone, and target forwards."""
+    found, tried = dict[str, float](), (rows.trial[:, CHANCE] > 0).numpy()
+    for name, outcome, seen in zip(("loss", "forwards"), left.T, (~tried, tried), strict=True):
+        mask = chosen & seen
+        if not mask.any():
+            continue
+        z, outcome, problem = kept_beyond_chance(rows)[mask], outcome[mask], rows.problem.numpy()[mask]
         slope = float((z * outcome).sum() / (z * z).sum())
-        by_problem = np.bincount(np.unique(rows.problem.numpy(), return_inverse=True)[1], z * (outcome - slope * z))
+        by_problem = np.bincount(np.unique(problem, return_inverse=True)[1], z * (outcome - slope * z))
         found |= {name: slope, f"{name}_error": float(np.sqrt((by_problem**2).sum()) / (z * z).sum())}
     return found
 

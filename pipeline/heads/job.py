@@ -72,7 +72,7 @@ def fit_by_effects(
     and those that it refuses, do to the answers of problems that it has not seen."""
     widths, fit = [*config.features.values()], ~parts.test
     left = residuals(rows, widths, folds)
-    net, report = fit_effects(rows.where(fit), left[fit.numpy()], widths, config.labels["price"])
+    net, report = fit_effects(rows.where(fit), left[fit.numpy()], widths, config.labels["price"], folds)
     gate = Gate(replace(config, map={"type": "platt", "num_knots": 0}))
     gate.head.load_state_dict(net.state_dict())
     gate.map.load_state_dict(Platt(1.0, 0.0).state_dict())

@@ -4,7 +4,7 @@ because sampling changes answers even when nothing is forced."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -248,6 +248,24 @@ class Labeller:
         kept = self.tools.judge(self.params.rejoin).kept(rollouts, self.title and f"{self.title}, greedy")
         greedy_kept[unknown] = torch.tensor(kept, dtype=torch.int8)
         return greedy_kept
+
+    def losses(self, table: Table, texts: Texts, score: Callable[[int, list[int]], float]) -> Tensor:
+        """What each text loses in score where it goes on, greedily and strictly, behind the draft token [N]. `score`
+        judges an answer to a problem. A rollout that comes back to the words of its text ends as that does."""
+        num = self.params.rejoin
+
+        def lost(rollout: Rollout, finished: FinishedRollout) -> float:
+            ids, text = finished.ids, rollout.text
+            if num is not None and (at := rejoined_at(rollout, ids, num)) is not None:
+                places = range(len(text) - num + 1)
+                back = next(place for place in places if text[place : place + num] == ids[at : at + num])
+                ids = [*ids[: at + num], *text[back + num :]]
+            return score(rollout.problem, text) - score(rollout.problem, ids)
+
+        rollouts = [self._rollout(table, texts, n, "draft_id") for n in range(num_rows(table))]
+        rollouts = [replace(rollout, reference=rollout.text) for rollout in rollouts]
+        listed = RolloutList(rollouts, lambda rollout, answer: decided(rollout, answer, num, None), lost)
+        return torch.tensor(listed.made_by(self.tools.runner, title=self.title))
 
     def _kept(self, table: Table, texts: Texts, greedy_kept: Tensor) -> tuple[Tensor, Tensor]:
         """P(kept) of every record [N], and how many rollouts stand behind it [N]. A lost greedy rollout counts as one

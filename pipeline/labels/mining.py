@@ -100,11 +100,9 @@ class Chance(Exact):
         return block.strict | (block.uniforms[:, :-1] < self.of(block))
 
     def of(self, block: Block) -> Tensor:
-        """The chance of every draft token [B, K]: a gate's P(kept) within [0.2, 0.8]; without a gate 0.7 where the
-        target finds the token as probable as its own, 0.1 where it is far less probable."""
-        if block.gate_probs is not None:
-            return block.gate_probs.clamp(0.2, 0.8)
-        return 0.1 + 0.6 * (block.draft_logprob - block.top_logprob[:, :-1]).exp() ** 0.3
+        """The chance of every draft token [B, K]: the gate's P(kept) within [0.2, 0.8]."""
+        assert block.gate_probs is not None
+        return block.gate_probs.clamp(0.2, 0.8)
 
 
 @dataclass(frozen=True)
@@ -286,8 +284,6 @@ def collect_strict(
     params: Params, tools: Tools, prompts: Sequence[dict[str, Any]], problems: Sequence[int]
 ) -> tuple[Table, list[AnswerText]]:
     """Mismatches of some problems and their texts: the target's own and, if that is the recipe, those of the walk."""
-    if params.collect.recipe == "chance":
-        return collect_chance(params, tools.decoder, prompts, problems, **tools.request)
     walks = params.collect.recipe == "walk"
     sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
     num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
@@ -322,7 +318,6 @@ def collect_chance(
     params: Params, decoder: Decoder, prompts: Sequence[Prompt], problems: Sequence[int], **request: Any
 ) -> tuple[Table, list[AnswerText]]:
     """Texts in which draft tokens stay at random; each record has its `chance` and the `forwards` to come."""
-
     rule = Chance()
 
     def more(block: Block, rows: list[Row]) -> Table:
@@ -331,9 +326,8 @@ def collect_chance(
 
     recorder = MismatchRecorder(decoder.block, more)
     request["seeds"] = [params.seed * 1_000_003 + problem for problem in problems]
-    policy, slots = Policy.GATED if decoder.parts.gate else Policy.CHANCE, Slots(params.decoding.batch_size)
-    decoder = decoder.having(rule=rule, observer=recorder)
-    tables, texts = written(decoder, recorder, prompts, problems, policy, slots, **request)
+    decoder, slots = decoder.having(rule=rule, observer=recorder), Slots(params.decoding.batch_size)
+    tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
     return concatenated(tables), texts
 
 

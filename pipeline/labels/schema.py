@@ -49,8 +49,7 @@ class Policy(IntEnum):
 
     STRICT = 0  # the target's own text
     SEQUENTIAL = 1  # the target's text with the harmless draft tokens kept (arXiv 2504.20039)
-    GATED = 2  # the text of a gate
-    CHANCE = 3  # the target's text with draft tokens kept at random
+    GATED = 2  # the text of a gate, or one in which draft tokens stay at random, as often as the gate finds right
 
 
 Columns = Mapping[str, torch.dtype]  # columns by name; each has the shape [N] unless its comment says otherwise
@@ -84,7 +83,8 @@ ROWS = {  # what a head's training needs beside the features
 TRIAL = ("accepted", "chance", "so_far", "loss", "forwards")
 """What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 5]: whether x was kept at random and
 how likely that was, the score of the text in front of it, what the whole answer lost in score against the strict one,
-and the target forwards from there to its end."""
+and the target forwards from there to its end. On the target's own text x was kept on purpose, alone: with the chance 0,
+so that the whole loss is its effect; forwards are not known there."""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
 FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 

@@ -1,16 +1,16 @@
 """Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
 Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
-behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` takes the score of the whole
-answer that the token was kept in, or not kept in, at random. What labels cost is in
-reports/labels/label-<pass>.json."""
+behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` takes scores of whole answers:
+on the target's own texts of the rollout behind the draft token, on the others, in which tokens stayed at random, of the
+text itself. What labels cost is in reports/labels/label-<pass>.json."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from gistgate.core.files import read_json_lines
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
@@ -24,6 +24,9 @@ from pipeline.labels.suffix import SuffixLabeller, Text
 from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
+
+Score = Callable[[int, list[int]], float]
+"""(problem, answer as token ids) -> what the task thinks of it."""
 
 
 def main(name: str) -> None:
@@ -44,8 +47,9 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     params, name, shards = settings
     torch.set_grad_enabled(False)
     recipe = params.label.recipe
-    engine = engine_of(params) if recipe in ("outcome", "both") else None
-    pair = load_pair(params, weights=recipe != "answers" and (engine is None or recipe == "both"))
+    rolls = recipe in ("outcome", "both") or (recipe, name) == ("answers", "strict")
+    engine = engine_of(params) if rolls else None
+    pair = load_pair(params, weights=recipe in ("suffix", "both") or (rolls and engine is None))
     task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
@@ -53,9 +57,19 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
     def produce(index: int) -> schema.Table:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
+        # Several shards may be under way, so that their bars say which they are.
+        title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
+        if rolls:
+            tools = tools_of(params, pair, task, prompts, cost, engine)
+            labeller = Labeller(tools, prompts, params.label, params.seed, title)
         if recipe == "answers":
             records = schema.picked(records, chosen[index])
-            labels = answer_labels(task, pair.tokenizer, prompts, records, texts, read_json_lines(schema.REFERENCE))
+            score = partial(score_of, task, pair.tokenizer, prompts)
+            labels = (
+                paired_labels(labeller, score, records, texts)
+                if rolls
+                else answer_labels(score, records, texts, schema.read_references())
+            )
             cost.labels, cost.seconds = schema.num_rows(labels), perf_counter() - started
             cost.save(shards.folder, index)
             return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
@@ -66,10 +80,6 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
             made.append(suffix_labels(params, pair, prompts, schema.picked(records, some), texts))
             cost.labels = schema.num_rows(made[0])
         if recipe != "suffix":
-            tools = tools_of(params, pair, task, prompts, cost, engine)
-            # Several shards may be under way, so that their bars say which they are.
-            title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
-            labeller = Labeller(tools, prompts, params.label, params.seed, title)
             made.append(labeller.label(records, texts, chosen[index]))
         labels = schema.concatenated(made)
         cost.seconds = perf_counter() - started
@@ -79,24 +89,32 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
+def score_of(task: Task, tokenizer: Any, prompts: Sequence[dict[str, Any]], problem: int, ids: list[int]) -> float:
+    """What the task thinks of an answer, as token ids, to the prompt of a problem."""
+    return float(task.score(prompts[problem]["doc"], task.text(tokenizer, ids)))
+
+
+def paired_labels(labeller: Labeller, score: Score, records: schema.Table, texts: schema.Texts) -> schema.Table:
+    """The records of strict texts with what these lose behind the draft token alone, as rows of LABELS, and `trial`."""
+    loss = labeller.losses(records, texts, score)
+    zero, unknown = torch.zeros_like(loss), torch.full_like(loss, torch.nan)
+    return tried(records, {"accepted": 1 - zero, "chance": zero, "so_far": zero, "loss": loss, "forwards": unknown})
+
+
 def answer_labels(
-    task: Task,
-    tokenizer: Any,
-    prompts: Sequence[dict[str, Any]],
-    records: schema.Table,
-    texts: schema.Texts,
-    strict: Sequence[dict[str, Any]],
+    score: Score, records: schema.Table, texts: schema.Texts, strict: Mapping[int, list[int]]
 ) -> schema.Table:
-    """The records with what their whole answers lost in score against `strict`, the rows of the references by problem,
+    """The records with what their whole answers lost in score against the `strict` ones, which are given by problem,
     as rows of LABELS, and the column `trial`."""
-
-    def score(problem: int, ids: list[int]) -> float:
-        return float(task.score(prompts[problem]["doc"], task.text(tokenizer, ids)))
-
-    lost = {key: strict[key[0]]["score"] - score(key[0], text.ids) for key, text in texts.items()}
+    lost = {key: score(key[0], strict[key[0]]) - score(key[0], text.ids) for key, text in texts.items()}
     keys = [*zip(records["problem"].tolist(), records["policy"].tolist(), strict=True)]
     so_far = [score(key[0], texts[key].ids[:at]) for key, at in zip(keys, records["position"].tolist(), strict=True)]
-    columns = {**records, "loss": torch.tensor([lost[key] for key in keys]), "so_far": torch.tensor(so_far)}
+    loss = torch.tensor([lost[key] for key in keys])
+    return tried(records, {**records, "loss": loss, "so_far": torch.tensor(so_far)})
+
+
+def tried(records: schema.Table, columns: schema.Table) -> schema.Table:
+    """Rows of LABELS with the column `trial`, made of those of TRIAL among `columns`."""
     trial = torch.stack([columns[name].float() for name in schema.TRIAL], dim=-1)
     rest = {name: records[name] for name in schema.BLOCK}
     loss = trial[:, schema.TRIAL.index("loss")]

@@ -38,15 +38,20 @@ def made(num=600, seed=0):
 
 def tried(num=8000, seed=0):
     """Trials of which the known truth is: keeping loses 0.01 x_0 of the score and costs x_1 forwards, both on average
-    0, while a place that is bad for both outcomes has a higher chance to be kept."""
+    0. In every second row the token was kept alone; in the others, by chance, more often where the place is bad."""
     generator = torch.Generator().manual_seed(seed)
     x, bad = torch.randn(num, 4, generator=generator), torch.rand(num, generator=generator)
     chance = 0.2 + 0.6 * bad
     kept = (torch.rand(num, generator=generator) < chance).float()
     noise = torch.randn(2, num, generator=generator)
     loss, forwards = 0.1 * bad + 0.01 * x[:, 0] * kept + 0.02 * noise[0], 9 * bad + x[:, 1] * kept + noise[1]
-    rows = replace(made(num), x=torch.cat([x, bad[:, None]], 1), problem=torch.arange(num) % 200)
-    return replace(rows, trial=torch.stack([kept, chance, torch.zeros(num), loss, forwards], dim=-1))
+    rows = replace(made(num), x=torch.cat([x, bad[:, None]], 1), problem=torch.arange(num) // 2 % 200)
+    trial = torch.stack([kept, chance, torch.zeros(num), loss, forwards], dim=-1)
+    alone = torch.stack(
+        [0 * bad + 1, 0 * bad, 0 * bad, loss - 0.1 * bad + 0.01 * x[:, 0] * (1 - kept), bad / 0], dim=-1
+    )
+    trial[::2] = alone[::2]
+    return replace(rows, trial=trial)
 
 
 def trained(settings=SETTINGS):
@@ -79,17 +84,21 @@ def test_c_is_chosen_on_unseen_problems():
 def test_effects_of_kept_tokens_are_found_although_bad_places_are_kept_more_often(price):
     rows, unseen = tried(), tried(seed=1)
     left = residuals(rows, [5], 5)
-    assert np.corrcoef(left[:, 0], rows.x[:, 4])[0, 1] < 0.05 < 0.8 < np.corrcoef(rows.trial[:, 3], rows.x[:, 4])[0, 1]
-    head, report = fit_effects(rows, left, [5], price)
+    raw, bad = rows.trial[1::2, 4], rows.x[1::2, 4]
+    assert np.corrcoef(left[1::2, 1], bad)[0, 1] < 0.05 < 0.8 < np.corrcoef(raw, bad)[0, 1]
+    head, report = fit_effects(rows, left, [5], price, 5)
     true = 0.01 * unseen.x[:, 0] + price * unseen.x[:, 1]
     logits = head(unseen.x).detach()
-    assert np.corrcoef(-logits, true)[0, 1] > 0.95
-    assert ((logits >= 0) == (true <= 0)).float().mean() > 0.9 and abs(report["mean_loss"]) < 0.002
+    assert np.corrcoef(-logits, true)[0, 1] > 0.8  # savings shrink more than losses
+    assert ((logits >= 0) == (true <= 0)).float().mean() > 0.75 and abs(report["mean_loss"]) < 0.002
+    alone = rows.where(torch.arange(0, 8000, 2))  # what a pilot learns from: it knows nothing of savings
+    logits = fit_effects(alone, residuals(alone, [5], 5), [5], price, 5)[0](unseen.x).detach()
+    assert np.corrcoef(-logits, unseen.x[:, 0])[0, 1] > 0.95 and abs(float(logits.mean())) < 0.1
     generator = torch.Generator().manual_seed(3)  # a wide feature is read by its first components
     wide = rows.x[:, 1:2] * torch.randn(1, 80, generator=generator) + 0.1 * torch.randn(8000, 80, generator=generator)
     many = replace(rows, x=torch.cat([rows.x * torch.tensor([1, 0, 1, 1, 1]), wide], 1))
-    head, _ = fit_effects(many, residuals(many, [5, 80], 5), [5, 80], price)
-    assert np.corrcoef(-head(many.x).detach(), 0.01 * rows.x[:, 0] + price * rows.x[:, 1])[0, 1] > 0.95
+    head, _ = fit_effects(many, residuals(many, [5, 80], 5), [5, 80], price, 5)
+    assert np.corrcoef(-head(many.x).detach(), 0.01 * rows.x[:, 0] + price * rows.x[:, 1])[0, 1] > 0.8
     found = effects(unseen, residuals(unseen, [5], 5), (unseen.x[:, 1] > 0).numpy())
     assert found["forwards"] == pytest.approx(0.8, abs=3 * found["forwards_error"]) and found["forwards_error"] < 0.1
     assert found["loss"] == pytest.approx(0.0, abs=3 * found["loss_error"])
@@ -99,7 +108,7 @@ def test_a_gate_of_effects_is_measured_by_what_its_tokens_do_to_unseen_answers()
     config = replace(gate_with().config, features={"scalars": 5}, labels={"price": 0.03})
     gate, metrics, _ = fit_head("effects", config, tried(), SETTINGS, 1)
     assert metrics["n"] == 1600 and 0.4 < metrics["share_kept"] < 0.6
-    assert metrics["kept_forwards"] < -0.5 < 0.5 < metrics["refused_forwards"]
+    assert metrics["kept_forwards"] < -0.3 < 0.3 < metrics["refused_forwards"]
     assert metrics["kept_forwards_error"] < 0.2 and metrics["kept_loss"] < metrics["refused_loss"]
     probability = gate.map(gate.head(tried().x))
     assert float((probability > 0.5).float().mean()) == pytest.approx(metrics["share_kept"], abs=0.05)

@@ -1,6 +1,6 @@
 """Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
 
-from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import Chance, MismatchRecorder, collect_strict, stamped
+from pipeline.labels.mining import Chance, MismatchRecorder, collect_chance, collect_strict, stamped
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
@@ -26,7 +26,8 @@ from pipeline.labels.schema import (
     unpack,
 )
 from pipeline.params import CollectParams, DecodingParams, LabelParams, Params
-from pipeline.stages.label import answer_labels
+from pipeline.stages.label import answer_labels, paired_labels, score_of
+from tests.certificates.proofs import linear_gate
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -184,29 +185,55 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
 
 def test_tokens_kept_by_chance_are_recorded_with_their_chance_and_what_the_answer_cost(pair):
     """The same seeds keep the same tokens in batches of any size; labels say what the task thinks of each text."""
-    params = Params(collect=CollectParams(recipe="chance"))
     prompts, few = [{"ids": [5 + n, 9, 30 + 2 * n, 44]} for n in range(40)], range(40)
-    tools = tools_for(pair)
-    records, texts = unpack(pack(*collect_strict(params, tools, prompts, few)))
-    assert set(records["policy"].tolist()) == {Policy.CHANCE}
-    again, others = unpack(
-        pack(*collect_strict(replace(params, decoding=DecodingParams(batch_size=7)), tools, prompts, few))
-    )
+    target, draft = pair
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=linear_gate(target, draft))
+
+    def kept_at_random(batch_size):
+        params = Params(decoding=DecodingParams(batch_size=batch_size))
+        return unpack(pack(*collect_chance(params, decoder, prompts, few, **REQUEST)))
+
+    (records, texts), (again, others) = kept_at_random(128), kept_at_random(7)
+    assert set(records["policy"].tolist()) == {Policy.GATED}
     assert others == texts and torch.equal(again["accepted"], records["accepted"])
     accepted, chance = records["accepted"].double(), records["chance"].double()
-    assert len(chance) > 150 and bool((chance >= 0.1).all()) and bool((chance <= 0.7).all())
+    assert len(chance) > 150 and bool((chance >= 0.2).all()) and bool((chance <= 0.8).all())
     by_gate = Chance().of(SimpleNamespace(gate_probs=torch.tensor([0.05, 0.5, 0.99])))
     assert by_gate.tolist() == pytest.approx([0.2, 0.5, 0.8])
     spread = (chance * (1 - chance)).sum().sqrt()
     assert abs(float(accepted.sum() - chance.sum())) < 3 * float(spread)
     task = SimpleNamespace(text=SUMS.text, score=lambda _doc, ids: sum(token > 128 for token in ids) / 24)
-    docs, strict = [{"doc": {}} for _ in few], [{"score": 0.5} for _ in few]
-    labels = checked(answer_labels(task, None, docs, records, texts, strict), LABELS, "the labels")
+    score, strict = partial(score_of, task, None, [{"doc": {}}] * 40), dict.fromkeys(few, [129] * 12)
+    labels = checked(answer_labels(score, records, texts, strict), LABELS, "the labels")
     trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
     assert trial["accepted"] == accepted.tolist() and trial["chance"] == chance.float().tolist()
-    for n, one in enumerate(rows(records, Policy.CHANCE)):
-        text = texts[one.problem, Policy.CHANCE].ids
+    for n, one in enumerate(rows(records, Policy.GATED)):
+        text = texts[one.problem, Policy.GATED].ids
         assert text[one.position] == (one.draft_id if one.accepted else one.target_id)
         assert 1 <= one.forwards == trial["forwards"][n] <= len(text) - one.position + 1
         assert trial["loss"][n] == pytest.approx(0.5 - task.score({}, text))
         assert trial["so_far"][n] == pytest.approx(task.score({}, text[: one.position]))
+
+
+@pytest.mark.parametrize("rejoin", [None, 3])
+def test_strict_texts_lose_what_the_answer_behind_the_draft_token_scores_less(pair, rejoin):
+    """Each token is kept alone; a rollout that comes back to the text's words is taken to end as the text does."""
+    tools, params = tools_for(pair), Params(collect=CollectParams(recipe="chance"))
+    few = [{"ids": ids} for ids in PROMPTS]
+    records, texts = unpack(pack(*collect_strict(params, tools, few, range(len(PROMPTS)))))
+    labeller = Labeller(tools, few, LabelParams(rejoin=rejoin), 1)
+    labels = checked(paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts), LABELS, "the labels")
+    trial, back = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True)), 0
+    for n, one in enumerate(rows(records, Policy.STRICT)):
+        text = texts[one.problem, Policy.STRICT].ids
+        answer = forced(pair[0], one.problem, text[: one.position], one.draft_id)
+        grams = [answer[at : at + 3] for at in range(one.position + 1, len(answer) - 2)]
+        place = next(
+            (at for at in range(len(grams)) if grams[at] in [text[k : k + 3] for k in range(len(text) - 2)]), None
+        )
+        if rejoin and place is not None:
+            back += 1
+            end = next(k for k in range(len(text) - 2) if text[k : k + 3] == grams[place]) + 3
+            answer = [*answer[: one.position + place + 4], *text[end:]]
+        assert trial["loss"][n] == pytest.approx((sum(text) - sum(answer)) / 1000, abs=1e-5)
+    assert set(trial["accepted"]) == {1.0} and set(trial["chance"]) == {0.0} and bool(back) == bool(rejoin)
