@@ -271,36 +271,6 @@ def test_unknown_engine():
         Decoder(pair("llama")[0], None, EXACT, 0, engine="fast")
 
 
-def test_memory_sizes_are_few():
-    sizes = [store.rounded(num) for num in range(1, 5000)]
-    assert all(size >= num for num, size in enumerate(sizes, 1))
-    assert sorted(set(sizes)) == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
-def test_heavy_programs_are_called_from_python(monkeypatch: pytest.MonkeyPatch):
-    """The compiler is told to write no calls in C++ where they would take most of its time; rows read two stretches."""
-    import torch._inductor as inductor
-
-    options: list[Any] = []
-    monkeypatch.setattr(
-        inductor,
-        "compile",
-        lambda *args, real=inductor.compile, **how: options.append(how["options"]) or real(*args, **how),
-    )
-    monkeypatch.setitem(rounds.STRETCH, "cpu", 8)
-    target, texts = tiny_model("llama", seed=9), []
-    plain = seen(Decoder(target, None, EXACT, 0).generate(BATCH[:2], max_new_tokens=NUM))
-    for heavy in (program.HEAVY, 0):
-        monkeypatch.setattr(program, "HEAVY", heavy)
-        monkeypatch.setattr(store, "_stores", type(store._stores)())
-        decoder = Decoder(target, None, EXACT, 0, engine="compiled")
-        texts.append(seen(decoder.generate(BATCH[:2], max_new_tokens=NUM)))
-    small = options.count({"cpp_wrapper": True})
-    assert texts == [plain, plain] and small == 2 and options[small:] == [{}] * (len(options) - small) != []
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 def test_compiled_for_real():
