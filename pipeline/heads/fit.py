@@ -101,15 +101,13 @@ def fit_effects(
         raise UserError(f"All {len(loss)} training labels are alike. Raise prompts.train in params.yaml.")
     model, splits = LogisticRegression(C=HARM_STRENGTH, max_iter=500), GroupKFold(min(folds, len(np.unique(problem))))
     unseen = cross_val_predict(model, alone, harmed, groups=problem, cv=splits, method="decision_function")
-    slope, level = np.polyfit(unseen, loss, 1)
+    slope, mean_forwards = max(float(np.polyfit(unseen, loss, 1)[0]), 0.0), 0.0
     model.fit(alone, harmed)
-    slopes, mean_loss = max(slope, 0.0) * model.coef_[0], slope * float(model.intercept_[0]) + level
-    mean_forwards = 0.0
+    slopes, mean_loss = slope * model.coef_[0], float(loss.mean()) + slope * float(model.intercept_[0] - unseen.mean())
     if tried.any():
         z = kept_beyond_chance(rows)[tried, None]
-        ridge = Ridge(
-            FORWARDS_PENALTY * float((z**2).sum()), fit_intercept=False
-        )  # the mean is as good as not penalised
+        # The mean effect, by the first column, is as good as not penalised.
+        ridge = Ridge(FORWARDS_PENALTY * float((z**2).sum()), fit_intercept=False)
         ridge.fit(np.column_stack([FREE * z, z * phi[tried]]), left[tried, 1])
         slopes, mean_forwards = slopes + price * ridge.coef_[1:], FREE * float(ridge.coef_[0])
     scale = float((phi @ slopes).std()) or 1.0
