@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GroupKFold, cross_val_predict
+from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -97,9 +97,9 @@ def fit_effects(
     tried = (rows.trial[:, CHANCE] > 0).numpy()
     alone, loss, problem = phi[~tried], left[~tried, 0], rows.problem.numpy()[~tried]
     harmed = loss > 0
-    if not 0 < harmed.mean() < 1:
-        raise UserError(f"All {len(loss)} training labels are alike. Raise prompts.train in params.yaml.")
-    model, splits = LogisticRegression(C=HARM_STRENGTH, max_iter=500), GroupKFold(min(folds, len(np.unique(problem))))
+    if (num := min(len(np.unique(problem[harmed == kind])) for kind in (False, True))) < folds:
+        raise UserError(f"Tokens with and without harm lie in {num} training problems only. Raise prompts.train.")
+    model, splits = LogisticRegression(C=HARM_STRENGTH, max_iter=500), StratifiedGroupKFold(folds)
     unseen = cross_val_predict(model, alone, harmed, groups=problem, cv=splits, method="decision_function")
     slope, mean_forwards = max(float(np.polyfit(unseen, loss, 1)[0]), 0.0), 0.0
     model.fit(alone, harmed)
