@@ -134,7 +134,7 @@ class CollectParams:
     solved_only: bool = True
     strict_share: Share = 0.25
     pilot_risk: Share = 0.2
-    recipe: Literal["walk", "text", "chance"] = "walk"
+    recipe: Literal["walk", "text"] = "walk"
     rejoin: Count | None = None
 
 
@@ -342,12 +342,12 @@ def parse_params(content: Any) -> Params:
     """Parameters from the file's content as plain dictionaries and lists."""
     params = build(Params, content)
     check_names(params.train)
-    by_chance = [params.collect.recipe == "chance", params.label.recipe == "answers", params.label.price is not None]
-    by_chance += [kind_of(head) == "effects" for head in params.train.heads]
-    if any(by_chance) and not all(by_chance):
+    by_answers = [params.label.recipe == "answers", params.label.price is not None]
+    by_answers += [kind_of(head) == "effects" for head in params.train.heads]
+    if any(by_answers) and not (all(by_answers) and params.collect.recipe == "text"):
         raise UserError(
-            "params.yaml: collect.recipe 'chance', label.recipe 'answers', a label.price and the head 'effects' (no "
-            "other) belong together. Set all of them, or none."
+            "params.yaml: label.recipe 'answers', a label.price and the head 'effects' (no other) belong together, and "
+            "with them collect.recipe 'text'. Set all of them, or none."
         )
     return params
 

@@ -19,7 +19,7 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import log_loss
+from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
@@ -33,10 +33,9 @@ from pipeline.pair.training import lightning
 from pipeline.params import TrainParams
 
 COMPONENTS = 60  # of a hidden state, that `fit_effects` tells apart
-FREE = 1000.0  # how many times larger than the others the column of the mean effect is, so that no penalty reaches it
 HARM_STRENGTH = 0.003  # C of the regression that tells harmful tokens from others
-FORWARDS_PENALTY = 2.5  # of the ridge regression of forwards, by row; slopes on unseen texts are about right
-OUTCOMES, SO_FAR, CHANCE = [TRIAL.index("loss"), TRIAL.index("forwards")], TRIAL.index("so_far"), TRIAL.index("chance")
+SAVED_PENALTY = 0.05  # of the ridge regression of saved tokens, for each row
+MOST_SAVED = 16  # tokens; a text that grows or shrinks by more would decide the regression alone
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
@@ -66,62 +65,33 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
     return head.float().eval(), {f"{c:g}": loss for c, loss in losses.items()}
 
 
-def residuals(rows: Rows, widths: Sequence[int], folds: int) -> Array:
-    """What keeping a token has to explain: loss of score and forwards still to come [N, 2]. For tokens kept by chance:
-    what the place does not say about its whole answer, the outcomes less regressions on features, position and the
-    score so far that have not seen the problem. For tokens kept on purpose: the whole loss, and nan."""
-    left, tried = rows.trial[:, OUTCOMES].double().numpy(), (rows.trial[:, CHANCE] > 0).numpy()
-    if not tried.any():
-        return left
-    rows = rows.where(torch.from_numpy(tried))
-    phi, _ = components(StandardScaler().fit_transform(rows.x.double().numpy()), widths)
-    trial, problem = rows.trial.double().numpy(), rows.problem.numpy()
-    at, so_far = (StandardScaler().fit_transform(one[:, None]) for one in (rows.position.numpy(), trial[:, SO_FAR]))
-    x = np.column_stack([phi, at, phi * at, so_far, so_far * at, so_far**2])
-    splits = GroupKFold(min(folds, len(np.unique(problem))))
-    left[tried] -= cross_val_predict(Ridge(len(x) / 200), x, left[tried], groups=problem, cv=splits)
-    return left
-
-
-def fit_effects(
-    rows: Rows, left: Array, widths: Sequence[int], price: float, folds: int
-) -> tuple[Linear, dict[str, Any]]:
-    """What keeping a draft token does to the whole answer, as a linear function of the features; `left [N, 2]` are
-    `residuals`. The loss of score is taken to grow with the logit of a regression which tells the tokens that do harm,
-    kept alone, from the others: few answers change, so that losses themselves say less. Forwards are found by an
-    R-learner (arXiv 1712.04912), a regression on (kept - chance) times the features. Both read wide features by their
-    first components. The head's logit is minus the loss and the forwards at their `price`, so that a token that pays
-    for itself has P = 0.5, in standard deviations of the rows; without rows kept by chance forwards count as equal."""
+def fit_effects(rows: Rows, widths: Sequence[int], price: float, folds: int) -> tuple[Linear, dict[str, Any]]:
+    """What keeping a draft token does to the whole answer, as a linear function of the features. The loss of score is
+    taken to grow with the logit of a regression which tells the tokens that do harm from the others: few answers lose
+    anything, so that losses themselves say less. Saved tokens are found by another regression. Both read wide features
+    by their first components. The head's logit is the saved tokens at their `price`, minus the loss, so that a token
+    that pays for itself has P = 0.5, in standard deviations of the rows."""
     scaler = StandardScaler().fit(raw := rows.x.double().numpy())
     phi, back = components(scaler.transform(raw), widths)
-    tried = (rows.trial[:, CHANCE] > 0).numpy()
-    alone, loss, problem = phi[~tried], left[~tried, 0], rows.problem.numpy()[~tried]
-    harmed = loss > 0
+    loss, saved = rows.trial.double().numpy().T
+    harmed, problem = rows.kept.numpy() < 1, rows.problem.numpy()
     if (num := min(len(np.unique(problem[harmed == kind])) for kind in (False, True))) < folds:
         raise UserError(f"Tokens with and without harm lie in {num} training problems only. Raise prompts.train.")
     model, splits = LogisticRegression(C=HARM_STRENGTH, max_iter=500), StratifiedGroupKFold(folds)
-    unseen = cross_val_predict(model, alone, harmed, groups=problem, cv=splits, method="decision_function")
-    slope, mean_forwards = max(float(np.polyfit(unseen, loss, 1)[0]), 0.0), 0.0
-    model.fit(alone, harmed)
-    slopes, mean_loss = slope * model.coef_[0], float(loss.mean()) + slope * float(model.intercept_[0] - unseen.mean())
-    if tried.any():
-        z = kept_beyond_chance(rows)[tried, None]
-        # The mean effect, by the first column, is as good as not penalised.
-        ridge = Ridge(FORWARDS_PENALTY * float((z**2).sum()), fit_intercept=False)
-        ridge.fit(np.column_stack([FREE * z, z * phi[tried]]), left[tried, 1])
-        slopes, mean_forwards = slopes + price * ridge.coef_[1:], FREE * float(ridge.coef_[0])
+    unseen = cross_val_predict(model, phi, harmed, groups=problem, cv=splits, method="decision_function")
+    slope = max(float(np.polyfit(unseen, loss, 1)[0]), 0.0)
+    model.fit(phi, harmed)
+    ridge = Ridge(SAVED_PENALTY * len(phi)).fit(phi, saved.clip(-MOST_SAVED, MOST_SAVED))
+    slopes = slope * model.coef_[0] - price * ridge.coef_
+    at_mean = float(loss.mean()) + slope * float(model.intercept_[0] - unseen.mean()) - price * float(ridge.intercept_)
     scale = float((phi @ slopes).std()) or 1.0
     head = Linear(raw.shape[1]).double()
     with torch.no_grad():
         head.first.weight.copy_(torch.from_numpy(-(back @ slopes) / scale)[None])
-        head.first.bias.fill_(-(mean_loss + price * mean_forwards) / scale if tried.any() else 0.0)
+        head.first.bias.fill_(-at_mean / scale)
     fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
-    return head.float().eval(), {"mean_loss": float(loss.mean()), "mean_forwards": mean_forwards, "unit": scale}
-
-
-def kept_beyond_chance(rows: Rows) -> Array:
-    """1 where the draft token was kept, else 0, less the chance of it [N]."""
-    return (rows.trial[:, TRIAL.index("accepted")] - rows.trial[:, CHANCE]).double().numpy()
+    auc = float(roc_auc_score(harmed, unseen))
+    return head.float().eval(), {"mean_loss": float(loss.mean()), "unseen_auc_of_harm": auc, "unit": scale}
 
 
 def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
@@ -138,18 +108,13 @@ def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
     return x @ back, back
 
 
-def effects(rows: Rows, left: Array, chosen: Array) -> dict[str, float]:
-    """What keeping one of the `chosen [N]` tokens does to its whole answer on average, with standard errors that allow
-    for what the tokens of a problem share: loss of score, where it was kept alone, and target forwards."""
-    found, tried = dict[str, float](), (rows.trial[:, CHANCE] > 0).numpy()
-    for name, outcome, seen in zip(("loss", "forwards"), left.T, (~tried, tried), strict=True):
-        mask = chosen & seen
-        if not mask.any():
-            continue
-        z, outcome, problem = kept_beyond_chance(rows)[mask], outcome[mask], rows.problem.numpy()[mask]
-        slope = float((z * outcome).sum() / (z * z).sum())
-        by_problem = np.bincount(np.unique(problem, return_inverse=True)[1], z * (outcome - slope * z))
-        found |= {name: slope, f"{name}_error": float(np.sqrt((by_problem**2).sum()) / (z * z).sum())}
+def effects(rows: Rows) -> dict[str, float]:
+    """What keeping one of these tokens does to its whole answer on average, loss of score and saved tokens, with
+    standard errors that allow for what the tokens of a problem share."""
+    found, index = dict[str, float](), np.unique(rows.problem.numpy(), return_inverse=True)[1]
+    for name, values in zip(TRIAL, rows.trial.double().numpy().T, strict=True):
+        by_problem = np.bincount(index, values - values.mean())
+        found |= {name: float(values.mean()), f"{name}_error": float(np.sqrt((by_problem**2).sum())) / len(values)}
     return found
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gistgate.core.files import fingerprint, read_json
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, Platt
 from gistgate.core.identity import identify_model, identify_tokenizer
-from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes, residuals
+from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of, told
@@ -70,18 +70,17 @@ def fit_by_effects(
 ) -> tuple[Gate, dict[str, Any], dict[str, Any]]:
     """The head of `label.recipe: answers`: its logits need no map, and it is measured by what the tokens that it keeps,
     and those that it refuses, do to the answers of problems that it has not seen."""
-    widths, fit = [*config.features.values()], ~parts.test
-    left = residuals(rows, widths, folds)
-    net, report = fit_effects(rows.where(fit), left[fit.numpy()], widths, config.labels["price"], folds)
+    widths = [*config.features.values()]
+    net, report = fit_effects(rows.where(~parts.test), widths, config.labels["price"], folds)
     gate = Gate(replace(config, map={"type": "platt", "num_knots": 0}))
     gate.head.load_state_dict(net.state_dict())
     gate.map.load_state_dict(Platt(1.0, 0.0).state_dict())
-    test, left = rows.where(parts.test), left[parts.test.numpy()]
+    test = rows.where(parts.test)
     with torch.no_grad():
-        kept = (net(test.x) >= 0).numpy()
-    found = {name: effects(test, left, mask) for name, mask in (("kept", kept), ("refused", ~kept)) if mask.any()}
+        kept = net(test.x) >= 0
+    found = {name: effects(test.where(mask)) for name, mask in (("kept", kept), ("refused", ~kept)) if mask.any()}
     flat = {f"{name}_{what}": value for name, some in found.items() for what, value in some.items()}
-    metrics = {"policy": "all", "n": len(kept), "share_kept": float(kept.mean()), **flat, "training": report}
+    metrics = {"policy": "all", "n": len(kept), "share_kept": float(kept.float().mean()), **flat, "training": report}
     return gate, metrics, {"policy": "all", "reliability": []}
 
 

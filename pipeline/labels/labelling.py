@@ -27,7 +27,7 @@ from pipeline.labels.rollouts import (
     decided,
     rejoined_at,
 )
-from pipeline.labels.schema import Table, Texts, num_rows, picked, read_references
+from pipeline.labels.schema import TRIAL, Policy, Table, Texts, num_rows, picked, read_references
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
@@ -249,23 +249,37 @@ class Labeller:
         greedy_kept[unknown] = torch.tensor(kept, dtype=torch.int8)
         return greedy_kept
 
-    def losses(self, table: Table, texts: Texts, score: Callable[[int, list[int]], float]) -> Tensor:
-        """What each text loses in score where it goes on, greedily and strictly, behind the draft token [N]. `score`
-        judges an answer to a problem. A rollout that comes back to the words of its text ends as that does."""
-        num = self.params.rejoin
+    def pairs(self, table: Table, texts: Texts, score: Callable[[int, list[int]], float]) -> Table:
+        """What the whole answer loses if the draft token stands in place of the target's own, and the target writes the
+        rest greedily: the columns of TRIAL, and `kept` (0 where the answer scores less, or is more than `label.longest`
+        times as long), all [N]. `score` judges an answer to a problem."""
+        num, longest, rows = self.params.rejoin, self.tools.meaning.longest, range(num_rows(table))
+        own = [self._rollout(table, texts, n, "target_id") for n in rows]
+        strict = (table["policy"] == Policy.STRICT).tolist()
+        # A strict text is the answer behind the target's own token already.
+        fresh = [rollout for rollout, known in zip(own, strict, strict=True) if not known]
+        ended = RolloutList(fresh, lambda _rollout, _answer: None, lambda _rollout, finished: finished.ids)
+        answers = iter(ended.made_by(self.tools.runner, title=self.title))
+        against = [rollout.text if known else next(answers) for rollout, known in zip(own, strict, strict=True)]
+        behind = {
+            replace(self._rollout(table, texts, n, "draft_id"), reference=against[n]): table["behind"][n].tolist()
+            for n in rows
+        }
 
-        def lost(rollout: Rollout, finished: FinishedRollout) -> float:
-            ids, text = finished.ids, rollout.text
-            if num is not None and (at := rejoined_at(rollout, ids, num)) is not None:
-                places = range(len(text) - num + 1)
-                back = next(place for place in places if text[place : place + num] == ids[at : at + num])
-                ids = [*ids[: at + num], *text[back + num :]]
-            return score(rollout.problem, text) - score(rollout.problem, ids)
+        def outcome(rollout: Rollout, finished: FinishedRollout) -> tuple[float, float, float]:
+            ids, other = finished.ids, rollout.reference
+            if num is not None and (at := rejoined_at(rollout, ids, num)) is not None:  # it ends as the other does
+                back = next(n for n in range(len(other)) if other[n : n + num] == ids[at : at + num])
+                ids = [*ids[:at], *other[back:]]
+            loss = score(rollout.problem, other) - score(rollout.problem, ids)
+            same = [x == y for x, y in zip(behind[rollout], ids[rollout.position + 1 :], strict=False)]
+            carried = (*same, False).index(False)
+            kept = loss <= 0 and len(ids) <= longest * len(other)
+            return loss, 1 + carried - (len(ids) - len(other)), kept
 
-        rollouts = [self._rollout(table, texts, n, "draft_id") for n in range(num_rows(table))]
-        rollouts = [replace(rollout, reference=rollout.text) for rollout in rollouts]
-        listed = RolloutList(rollouts, lambda rollout, answer: decided(rollout, answer, num, None), lost)
-        return torch.tensor(listed.made_by(self.tools.runner, title=self.title))
+        listed = RolloutList([*behind], lambda rollout, answer: decided(rollout, answer, num, None), outcome)
+        found = torch.tensor(listed.made_by(self.tools.runner, title=self.title), dtype=torch.float32).view(-1, 3)
+        return dict(zip((*TRIAL, "kept"), found.unbind(-1), strict=True))
 
     def _kept(self, table: Table, texts: Texts, greedy_kept: Tensor) -> tuple[Tensor, Tensor]:
         """P(kept) of every record [N], and how many rollouts stand behind it [N]. A lost greedy rollout counts as one

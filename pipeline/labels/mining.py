@@ -16,8 +16,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
 from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
-from gistgate.core.rule import Exact, State, allowed
-from gistgate.lm_eval.prompts import Prompt
+from gistgate.core.rule import Exact, allowed
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
@@ -39,7 +38,7 @@ class MismatchRecorder:
     layers: Collection[str] = ()  # hidden states that `more` reads
     wants_q = False  # whether it reads draft probabilities
 
-    def __init__(self, block: int, more: Callable[[Block, list[Row]], Table] = lambda _block, _rows: {}) -> None:
+    def __init__(self, block: int, more: Callable[[Block], Table] = lambda _block: {}) -> None:
         """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...]."""
         self.block, self.more = block, more
         self._tables: list[Table] = []
@@ -61,7 +60,7 @@ class MismatchRecorder:
             "target_id": block.top_ids[at_B, at_K],
             "behind": ids_BK[at_B[:, None], places].to(torch.int32),
             "accepted": (at_K < acceptance.length[at_B]).to(torch.int8),
-            **{name: values[at_B, at_K] for name, values in self.more(block, rows).items()},
+            **{name: values[at_B, at_K] for name, values in self.more(block).items()},
         }
         self._tables.append({name: column.cpu() for name, column in table.items()})
 
@@ -86,23 +85,6 @@ def stamped(table: Table, problem: int, policy: Policy, greedy_kept: int = -1) -
         "policy": torch.full((num,), policy, dtype=torch.int8),
         "greedy_kept": torch.full((num,), greedy_kept, dtype=torch.int8),
     }
-
-
-@dataclass(frozen=True)
-class Chance(Exact):
-    """Strict, but a draft token that differs is kept at random, with a known chance: so what keeping it does to the
-    whole answer can be told apart from what else is true of the places where it is kept."""
-
-    needs = frozenset({"gate", "uniforms"})
-
-    def accept(self, block: Block, state: State) -> Tensor:
-        assert block.uniforms is not None
-        return block.strict | (block.uniforms[:, :-1] < self.of(block))
-
-    def of(self, block: Block) -> Tensor:
-        """The chance of every draft token [B, K]: the gate's P(kept) within [0.2, 0.8]."""
-        assert block.gate_probs is not None
-        return block.gate_probs.clamp(0.2, 0.8)
 
 
 @dataclass(frozen=True)
@@ -305,28 +287,9 @@ def collect_gated(
 ) -> tuple[Table, list[AnswerText]]:
     """The same on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
     settings, block = {"risk": params.collect.pilot_risk}, params.decoding.block
-    recorder = MismatchRecorder(block, more=lambda seen, _: {"probability": seen.gate_probs})  # type: ignore[dict-item]
+    recorder = MismatchRecorder(block, more=lambda seen: {"probability": seen.gate_probs})  # type: ignore[dict-item]
     decoder = make_decoder(pair, MethodParams("autojudge"), settings, block, gate, observer=recorder)
     slots, request = Slots(params.decoding.batch_size), request_of(prompts, pair)
-    if params.collect.recipe == "chance":
-        return collect_chance(params, decoder, prompts, problems, **request)
-    tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
-    return concatenated(tables), texts
-
-
-def collect_chance(
-    params: Params, decoder: Decoder, prompts: Sequence[Prompt], problems: Sequence[int], **request: Any
-) -> tuple[Table, list[AnswerText]]:
-    """Texts in which draft tokens stay at random; each record has its `chance` and the `forwards` to come."""
-    rule = Chance()
-
-    def more(block: Block, rows: list[Row]) -> Table:
-        forwards_B = torch.tensor([row.statistics.forwards for row in rows], device=block.draft_ids.device)
-        return {"chance": rule.of(block), "forwards": forwards_B[:, None].expand_as(block.draft_ids)}
-
-    recorder = MismatchRecorder(decoder.block, more)
-    request["seeds"] = [params.seed * 1_000_003 + problem for problem in problems]
-    decoder, slots = decoder.having(rule=rule, observer=recorder), Slots(params.decoding.batch_size)
     tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
     return concatenated(tables), texts
 
@@ -345,11 +308,8 @@ def written(
     with bar(title=f"{policy.name.lower()} texts", unit="text", total=len(problems)) as shown:
         slots = replace(slots, progress=shown.update)
         answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
-    records = [*zip(problems, recorder.take(answers), answers, strict=True)]
-    for _, table, answer in records:
-        if "forwards" in table:
-            table["forwards"] = answer.statistics.forwards - table["forwards"]
-    tables = [stamped(table, problem, policy) for problem, table, _ in records if table]
+    records = zip(problems, recorder.take(answers), strict=True)
+    tables = [stamped(table, problem, policy) for problem, table in records if table]
     return tables, [AnswerText(problem, policy, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
 
 

@@ -80,11 +80,10 @@ ROWS = {  # what a head's training needs beside the features
     "kept": torch.float32,  # the label
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
-TRIAL = ("accepted", "chance", "so_far", "loss", "forwards")
-"""What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 5]: whether x was kept at random and
-how likely that was, the score of the text in front of it, what the whole answer lost in score against the strict one,
-and the target forwards from there to its end. On the target's own text x was kept on purpose, alone: with the chance 0,
-so that the whole loss is its effect; forwards are not known there."""
+TRIAL = ("loss", "saved")
+"""What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 2]: what the whole answer loses in
+score if x stands in place of t* and the target writes the rest, and the tokens that this saves: x, those behind it in
+its block that the target writes too, less what the answer grows by."""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
 FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 
@@ -162,7 +161,7 @@ class Rows:
     kept: Tensor  # probability that the meaning is kept [N], the label
     outcome: Tensor  # whether a rollout is behind the label, and not the target's own text [N]
     kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
-    trial: Tensor  # the columns TRIAL [N, 5], nan for labels of other recipes
+    trial: Tensor  # the columns TRIAL [N, 2], nan for labels of other recipes
 
     def __len__(self) -> int:
         return len(self.kept)

@@ -1,7 +1,6 @@
 """Decode the training prompts and record every mismatch of target and draft, without features: `python -m
 pipeline.stages.collect strict` the target's own text and the sequential walk along it, `gated` the texts of the pilot
-gate, whose prefixes a served gate will see; with `collect.recipe: chance` draft tokens stay at random there, as often
-as the pilot finds right. What that cost is in reports/labels/collect-<pass>.json."""
+gate, whose prefixes a served gate will see. What that cost is in reports/labels/collect-<pass>.json."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -57,8 +56,7 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
             records, texts = collect_gated(params, pair, pilot, prompts, some)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
-        extra = ("chance", "forwards") if params.collect.recipe == "chance" else ("probability",)
-        more = () if pilot is None else extra
+        more = () if pilot is None else ("probability",)
         records = records or no_records(params.decoding.block, more)
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 

@@ -1,10 +1,10 @@
 """Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
 Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
-behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` takes scores of whole answers:
-on the target's own texts of the rollout behind the draft token, on the others, in which tokens stayed at random, of the
-text itself. What labels cost is in reports/labels/label-<pass>.json."""
+behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` compares two whole answers,
+with the draft token and with the target's own, by score and length. What labels cost is in
+reports/labels/label-<pass>.json."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -47,9 +47,8 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     params, name, shards = settings
     torch.set_grad_enabled(False)
     recipe = params.label.recipe
-    rolls = recipe in ("outcome", "both") or (recipe, name) == ("answers", "strict")
-    engine = engine_of(params) if rolls else None
-    pair = load_pair(params, weights=recipe in ("suffix", "both") or (rolls and engine is None))
+    engine = engine_of(params) if recipe != "suffix" else None
+    pair = load_pair(params, weights=recipe in ("suffix", "both") or engine is None)
     task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
@@ -59,17 +58,12 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         (records, texts), cost, started = found[index], Cost(), perf_counter()
         # Several shards may be under way, so that their bars say which they are.
         title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
-        if rolls:
+        if recipe != "suffix":
             tools = tools_of(params, pair, task, prompts, cost, engine)
             labeller = Labeller(tools, prompts, params.label, params.seed, title)
         if recipe == "answers":
-            records = schema.picked(records, chosen[index])
             score = partial(score_of, task, pair.tokenizer, prompts)
-            labels = (
-                paired_labels(labeller, score, records, texts)
-                if rolls
-                else answer_labels(score, records, texts, schema.read_references())
-            )
+            labels = paired_labels(labeller, score, schema.picked(records, chosen[index]), texts)
             cost.labels, cost.seconds = schema.num_rows(labels), perf_counter() - started
             cost.save(shards.folder, index)
             return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
@@ -95,31 +89,12 @@ def score_of(task: Task, tokenizer: Any, prompts: Sequence[dict[str, Any]], prob
 
 
 def paired_labels(labeller: Labeller, score: Score, records: schema.Table, texts: schema.Texts) -> schema.Table:
-    """The records of strict texts with what these lose behind the draft token alone, as rows of LABELS, and `trial`."""
-    loss = labeller.losses(records, texts, score)
-    zero, unknown = torch.zeros_like(loss), torch.full_like(loss, torch.nan)
-    return tried(records, {"accepted": 1 - zero, "chance": zero, "so_far": zero, "loss": loss, "forwards": unknown})
-
-
-def answer_labels(
-    score: Score, records: schema.Table, texts: schema.Texts, strict: Mapping[int, list[int]]
-) -> schema.Table:
-    """The records with what their whole answers lost in score against the `strict` ones, which are given by problem,
-    as rows of LABELS, and the column `trial`."""
-    lost = {key: score(key[0], strict[key[0]]) - score(key[0], text.ids) for key, text in texts.items()}
-    keys = [*zip(records["problem"].tolist(), records["policy"].tolist(), strict=True)]
-    so_far = [score(key[0], texts[key].ids[:at]) for key, at in zip(keys, records["position"].tolist(), strict=True)]
-    loss = torch.tensor([lost[key] for key in keys])
-    return tried(records, {**records, "loss": loss, "so_far": torch.tensor(so_far)})
-
-
-def tried(records: schema.Table, columns: schema.Table) -> schema.Table:
-    """Rows of LABELS with the column `trial`, made of those of TRIAL among `columns`."""
-    trial = torch.stack([columns[name].float() for name in schema.TRIAL], dim=-1)
+    """The records as rows of LABELS by what the draft token does to the whole answer, and the column `trial`."""
+    columns = labeller.pairs(records, texts, score)
     rest = {name: records[name] for name in schema.BLOCK}
-    loss = trial[:, schema.TRIAL.index("loss")]
-    kept = {"greedy_kept": (loss <= 0).to(torch.int8), "kept": 1 - loss.clamp(0, 1)}
-    return {**rest, **kept, "rollouts": torch.ones(len(loss), dtype=torch.int16), "trial": trial}
+    kept, trial = columns["kept"], torch.stack([columns[name] for name in schema.TRIAL], dim=-1)
+    rollouts = torch.ones(len(kept), dtype=torch.int16)
+    return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept, "rollouts": rollouts, "trial": trial}
 
 
 def suffix_labels(

@@ -63,8 +63,8 @@ def check_all(content):
         ({"methods": {"a": {"rule": "fly"}}}, "Give it 'knob: theta' and a 'grid'"),
         ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
         ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
-        ({"collect": {"recipe": "chance"}}, "and the head 'effects' (no other) belong together"),
-        ({"train": {"heads": ["logistic", "effects"]}}, "belong together. Set all of them, or none."),
+        ({"label": {"price": 0.002}}, "and the head 'effects' (no other) belong together"),
+        ({"train": {"heads": ["logistic", "effects"]}}, "Set all of them, or none."),
         ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
     ],
 )

@@ -1,6 +1,6 @@
 """Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
 
-from functools import partial
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import Chance, MismatchRecorder, collect_chance, collect_strict, stamped
+from pipeline.labels.mining import MismatchRecorder, collect_strict, stamped
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
@@ -25,9 +25,8 @@ from pipeline.labels.schema import (
     picked,
     unpack,
 )
-from pipeline.params import CollectParams, DecodingParams, LabelParams, Params
-from pipeline.stages.label import answer_labels, paired_labels, score_of
-from tests.certificates.proofs import linear_gate
+from pipeline.params import CollectParams, LabelParams, Params
+from pipeline.stages.label import paired_labels
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -183,52 +182,34 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
 
 
-def test_tokens_kept_by_chance_are_recorded_with_their_chance_and_what_the_answer_cost(pair):
-    """The same seeds keep the same tokens in batches of any size; labels say what the task thinks of each text."""
-    prompts, few = [{"ids": [5 + n, 9, 30 + 2 * n, 44]} for n in range(40)], range(40)
-    target, draft = pair
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=linear_gate(target, draft))
-
-    def kept_at_random(batch_size):
-        params = Params(decoding=DecodingParams(batch_size=batch_size))
-        return unpack(pack(*collect_chance(params, decoder, prompts, few, **REQUEST)))
-
-    (records, texts), (again, others) = kept_at_random(128), kept_at_random(7)
-    assert set(records["policy"].tolist()) == {Policy.GATED}
-    assert others == texts and torch.equal(again["accepted"], records["accepted"])
-    accepted, chance = records["accepted"].double(), records["chance"].double()
-    assert len(chance) > 150 and bool((chance >= 0.2).all()) and bool((chance <= 0.8).all())
-    probs = SimpleNamespace(gate_probs=torch.tensor([0.05, 0.5, 0.99]))
-    assert Chance().of(probs).tolist() == pytest.approx([0.2, 0.5, 0.8])
-    assert abs(float(accepted.sum() - chance.sum())) < 3 * float((chance * (1 - chance)).sum().sqrt())
-    task = SimpleNamespace(text=SUMS.text, score=lambda _doc, ids: sum(token > 128 for token in ids) / 24)
-    score, strict = partial(score_of, task, None, [{"doc": {}}] * 40), dict.fromkeys(few, [129] * 12)
-    labels = checked(answer_labels(score, records, texts, strict), LABELS, "the labels")
-    trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
-    assert trial["accepted"] == accepted.tolist() and trial["chance"] == chance.float().tolist()
-    for n, one in enumerate(rows(records, Policy.GATED)):
-        text = texts[one.problem, Policy.GATED].ids
-        assert text[one.position] == (one.draft_id if one.accepted else one.target_id)
-        assert 1 <= one.forwards == trial["forwards"][n] <= len(text) - one.position + 1
-        assert trial["loss"][n] == pytest.approx(0.5 - task.score({}, text))
-        assert trial["so_far"][n] == pytest.approx(task.score({}, text[: one.position]))
-
-
 @pytest.mark.parametrize("rejoin", [None, 3])
-def test_strict_texts_lose_what_the_answer_behind_the_draft_token_scores_less(pair, rejoin):
-    """Each token is kept alone; a rollout that comes back to the text's words is taken to end as the text does."""
+def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
+    """On the target's own texts and on loose ones; a rollout that comes back to the other's words ends as that does."""
     tools, few = tools_for(pair), [{"ids": ids} for ids in PROMPTS]
     records, texts = unpack(pack(*collect_strict(Params(collect=CollectParams(recipe="text")), tools, few, range(3))))
-    labeller = Labeller(tools, few, LabelParams(rejoin=rejoin), 1)
+    recorder = MismatchRecorder(4)
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("random", rate=0.7), 4, observer=recorder)
+    answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
+    loose = [stamped(table, problem, Policy.GATED) for problem, table in enumerate(recorder.take(answers)) if table]
+    texts |= {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
+    labeller, seen, back = Labeller(tools, few, LabelParams(rejoin=rejoin), 1), set(), 0
+    labeller.tools.meaning.longest = longest = 0.9 if rejoin else inf
+    records = concatenated([records, *loose])
     labels = checked(paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts), LABELS, "the labels")
-    trial, back = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True)), 0
-    for n, one in enumerate(rows(records, Policy.STRICT)):
-        text = texts[one.problem, Policy.STRICT].ids
-        answer = forced(pair[0], one.problem, text[: one.position], one.draft_id)
-        grams, known = ([tuple(ids[at : at + 3]) for at in range(len(ids) - 2)] for ids in (answer, text))
+    trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
+    for n, one in enumerate([*rows(records, Policy.STRICT), *rows(records, Policy.GATED)]):
+        text = texts[one.problem, records["policy"][n].item()].ids
+        other, answer = (forced(pair[0], one.problem, text[: one.position], x) for x in (one.target_id, one.draft_id))
+        grams, known = ([tuple(ids[at : at + 3]) for at in range(len(ids) - 2)] for ids in (answer, other))
         place = next((at for at in range(one.position + 1, len(grams)) if grams[at] in known), None)
         if rejoin and place is not None:
             back += 1
-            answer = [*answer[: place + 3], *text[known.index(grams[place]) + 3 :]]
-        assert trial["loss"][n] == pytest.approx((sum(text) - sum(answer)) / 1000, abs=1e-5)
-    assert set(trial["accepted"]) == {1.0} and set(trial["chance"]) == {0.0} and bool(back) == bool(rejoin)
+            answer = [*answer[:place], *other[known.index(grams[place]) :]]
+        loss, longer = (sum(other) - sum(answer)) / 1000, len(answer) > longest * len(other)
+        new = answer[one.position + 1 :]
+        carried = max(n for n in range(len(new) + 1) if new[:n] == [*one.behind][:n])
+        assert trial["loss"][n] == pytest.approx(loss, abs=1e-5)
+        assert trial["saved"][n] == 1 + carried - (len(answer) - len(other))
+        assert labels["kept"][n] == float(loss <= 0 and not longer)
+        seen |= {("longer", longer), ("lost", loss > 0), ("carried", carried > 0)}
+    assert len(seen) == (6 if rejoin else 5) and bool(back) == bool(rejoin)
