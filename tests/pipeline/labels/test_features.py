@@ -47,7 +47,7 @@ def prompts():
     return [{"ids": torch.randint(3, 259, (4 + n % 5,), generator=draw).tolist()} for n in range(16)]
 
 
-def with_kl(block, _rows):
+def with_kl(block):
     at_B, at_K = torch.ones_like(block.valid).nonzero(as_tuple=True)
     return {**extract(block, NAMES), "kl": divergence(block, at_B, at_K).view(block.valid.shape)}
 
@@ -86,7 +86,7 @@ def test_features_read_again_equal_the_recorded_ones(recorded, again):
 def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompts):
     """Without draft probabilities nothing but `kl` is missing, and that is nan."""
     names = tuple(name for name in NAMES if name != "draft")
-    recorder = MismatchRecorder(BLOCK, lambda block, _: extract(block, names))
+    recorder = MismatchRecorder(BLOCK, lambda block: extract(block, names))
     recorder.layers = ["post", "pre", "layer:0"]
     table, texts = records_of(recorder, pair.target, SuffixDrafter(), make_rule("exact"), prompts)
     alone = SimpleNamespace(target=pair.target, draft=None, tokenizer=pair.tokenizer)

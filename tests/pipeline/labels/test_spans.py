@@ -28,7 +28,7 @@ def pair():
 @pytest.fixture(scope="module")
 def mismatches(pair):
     """Every mismatch of strict decoding, as the stage `collect` records it, with the states it saw."""
-    recorder = MismatchRecorder(4, lambda block, _: extract(block, ["h_tok:post"]))
+    recorder = MismatchRecorder(4, lambda block: extract(block, ["h_tok:post"]))
     recorder.layers = ["post"]
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=recorder)
     answers = decoder.generate([prompt["ids"] for prompt in PROMPTS], **REQUEST)
