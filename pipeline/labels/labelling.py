@@ -259,7 +259,7 @@ class Labeller:
         # A strict text is the answer behind the target's own token already.
         fresh = [rollout for rollout, known in zip(own, strict, strict=True) if not known]
         ended = RolloutList(fresh, lambda _rollout, _answer: None, lambda _rollout, finished: finished.ids)
-        answers = iter(ended.made_by(self.tools.runner, title=self.title))
+        answers = iter(ended.made_by(self.tools.runner, title=self.title and f"{self.title}, own token"))
         against = [rollout.text if known else next(answers) for rollout, known in zip(own, strict, strict=True)]
         behind = {
             replace(self._rollout(table, texts, n, "draft_id"), reference=against[n]): table["behind"][n].tolist()
@@ -278,7 +278,8 @@ class Labeller:
             return loss, 1 + carried - (len(ids) - len(other)), kept
 
         listed = RolloutList([*behind], lambda rollout, answer: decided(rollout, answer, num, None), outcome)
-        found = torch.tensor(listed.made_by(self.tools.runner, title=self.title), dtype=torch.float32).view(-1, 3)
+        outcomes = listed.made_by(self.tools.runner, title=self.title and f"{self.title}, draft token")
+        found = torch.tensor(outcomes, dtype=torch.float32).view(-1, 3)
         return dict(zip((*TRIAL, "kept"), found.unbind(-1), strict=True))
 
     def _kept(self, table: Table, texts: Texts, greedy_kept: Tensor) -> tuple[Tensor, Tensor]:

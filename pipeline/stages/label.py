@@ -48,7 +48,7 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     torch.set_grad_enabled(False)
     recipe = params.label.recipe
     engine = engine_of(params) if recipe != "suffix" else None
-    pair = load_pair(params, weights=recipe in ("suffix", "both") or engine is None)
+    pair = load_pair(params, weights=recipe == "both" or engine is None)
     task, prompts = load_task(params), read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]

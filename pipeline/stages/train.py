@@ -18,7 +18,7 @@ from pipeline.params import Params, read_params
 from pipeline.paths import HEADS, PILOT
 from pipeline.run import run
 
-MEASURES = ("auc", "ap", "brier", "ece", "kept_loss", "kept_forwards", "refused_loss", "refused_forwards")
+MEASURES = ("auc", "ap", "brier", "ece", "kept_loss", "kept_saved", "refused_loss", "refused_saved")
 
 
 def main(name: str) -> None:
