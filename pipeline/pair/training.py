@@ -1,6 +1,6 @@
-"""Teach models with PyTorch Lightning: those of the embedded pair from scratch, and a draft of a larger model's first
-layers to write as a target does. `python -m pipeline.pair.training FOLDER --layers 6` makes such a draft in a new
-folder from the training prompts and the strict answers that the stage `reference` has written."""
+"""Teach models with PyTorch Lightning: those of the embedded pair from scratch, and a draft of some layers of a larger
+model to write as a target does. `python -m pipeline.pair.training FOLDER --layers 6` makes such a draft in a new folder
+from the training prompts and the strict answers that the stage `reference` has written."""
 
 import logging
 import random
@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -215,22 +216,32 @@ def accuracy(tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]],
 
 
 Rows = Sequence[tuple[list[int], int]]  # ids of a text and how many of them are its prompt
+PROBED = 24  # texts that show which layers matter
 CHECKED = 10  # one text in so many is not trained on: the agreement is measured on it
 
 
-def cut(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Leave a model its first layers, in place; only they and the last norm are trained, in float32."""
+def cut(model: PreTrainedModel, layers: int, rows: Rows) -> list[int]:
+    """Leave a model, in place, the layers that turn the states of these texts most (1 minus the cosine of what a layer
+    reads and writes, arXiv 2403.03853), and say which; only they and the last norm are trained, in float32."""
     found, config = decoder_layers(model), model.config.get_text_config()
     if not 0 < layers < len(found):
         raise UserError(f"The model has {len(found)} layers, of which {layers} cannot be kept. Keep fewer, at least 1.")
-    del found[layers:]
+    turned = torch.zeros(len(found), device=model.device)
+    with torch.no_grad():
+        for ids, _ in rows:
+            read = torch.tensor([ids], device=model.device)
+            states = model.base_model(input_ids=read, use_cache=False, output_hidden_states=True).hidden_states
+            turned += torch.stack([1 - torch.cosine_similarity(a, b, -1).mean() for a, b in pairwise(states)])
+    kept = sorted(turned.argsort(descending=True)[:layers].tolist())
+    for place in sorted({*range(len(found))} - {*kept}, reverse=True):
+        del found[place]
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = [config.layer_types[place] for place in kept]
     fixed = {id(one.weight) for one in (model.get_input_embeddings(), model.get_output_embeddings())}
     for parameter in model.float().parameters():
         parameter.requires_grad_(id(parameter) not in fixed)
-    return model
+    return kept
 
 
 class Student(pl.LightningModule):
@@ -242,7 +253,6 @@ class Student(pl.LightningModule):
         lengths = [len(ids) for ids, _ in rows]
         steps = epochs * max(1, len(rows) // batch_size)
         self.planned = plan(lengths, batch_size, steps, seed=0)
-        self.agreement: list[float] = []  # of the texts that were not trained on, before and behind the training
 
     def batches(self, rows: Rows, planned: Sequence[Sequence[int]]) -> Any:
         """These rows as batches of ids and labels, both [B, T]."""
@@ -267,22 +277,14 @@ class Student(pl.LightningModule):
         self.log("loss", loss, prog_bar=True)
         return loss
 
-    def check(self) -> None:
-        """Note in which share of places the model's first choice is the target's token."""
+    def agreement(self) -> float:
+        """In which share of places of the texts that are not trained on the model's first choice is the target's."""
         right, every = 0, 0
         with torch.inference_mode():
             for ids_BT, labels_BT in self.batches(self.checked, [[place] for place in range(len(self.checked))]):
                 logits_NV, tokens_N = self.predictions((ids_BT.to(self.device), labels_BT.to(self.device)))
                 right, every = right + int((logits_NV.argmax(-1) == tokens_N).sum()), every + len(tokens_N)
-        self.agreement.append(right / every)
-
-    def on_train_start(self) -> None:
-        """What the cut model knows."""
-        self.check()
-
-    def on_train_end(self) -> None:
-        """What it has learned."""
-        self.check()
+        return right / every
 
     def configure_optimizers(self) -> Any:
         """AdamW, with a rate that rises for a twentieth of the steps and falls to nothing."""
@@ -295,7 +297,7 @@ class Student(pl.LightningModule):
 
 def main(
     folder: Path,
-    layers: Annotated[int, typer.Option(help="First layers that the draft keeps.", min=1)],
+    layers: Annotated[int, typer.Option(help="Layers that the draft keeps: those that change states most.", min=1)],
     of: Annotated[str, typer.Option(help="Model of the pair that is cut: draft or target.")] = "draft",
     epochs: Annotated[int, typer.Option(help="Passes over the answers.", min=1)] = 3,
     batch_size: Annotated[int, typer.Option(help="Answers in a step.", min=1)] = 8,
@@ -313,11 +315,13 @@ def main(
     whole = replace(source.roles[of], quantise="none")
     model, dtype = load_model(whole), getattr(torch, whole.dtype)
     kept = [row for place, row in enumerate(rows) if place % CHECKED]
-    student = Student(cut(model, layers), kept, rows[::CHECKED], batch_size, epochs, lr)
+    left = cut(model, layers, kept[:PROBED])
+    student = Student(model, kept, rows[::CHECKED], batch_size, epochs, lr)
     precision: Any = "bf16-mixed" if has_fast_bfloat16() else "32-true"
     options: dict[str, Any] = {"max_epochs": 1, "devices": 1, "enable_checkpointing": False, "gradient_clip_val": 1.0}
+    before = student.agreement()
     lightning(10, accelerator="auto", precision=precision, **options).fit(student)
-    before, behind = student.agreement
+    behind = student.agreement()
 
     def write(part: Path) -> None:
         model.to(dtype).save_pretrained(part)
@@ -325,8 +329,9 @@ def main(
 
     write_atomic(folder, write)
     print(
-        f"{folder} is written: {layers} layers, trained on {len(kept)} answers. On {len(rows[::CHECKED])} others its "
-        f"first choice is the target's token in {behind:.1%} of the places, before the training in {before:.1%}."
+        f"{folder} is written: layers {', '.join(map(str, left))}, trained on {len(kept)} answers. On "
+        f"{len(rows[::CHECKED])} others its first choice is the target's token in {behind:.1%} of the places, before "
+        f"the training in {before:.1%}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of a model's first layers."""
+"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of some layers of a model."""
 
 import random
 from types import SimpleNamespace
@@ -41,12 +41,9 @@ def test_equal_shapes_and_transposed_ones_are_updated_as_if_alone():
         assert torch.allclose(together[i], step([i])[0], atol=1e-6) and not torch.allclose(together[i], first[i])
 
 
-def test_training_gives_the_same_tokenizer_again():
+def test_training_gives_the_same_tokenizer_again_in_which_every_word_is_one_token():
     assert train_tokenizer().backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
     assert TOKENIZER.convert_ids_to_tokens(TOKENIZER(" 475")["input_ids"]) == ["Ġ4", "7", "5"], "digits stand apart"
-
-
-def test_every_word_is_one_token():
     answers = [one["answer"].replace("\n", " ").split(" ")[1:] for one in documents(WorldParams(), 1, "train", 200)]
     for word in {*words(), *(word for answer in answers for word in answer if word.isalpha())}:
         assert len(TOKENIZER(f" {word}")["input_ids"]) == 1, word
@@ -58,8 +55,7 @@ def test_round_trip(tmp_path):
     assert (loaded.padding_side, loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == ("left", 0, 1, 2)
     questions = [one["question"] for one in documents(WorldParams(), 1, "test", 20)]
     for text in ("Grüße, 12 Äpfel\n\n\t#### -3.5", *questions):
-        ids = loaded(text)["input_ids"]
-        assert ids == TOKENIZER(text)["input_ids"] and loaded.decode(ids) == text
+        assert loaded.decode(ids := loaded(text)["input_ids"]) == text and ids == TOKENIZER(text)["input_ids"]
 
 
 def test_a_document_is_its_prompt_and_its_answer():
@@ -101,11 +97,16 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_layers_of_a_model_learn_to_write_as_the_target(project, capsys):
+def test_the_layers_of_a_model_that_matter_learn_to_write_as_the_target(project, capsys):
+    target = AutoModelForCausalLM.from_pretrained(project / "target")
+    for product in (target.model.layers[0].self_attn.o_proj, target.model.layers[0].mlp.down_proj):
+        torch.nn.init.zeros_(product.weight)  # now the first layer changes nothing
+    target.save_pretrained(project / "target")
     training.main(project / "student", layers=1, of="target", epochs=10, lr=0.01)
-    behind, before = (float(part.rstrip("%.,")) for part in capsys.readouterr().out.split() if "%" in part)
-    assert before < 20 and behind > 90
-    student, target = (AutoModelForCausalLM.from_pretrained(project / name) for name in ("student", "target"))
+    said = capsys.readouterr().out
+    behind, before = (float(part.rstrip("%.,")) for part in said.split() if "%" in part)
+    assert "layers 1, trained" in said and before < 20 and behind > 90
+    student = AutoModelForCausalLM.from_pretrained(project / "student")
     assert len(student.model.layers) == student.config.num_hidden_layers == 1
     assert torch.equal(student.lm_head.weight, target.lm_head.weight), "only the layers are trained"
     assert AutoTokenizer.from_pretrained(project / "student").eos_token_id == 2
