@@ -230,6 +230,7 @@ def cut(model: PreTrainedModel, layers: int, rows: Rows) -> list[int]:
     with torch.no_grad():
         for ids, _ in rows:
             read = torch.tensor([ids], device=model.device)
+            # The last of these states is behind the norm, which counts as part of the last layer.
             states = model.base_model(input_ids=read, use_cache=False, output_hidden_states=True).hidden_states
             turned += torch.stack([1 - torch.cosine_similarity(a, b, -1).mean() for a, b in pairwise(states)])
     kept = sorted(turned.argsort(descending=True)[:layers].tolist())
