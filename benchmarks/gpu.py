@@ -1,4 +1,5 @@
-"""What the parts of a round take on a GPU: models of real shapes with random weights, and scripted acceptance.
+"""What the parts of a round take on a GPU: models of real shapes with random weights, and scripted
+acceptance.
 
 python -m benchmarks.gpu [--pairs qwen2.5-7b:qwen2.5-0.5b,...] [--cells 1x512,...] [--seconds 450]
 """
@@ -41,20 +42,36 @@ from pipeline.run import run
 
 QWEN: dict[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
 LLAMA: dict[str, Any] = {"max_position_embeddings": 131072, "rope_theta": 5e5, "vocab_size": 128256}
-WIDTHS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 SHAPES: dict[str, tuple[type[Any], tuple[int, ...], dict[str, Any]]] = {
     "llama-3.1-8b": (LlamaConfig, (4096, 14336, 32, 32, 8), LLAMA),
     "llama-8b-4-layers": (LlamaConfig, (4096, 14336, 4, 32, 8), LLAMA),
     "llama-3.2-1b": (LlamaConfig, (2048, 8192, 16, 32, 8), LLAMA | {"tie_word_embeddings": True}),
     "qwen2.5-7b": (Qwen2Config, (3584, 18944, 28, 28, 4), QWEN | {"vocab_size": 152064}),
-    "qwen2.5-1.5b": (Qwen2Config, (1536, 8960, 28, 12, 2), QWEN | {"vocab_size": 151936, "tie_word_embeddings": True}),
-    "qwen2.5-0.5b": (Qwen2Config, (896, 4864, 24, 14, 2), QWEN | {"vocab_size": 151936, "tie_word_embeddings": True}),
+    "qwen2.5-1.5b": (
+        Qwen2Config,
+        (1536, 8960, 28, 12, 2),
+        QWEN | {"vocab_size": 151936, "tie_word_embeddings": True},
+    ),
+    "qwen2.5-0.5b": (
+        Qwen2Config,
+        (896, 4864, 24, 14, 2),
+        QWEN | {"vocab_size": 151936, "tie_word_embeddings": True},
+    ),
     "tiny": (LlamaConfig, (64, 128, 3, 4, 2), {"vocab_size": 512}),
 }
 """Published shapes, by name: kind, widths, the rest."""
 PAIRS = "qwen2.5-7b:qwen2.5-0.5b,llama-3.1-8b:llama-3.2-1b,qwen2.5-1.5b:qwen2.5-0.5b,llama-3.1-8b:llama-8b-4-layers"
-CELLS = "1x512,8x512,1x4096,32x512,8x4096"  # batch x slots, which are tokens of context that the memory has room for
-SHORT, LONG = 32, 160  # tokens of two answers, whose difference holds no reading of the prompt
+# batch x slots, which are tokens of context that the memory has room for
+CELLS = "1x512,8x512,1x4096,32x512,8x4096"
+SHORT = 32  # tokens of two answers, whose difference holds no reading of the prompt
+LONG = 160
 ROOM = 256  # slots that are kept for the answer
 LENGTHS = (2, 4, 6, 8)  # mean accepted lengths that are decoded
 REPEATS = 30
@@ -83,7 +100,9 @@ def model_of(shape: str, device: str) -> PreTrainedModel:
     if shape not in SHAPES:
         raise UserError(f"There is no shape '{shape}'. Known: {', '.join(SHAPES)}.")
     kind, widths, more = SHAPES[shape]
-    config = kind(**dict(zip(WIDTHS, widths, strict=True)), pad_token_id=0, eos_token_id=None, **more)
+    config = kind(
+        **dict(zip(WIDTHS, widths, strict=True)), pad_token_id=0, eos_token_id=None, **more
+    )
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model.eval().requires_grad_(False)
@@ -93,9 +112,21 @@ def gate_of(target: PreTrainedModel) -> Gate:
     """An untrained gate of the pipeline's default features."""
     config = target.config
     width = config.hidden_size
-    features = {"h_tok:post": width, "h_pred:post": width, "scalars": len(SCALARS), "lookahead": 3 * LOOK_AHEAD}
+    features = {
+        "h_tok:post": width,
+        "h_pred:post": width,
+        "scalars": len(SCALARS),
+        "lookahead": 3 * LOOK_AHEAD,
+    }
     identity = ModelIdentity(
-        "random", None, config.model_type, width, config.num_hidden_layers, config.vocab_size, str(target.dtype), ""
+        "random",
+        None,
+        config.model_type,
+        width,
+        config.num_hidden_layers,
+        config.vocab_size,
+        str(target.dtype),
+        "",
     )
     known = TokenizerIdentity("none", "", config.vocab_size)
     return Gate(GateConfig({"type": "linear"}, features, identity, None, known)).to(target.device)
@@ -124,7 +155,9 @@ def milliseconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def seconds_of(answer: Callable[[int], object]) -> tuple[float, float]:
-    """Seconds of the first answer, which builds what it needs, and per token from then on, reading the prompt aside."""
+    """Seconds of the first answer, which builds what it needs, and per token from then on, reading
+    the prompt aside.
+    """
 
     def timed(tokens: int) -> float:
         synchronise()
@@ -148,8 +181,11 @@ def copy_bandwidth(device: str) -> float:
 
 
 def bytes_read(model: PreTrainedModel, memory: Sequence[Tensor]) -> int:
-    """What a step has to read: every weight but the rows of an embedding that no output layer shares, keys, values."""
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    """What a step has to read: every weight but the rows of an embedding that no output layer
+    shares, keys, values.
+    """
+    inputs = model.get_input_embeddings()
+    outputs = model.get_output_embeddings()
     spared = inputs.weight.nbytes if inputs.weight is not outputs.weight else 0
     read: int = num_bytes([*model.parameters(), *memory]) - spared
     return read
@@ -167,7 +203,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(2, self.target.config.vocab_size, (self.slots - ROOM,), generator=generator)
+        ids = torch.randint(
+            2, self.target.config.vocab_size, (self.slots - ROOM,), generator=generator
+        )
         self.prompts = [ids.tolist()] * self.batch
         self.most = torch.zeros((), dtype=torch.long, device=self.target.device)
         self.gate = gate_of(self.target)
@@ -176,11 +214,16 @@ class Bench:
     def decoder(self, name: str, block: int) -> Decoder:
         """Ours with the strict rule or the gate under a script; plain at `block` 0."""
         if not block:
-            return Decoder(self.target, None, Exact(), 0, engine="compiled", vocabulary=self.vocabulary)
+            return Decoder(
+                self.target, None, Exact(), 0, engine="compiled", vocabulary=self.vocabulary
+            )
         rule = Scripted(AutoJudge(risk=0.5) if name == GATED else Exact(), self.most)
         gate = self.gate if name == GATED else None
-        drafter, size = ModelDrafter(self.draft), self.vocabulary
-        return Decoder(self.target, drafter, rule, block, gate=gate, engine="compiled", vocabulary=size)
+        drafter = ModelDrafter(self.draft)
+        size = self.vocabulary
+        return Decoder(
+            self.target, drafter, rule, block, gate=gate, engine="compiled", vocabulary=size
+        )
 
     def session(self, decoder: Decoder) -> CompiledSession:
         rows = [Row(index, list(prompt), len(prompt)) for index, prompt in enumerate(self.prompts)]
@@ -189,15 +232,18 @@ class Bench:
 
     def round_ms(self, session: CompiledSession) -> float:
         """The verification of one round with its rule, and the messages to the device."""
-        feed, uniforms = session._feed(session.rows), session._uniforms(0)
-        ids, valid = session._ints(session.num), torch.ones(session.batch, session.num, dtype=torch.bool)
+        feed = session._feed(session.rows)
+        uniforms = session._uniforms(0)
+        ids = session._ints(session.num)
+        valid = torch.ones(session.batch, session.num, dtype=torch.bool)
         q = torch.ones(session.batch, session.num, 0, device=session.device)
         inputs = [feed, ids, valid.to(session.device), q, uniforms]
         return milliseconds(lambda: session._round_program(*session._memory, *inputs))
 
     def draft_ms(self, session: CompiledSession) -> float:
         """K draft steps, of which the first reads two tokens."""
-        feed, uniforms = session._feed(session.rows), session._uniforms(0)
+        feed = session._feed(session.rows)
+        uniforms = session._uniforms(0)
         assert session._steps is not None
         steps = session._steps
         return milliseconds(lambda: steps(*session._draft_memory, feed, uniforms))
@@ -209,7 +255,11 @@ class Bench:
             *memory, feed, x_BK = tensors
             ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
             steps = torch.arange(ids.shape[1], device=ids.device)
-            return (forward(self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]).argmax(-1),)
+            return (
+                forward(
+                    self.target, memory, ids, feed[:, AT : AT + 1] + steps, ids.shape[1]
+                ).argmax(-1),
+            )
 
         inputs = [session._feed(session.rows), session._ints(session.num)]
         program = program_of(self.target, ("bare", session.num), bare, session._memory, inputs)
@@ -248,7 +298,9 @@ def measured(bench: Bench, bandwidth: float, save: Callable[[dict[str, Any]], No
         if name == GATED:
             found["gate_ms"] = bench.round_ms(bench.session(decoder))
         lengths = [length for length in LENGTHS if length <= bench.block + 1]
-        found[f"{name}_seconds_per_token"] = {str(one): bench.seconds(decoder, one - 1) for one in lengths}
+        found[f"{name}_seconds_per_token"] = {
+            str(one): bench.seconds(decoder, one - 1) for one in lengths
+        }
         save(found)
 
 
@@ -268,9 +320,13 @@ def of_pair(pair: str, cells: str, block: int, device: str, path: Path) -> None:
 
 
 def of_library(shape: str, cells: str, block: int, device: str, path: Path) -> None:
-    """The same weights without programs of ours: our eager engine, transformers' `generate`, its static cache."""
-    target, found = model_of(shape, device), dict[str, Any]()
-    pair, request = SimpleNamespace(target=target, draft=None, tokenizer=None), {"max_new_tokens": SHORT}
+    """The same weights without programs of ours: our eager engine, transformers' `generate`, its
+    static cache.
+    """
+    target = model_of(shape, device)
+    found = dict[str, Any]()
+    pair = SimpleNamespace(target=target, draft=None, tokenizer=None)
+    request = {"max_new_tokens": SHORT}
     eager = Decoder(target, None, Exact(), 0)
     for cell in cells.split(","):
         batch, slots = map(int, cell.split("x"))
@@ -293,15 +349,22 @@ def of_library(shape: str, cells: str, block: int, device: str, path: Path) -> N
 
 
 def parts(one: dict[str, Any]) -> dict[str, float]:
-    """What follows from the times of a cell. `limit` is the time of copying what a plain step reads, as fast as a large
-    tensor is copied, over that of the step; `rest` is what the host adds to a round, commit included, at tau 4."""
-    round_ms, plain = one["draft_ms"] + one["strict_ms"], one["plain_ms"]
+    """What follows from the times of a cell. `limit` is the time of copying what a plain step
+    reads, as fast as a large tensor is copied, over that of the step; `rest` is what the host adds
+    to a round, commit included, at tau 4."""
+    round_ms = one["draft_ms"] + one["strict_ms"]
+    plain = one["plain_ms"]
     found = {"limit": one["limit_ms"] / plain, "c": one["draft_ms"] / one["block"] / plain}
     found |= {"v": one["verify_ms"] / plain, "ready": one["plain_ready_seconds"]}
-    found |= {name: 100 * max(one[name] - one["verify_ms"], 0) / round_ms for name in RULES if name in one}
+    found |= {
+        name: 100 * max(one[name] - one["verify_ms"], 0) / round_ms for name in RULES if name in one
+    }
     strict, gated = (one.get(f"{name}_seconds_per_token", {}) for name in ("strict", GATED))
     if "4" in strict:
-        found |= {"rest": 4000 * strict["4"] - round_ms, "strict": one["plain_seconds_per_token"] / strict["4"]}
+        found |= {
+            "rest": 4000 * strict["4"] - round_ms,
+            "strict": one["plain_seconds_per_token"] / strict["4"],
+        }
         found |= {"gated": strict["4"] / gated["6"]} if "6" in gated else {}
     return found
 
@@ -312,16 +375,22 @@ def lines(payload: dict[str, Any], library: dict[str, Any]) -> list[str]:
     for cell, one in payload["cells"].items():
         if "verify_ms" not in one:
             continue
-        batch, found = one["batch"], parts(one)
+        batch = one["batch"]
+        found = parts(one)
         ours = [one.get(f"{name}_seconds_per_token", {}) for name in ("strict", GATED)]
-        speeds = [" ".join(f"{batch / seconds:.0f}" for seconds in each.values()) or "-" for each in ours]
+        speeds = [
+            " ".join(f"{batch / seconds:.0f}" for seconds in each.values()) or "-" for each in ours
+        ]
         theirs = [library.get(cell, {}).get(name) for name in LIBRARY]
         numbers = [
             *(batch, one["slots"], f"{one['plain_ms']:.2f}", f"{found['limit']:.2f}"),
             *(f"{one['draft_ms'] / one['block']:.2f}", f"{found['c']:.2f}", f"{found['v']:.2f}"),
             *(f"{found[name]:.1f}" if name in found else "-" for name in RULES),
             f"{found['rest']:.2f}" if "rest" in found else "-",
-            *("-" if each is None else f"{batch / each['seconds_per_token']:.0f}" for each in theirs),
+            *(
+                "-" if each is None else f"{batch / each['seconds_per_token']:.0f}"
+                for each in theirs
+            ),
             *(f"{batch / one['plain_seconds_per_token']:.0f}", *speeds),
         ]
         table.append(f"| {payload['pair']} | {' | '.join(map(str, numbers))} |")
@@ -333,17 +402,19 @@ def verdicts(payload: dict[str, Any]) -> list[str]:
     one = next(iter(payload["cells"].values()), {})
     found = parts(one) if "verify_ms" in one else {}
     return [
-        f"{payload['pair']}, {one['batch']} x {one['slots']}: {what} {found[name]:.3g}; the goal is at {side} {goal:g}."
+        f"{payload['pair']}, {one['batch']} x {one['slots']}: {what} {found[name]:.3g}; the goal is"
+        f" at {side} {goal:g}."
         for name, (what, side, goal) in GOALS.items()
         if name in found
     ]
 
 
-RULES, LIBRARY = ("strict_ms", "gate_ms"), ("eager", "generate", "generate_static")
+RULES = ("strict_ms", "gate_ms")
+LIBRARY = ("eager", "generate", "generate_static")
 HEADER = (
-    "| pair | batch | slots | plain step, ms | share of limit | draft step, ms | c | v | strict rule, % of a round "
-    "| gate and rule, % | rest of a round, ms | eager, tokens/s | generate | static compiled | plain "
-    "| strict at 2 4 6 8 | gate at 2 4 6 8 |"
+    "| pair | batch | slots | plain step, ms | share of limit | draft step, ms | c | v | strict"
+    " rule, % of a round | gate and rule, % | rest of a round, ms | eager, tokens/s | generate |"
+    " static compiled | plain | strict at 2 4 6 8 | gate at 2 4 6 8 |"
 )
 GOALS = {
     "ready": ("seconds to the first answer are", "most", 60),
@@ -370,17 +441,34 @@ def main(
         measure(name, cells, block, device, Path(file))
         return
     if device == "cpu" and pairs == PAIRS:
-        raise UserError("PyTorch finds no GPU here. Take a machine with one, or try it with --pairs tiny:tiny.")
-    ends, known = perf_counter() + seconds, dict[str, dict[str, dict[str, Any]]]()
+        raise UserError(
+            "PyTorch finds no GPU here. Take a machine with one, or try it with --pairs tiny:tiny."
+        )
+    ends = perf_counter() + seconds
+    known = dict[str, dict[str, dict[str, Any]]]()
     jobs = [("pair", pair) for pair in pairs.split(",")]
     jobs.insert(1, ("library", pairs.split(":")[0]))
-    for cell, (kind, name) in product(cells.split(","), jobs):  # each in a process of its own, one graph memory in each
+    for cell, (kind, name) in product(
+        cells.split(","), jobs
+    ):  # each in a process of its own, one graph memory in each
         if perf_counter() > ends:
             break
         path = results / f"gpu-{kind}-{name.replace(':', '-')}-{cell}.json"
-        command = [sys.executable, "-m", "benchmarks.gpu", "--only", f"{kind}={name}={path}", "--cells", cell]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--only",
+            f"{kind}={name}={path}",
+            "--cells",
+            cell,
+        ]
         try:
-            subprocess.run([*command, "--block", str(block)], timeout=max(ends - perf_counter(), 1), check=False)
+            subprocess.run(
+                [*command, "--block", str(block)],
+                timeout=max(ends - perf_counter(), 1),
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             print(f"{name} {cell}: no time was left for all of it", flush=True)
         if path.exists():
@@ -388,10 +476,29 @@ def main(
             known.setdefault(kind, {}).setdefault(name, found)["cells"] |= found["cells"]
             path.unlink()
     library = {name: one["cells"] for name, one in known.get("library", {}).items()}
-    found = {"pairs": list(known.get("pair", {}).values()), "library": library, "version": __version__}
-    write_json(results / "gpu.json", {**found, "machine": machine(), "date": date.today().isoformat()})
-    table = [line for one in found["pairs"] for line in lines(one, library.get(one["pair"].split(":")[0], {}))]
-    print("\n".join([HEADER, "|---|" + "---:|" * 16, *table, *chain.from_iterable(map(verdicts, found["pairs"]))]))
+    found = {
+        "pairs": list(known.get("pair", {}).values()),
+        "library": library,
+        "version": __version__,
+    }
+    write_json(
+        results / "gpu.json", {**found, "machine": machine(), "date": date.today().isoformat()}
+    )
+    table = [
+        line
+        for one in found["pairs"]
+        for line in lines(one, library.get(one["pair"].split(":")[0], {}))
+    ]
+    print(
+        "\n".join(
+            [
+                HEADER,
+                "|---|" + "---:|" * 16,
+                *table,
+                *chain.from_iterable(map(verdicts, found["pairs"])),
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

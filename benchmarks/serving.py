@@ -1,6 +1,8 @@
-"""What speculation costs and gains behind a server under load: vLLM plain, strict, and with rules of this library.
+"""What speculation costs and gains behind a server under load: vLLM plain, strict, and with rules
+of this library.
 
-python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
+python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4]
+[--rounds 3]
 """
 
 import asyncio
@@ -35,18 +37,21 @@ from pipeline.paths import EXPORT, SCRATCH
 from pipeline.run import run
 
 SECONDS = 300.0  # longest wait for one answer
-START, STOP = 600, 60  # longest wait for a server to answer, and to end when it is told to, in seconds
+START = 600  # longest wait for a server to answer, and to end when it is told to, in seconds
+STOP = 60
 MODEL = "target"  # name under which every server knows its model
 PLAIN = "plain"
 SERVABLE = ("fly", "ensemble", "prob-ratio", "typical")
-"""Rules without a gate that the plug-in serves, as far as the run has certified them. The greedy form of `ensemble`
-needs vLLM's second model runner, which wants a GPU."""
+"""Rules without a gate that the plug-in serves, as far as the run has certified them. The greedy
+form of `ensemble` needs vLLM's second model runner, which wants a GPU."""
 MOST = 1_000_000  # a number of running requests that no server reaches
 
 
 @dataclass(frozen=True)
 class Level:
-    """How much is asked at once: `users` of a closed loop, or requests per second (`rate`) of an open loop."""
+    """How much is asked at once: `users` of a closed loop, or requests per second (`rate`) of an
+    open loop.
+    """
 
     users: int | None = None
     rate: float | None = None
@@ -79,7 +84,9 @@ class Round:
     waited: list[Waited]
 
     def as_dict(self) -> dict[str, float]:
-        """Figures of the round: seconds, tokens, and the median and mean over its requests, in seconds."""
+        """Figures of the round: seconds, tokens, and the median and mean over its requests, in
+        seconds.
+        """
         return {
             "seconds": self.seconds,
             "tokens": sum(one.tokens for one in self.waited),
@@ -88,19 +95,26 @@ class Round:
         }
 
 
-def drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:
-    """Send every prompt once at a level, for answers of at most `length` tokens; equal seeds give equal arrivals."""
+def drive(
+    address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int
+) -> Round:
+    """Send every prompt once at a level, for answers of at most `length` tokens; equal seeds give
+    equal arrivals.
+    """
 
     async def send() -> Round:
         free = asyncio.Semaphore(level.users or len(prompts))
-        async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
+        async with AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS
+        ) as client:
 
             async def ask(prompt: list[int], at: float) -> Waited:
                 await asyncio.sleep(at)
                 async with free:
                     return await answer(client, model, prompt, length)
 
-            started, times = perf_counter(), arrivals(len(prompts), level, seed)
+            started = perf_counter()
+            times = arrivals(len(prompts), level, seed)
             waited = await asyncio.gather(*map(ask, prompts, times))
             return Round(perf_counter() - started, list(waited))
 
@@ -108,14 +122,17 @@ def drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, 
         return asyncio.run(send())
     except OpenAIError as error:
         raise UserError(
-            f"The server at {address} did not answer a request ({type(error).__name__}: {first_line(error)}). Its log "
-            "in .scratch says why; mend that, and start again."
+            f"The server at {address} did not answer a request ({type(error).__name__}:"
+            f" {first_line(error)}). Its log in .scratch says why; mend that, and start again."
         ) from error
 
 
 async def answer(client: Any, model: str, prompt: list[int], length: int) -> Waited:
     """One streamed greedy answer."""
-    started, first, last, tokens = perf_counter(), None, 0.0, 0
+    started = perf_counter()
+    first = None
+    last = 0.0
+    tokens = 0
     stream = await client.completions.create(
         model=model,
         prompt=prompt,
@@ -143,14 +160,19 @@ def arrivals(number: int, level: Level, seed: int) -> list[float]:
 
 def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> dict[Level, int]:
     """Every level that is asked for, with its requests in a round."""
-    found = {Level(users=one): min(each * one, most) for one in (counts(users, "--users") if users else [])}
+    found = {
+        Level(users=one): min(each * one, most)
+        for one in (counts(users, "--users") if users else [])
+    }
     for one in filter(None, rates.split(",")):
         try:
             rate = float(one)
         except ValueError:
             rate = math.nan
         if not 0 < rate < math.inf:
-            raise UserError(f"'{one}' in --rates is no positive number. Pass numbers such as 0.5,4.")
+            raise UserError(
+                f"'{one}' in --rates is no positive number. Pass numbers such as 0.5,4."
+            )
         found[Level(rate=rate)] = math.ceil(seconds * rate)
     if not found:
         raise UserError("No load is asked for. Name --users, --rates or both.")
@@ -162,7 +184,9 @@ class Configuration:
     """How one server is started."""
 
     target: Path  # folder of the target
-    speculation: Mapping[str, Any] | None = None  # vLLM's speculative configuration; None decodes plainly
+    speculation: Mapping[str, Any] | None = (
+        None  # vLLM's speculative configuration; None decodes plainly
+    )
     gistgate: Mapping[str, Any] | None = None  # configuration of the plug-in; None leaves it out
     dtype: str = "float32"
     python: str = sys.executable  # interpreter of an environment with vLLM and this package
@@ -170,8 +194,23 @@ class Configuration:
 
     def command(self, port: int) -> list[str]:
         """The command that serves it on a port of this machine alone."""
-        words = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.target)]
-        words += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype]
+        words = [
+            self.python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(self.target),
+        ]
+        words += [
+            "--served-model-name",
+            MODEL,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--dtype",
+            self.dtype,
+        ]
         if self.speculation is not None:
             words += ["--speculative-config", json.dumps(dict(self.speculation))]
         if self.gistgate is not None:
@@ -180,7 +219,9 @@ class Configuration:
 
     def described(self) -> dict[str, Any]:
         """What a result says of the server."""
-        return {name: value for name, value in asdict(self).items() if name not in ("target", "python")}
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("target", "python")
+        }
 
 
 @contextmanager
@@ -190,14 +231,22 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        **os.environ,
+    }  # GiB; by itself a server wants most of the machine's memory
     with log.open("w") as out:
-        process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(
+            configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env
+        )
         try:
             until = monotonic() + START
             while not answers(address):
                 if process.poll() is not None or monotonic() > until:
-                    raise UserError(f"The server did not start. Its log is {log} and ends: {log.read_text()[-2000:]}")
+                    raise UserError(
+                        f"The server did not start. Its log is {log} and ends:"
+                        f" {log.read_text()[-2000:]}"
+                    )
                 sleep(1)
             yield address
         finally:
@@ -219,31 +268,58 @@ def answers(address: str) -> bool:
 
 
 def main(
-    python: Annotated[str, Option(help="Interpreter of an environment with vLLM and this package.")] = sys.executable,
-    users: Annotated[str, Option(help="Sizes of the closed loops, with commas between them.")] = "1,4,16,64",
-    rates: Annotated[str, Option(help="Requests per second of the open loops, with commas between them.")] = "",
-    rounds: Annotated[int, Option(help="Measured rounds; one more, which warms up, is thrown away.", min=1)] = 3,
+    python: Annotated[
+        str, Option(help="Interpreter of an environment with vLLM and this package.")
+    ] = sys.executable,
+    users: Annotated[
+        str, Option(help="Sizes of the closed loops, with commas between them.")
+    ] = "1,4,16,64",
+    rates: Annotated[
+        str, Option(help="Requests per second of the open loops, with commas between them.")
+    ] = "",
+    rounds: Annotated[
+        int, Option(help="Measured rounds; one more, which warms up, is thrown away.", min=1)
+    ] = 3,
     each: Annotated[int, Option(help="Requests of every user in a round.", min=1)] = 4,
-    most: Annotated[int, Option(help="Requests of a closed loop in a round, whatever the number of users.")] = 256,
-    seconds: Annotated[float, Option(help="Seconds of arrivals in a round of an open loop.")] = 10.0,
+    most: Annotated[
+        int, Option(help="Requests of a closed loop in a round, whatever the number of users.")
+    ] = 256,
+    seconds: Annotated[
+        float, Option(help="Seconds of arrivals in a round of an open loop.")
+    ] = 10.0,
     block: Annotated[int, Option(help="K, tokens in a draft.", min=1)] = 8,
     gate: Annotated[Path, Option(help="Folder of the exported gate.")] = EXPORT,
-    aside: Annotated[int, Option(help="Adds a server that does not draft while more requests run; 0: none.")] = 0,
-    only: Annotated[str, Option(help="Methods beside `plain`, with commas between them; empty takes all.")] = "",
+    aside: Annotated[
+        int, Option(help="Adds a server that does not draft while more requests run; 0: none.")
+    ] = 0,
+    only: Annotated[
+        str, Option(help="Methods beside `plain`, with commas between them; empty takes all.")
+    ] = "",
     running: Annotated[str, Option(help="Servers that run already, as plain=URL,strict=URL.")] = "",
-    options: Annotated[str, Option(help="Further options of vLLM's server, with spaces between them.")] = "",
-    conditions: Annotated[str, Option(help="What else the result should say of the measurement.")] = "",
+    options: Annotated[
+        str, Option(help="Further options of vLLM's server, with spaces between them.")
+    ] = "",
+    conditions: Annotated[
+        str, Option(help="What else the result should say of the measurement.")
+    ] = "",
     results: Annotated[Path, Option(help="Folder of the result.")] = RESULTS,
 ) -> None:
     """Measure every server at every level."""
-    levels, workload = levels_of(users, rates, each, most, seconds), Workload.load()
+    levels = levels_of(users, rates, each, most, seconds)
+    workload = Workload.load()
     level, num = max(levels.items(), key=lambda one: one[1])
     if num > len(workload.ids):
         lower = "--each, --most or --users" if level.users is not None else "--seconds or --rates"
-        raise UserError(f"A round at {level.name} asks {num} of {len(workload.ids)} test prompts. Lower {lower}.")
+        raise UserError(
+            f"A round at {level.name} asks {num} of {len(workload.ids)} test prompts. Lower"
+            f" {lower}."
+        )
     servers = configurations(workload, python, block, gate, aside, options.split())
     if only:
-        servers = {name: servers[name] for name in (PLAIN, *names(only, servers, "is no server of this run"))}
+        servers = {
+            name: servers[name]
+            for name in (PLAIN, *names(only, servers, "is no server of this run"))
+        }
     about = {
         "pair": workload.pair.name,
         "block": block,
@@ -252,10 +328,13 @@ def main(
         **({"conditions": conditions} if conditions else {}),
     }
     SCRATCH.mkdir(exist_ok=True)
-    known, found = dict(one.split("=", 1) for one in running.split(",") if one), {}
+    known = dict(one.split("=", 1) for one in running.split(",") if one)
+    found = {}
     with ExitStack() as stack:
         addresses = {
-            name: known.get(name) or stack.enter_context(serving(one, SCRATCH / f"server-{name}.log"))
+            name: (
+                known.get(name) or stack.enter_context(serving(one, SCRATCH / f"server-{name}.log"))
+            )
             for name, one in servers.items()
         }
         for level, num in levels.items():
@@ -269,9 +348,18 @@ def configurations(
     """Every server by name."""
     source = read_pair(workload.pair.name)
     if source.draft is None:
-        raise UserError("The pair of this run has no draft model, which the server would draft with. Choose another.")
-    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
-    plain = Configuration(Path(source.target.model), dtype=source.target.dtype, python=python, options=options)
+        raise UserError(
+            "The pair of this run has no draft model, which the server would draft with. Choose"
+            " another."
+        )
+    speculation = {
+        "method": "draft_model",
+        "model": source.draft.model,
+        "num_speculative_tokens": block,
+    }
+    plain = Configuration(
+        Path(source.target.model), dtype=source.target.dtype, python=python, options=options
+    )
 
     def server(rule: dict[str, Any], **drafts: Any) -> Configuration:
         return replace(plain, gistgate=rule, speculation={**speculation, **drafts})
@@ -280,19 +368,27 @@ def configurations(
     for name in SERVABLE:
         if name in workload.points and (name != "ensemble" or torch.cuda.is_available()):
             rule = {"rule": name, "settings": workload.points[name].settings}
-            found[name] = server(rule, **({"draft_sample_method": "probabilistic"} if name == "ensemble" else {}))
+            found[name] = server(
+                rule, **({"draft_sample_method": "probabilistic"} if name == "ensemble" else {})
+            )
     found["gate"] = server({"gate": str(gate)})
     if aside:
         schedule = [[1, aside, block], [aside + 1, MOST, 0]]
-        found["gate-aside"] = server({"gate": str(gate)}, num_speculative_tokens_per_batch_size=schedule)
+        found["gate-aside"] = server(
+            {"gate": str(gate)}, num_speculative_tokens_per_batch_size=schedule
+        )
     return found
 
 
 def measure(
     workload: Workload, addresses: dict[str, str], level: Level, rounds: int, requests: int
 ) -> dict[str, dict[str, Any]]:
-    """All servers at one level, in turn; every round sends `requests` other prompts, as long as there are any."""
-    length, ids, done = workload.request["max_new_tokens"], workload.ids, {name: list[Round]() for name in addresses}
+    """All servers at one level, in turn; every round sends `requests` other prompts, as long as
+    there are any.
+    """
+    length = workload.request["max_new_tokens"]
+    ids = workload.ids
+    done = {name: list[Round]() for name in addresses}
     for number in range(rounds + 1):  # the first round warms everything up
         asked = [ids[(number * requests + place) % len(ids)] for place in range(requests)]
         for name in addresses if number % 2 else reversed(addresses):
@@ -301,7 +397,10 @@ def measure(
                 done[name].append(measured)
     found = {name: against(own, done[PLAIN]) for name, own in done.items()}
     for name, entry in found.items():
-        print(f"{level.name:16} {name:12} {entry['tokens_per_second']:8.1f} tokens per second", flush=True)
+        print(
+            f"{level.name:16} {name:12} {entry['tokens_per_second']:8.1f} tokens per second",
+            flush=True,
+        )
     return found
 
 

@@ -1,6 +1,8 @@
-"""Tokens per second of every decoding, side by side in one process, in the folder of a finished run.
+"""Tokens per second of every decoding, side by side in one process, in the folder of a finished
+run.
 
-python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines eager,compiled]
+python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--engines
+eager,compiled]
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Workload:
         """With the first test prompts, or all of them."""
         params = read_params()
         if not prompts_of("test").exists():
-            raise UserError(f"This folder has no {prompts_of('test')}. Run `make repro` here first.")
+            raise UserError(
+                f"This folder has no {prompts_of('test')}. Run `make repro` here first."
+            )
         return cls(params, load_pair(params), read_prompts("test")[:num_prompts])
 
     @property
@@ -64,11 +68,18 @@ class Workload:
         """Methods that run loosely with a certificate for the headline budget, by name."""
         names = [name for name in self.params.methods if calibration_file(name).exists()]
         found = {name: operating_point(self.params, name) for name in names}
-        return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
+        return {
+            name: point
+            for name, point in found.items()
+            if point.certified and point.rule != "exact"
+        }
 
     def proof(self, name: str) -> dict[str, Any]:
-        """A certified method at its setting, with the prompts, losses, gains and bound behind it."""
-        point, budgets = self.points[name], read_json(calibration_file(name))["budgets"]
+        """A certified method at its setting, with the prompts, losses, gains and bound behind
+        it.
+        """
+        point = self.points[name]
+        budgets = read_json(calibration_file(name))["budgets"]
         verdict = next(one for budget, one in budgets.items() if float(budget) == point.budget)
         return {**asdict(point), **{key: verdict[key] for key in PROOF}}
 
@@ -77,7 +88,9 @@ def counts(text: str, option: str) -> list[int]:
     """The numbers of a list with commas."""
     entries = [one.strip() for one in text.split(",")]
     if bad := [one for one in entries if not one.isdecimal() or not int(one)]:
-        raise UserError(f"'{bad[0]}' in {option} is no positive whole number. Pass numbers such as 8,16.")
+        raise UserError(
+            f"'{bad[0]}' in {option} is no positive whole number. Pass numbers such as 8,16."
+        )
     return [int(one) for one in entries]
 
 
@@ -108,17 +121,28 @@ def main(
     torch.set_num_threads(threads)
     sizes = counts(batches, "--batches")
     workload = Workload.load(max(prompts, LEAST * max(sizes)))
-    rounds = {size: batches_of(workload.ids, size, prompts) for size in sizes}  # refused before anything is measured
-    some = names(methods, workload.points, "is not certified here") if methods else list(workload.points)
-    pair, request = workload.pair, workload.request
-    params = replace(workload.params, methods={name: workload.params.methods[name] for name in some})
+    rounds = {
+        size: batches_of(workload.ids, size, prompts) for size in sizes
+    }  # refused before anything is measured
+    some = (
+        names(methods, workload.points, "is not certified here")
+        if methods
+        else list(workload.points)
+    )
+    pair = workload.pair
+    request = workload.request
+    params = replace(
+        workload.params, methods={name: workload.params.methods[name] for name in some}
+    )
     field = [
         replace(one, name=f"{one.name}-{engine}")
         for engine in names(engines, ENGINES, "is no engine")
         for one in ours(params, pair, request, engine)
     ]
     field += [generates(pair, request), speed.static(pair, request, slots_of(workload.prompts))]
-    development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
+    development = [
+        prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
+    ]
     speculating, refused = speed.chosen(pair, request, development) if 1 in sizes else ([], {})
     blocks = {one.name: one.block for one in speculating}
     found: dict[int, dict[str, Any]] = {}
@@ -129,8 +153,14 @@ def main(
             found[size]["failed"].update(refused)
         else:
             found[size] = measure([*field, *map(row_by_row, field)], some_batches)
-        about = {"pair": pair.name, "points": {name: workload.proof(name) for name in some}, "chosen": blocks}
-        save("speed", {**about, "batches": {str(done): one for done, one in found.items()}}, results)
+        about = {
+            "pair": pair.name,
+            "points": {name: workload.proof(name) for name in some},
+            "chosen": blocks,
+        }
+        save(
+            "speed", {**about, "batches": {str(done): one for done, one in found.items()}}, results
+        )
 
 
 def batches_of(ids: Sequence[list[int]], size: int, prompts: int) -> list[list[list[int]]]:
@@ -166,17 +196,30 @@ def measure(field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]) 
 
 
 def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tokens per second of every contender, and its ratios of summed seconds to each reference, with 90 % intervals."""
-    seconds = {name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()}
+    """Tokens per second of every contender, and its ratios of summed seconds to each reference,
+    with 90 % intervals.
+    """
+    seconds = {
+        name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()
+    }
     found: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():
         if name.startswith(SINGLY):
             continue
         rate = sum(entry["tokens"]) / sum(seconds[name])
-        told = {"block": entry["block"], "tokens_per_second": rate, "n": len(seconds[name]), "loops": entry["loops"]}
-        against = {f"vs_{one}": one for one in references if one != name and not one.startswith(SINGLY)}
+        told = {
+            "block": entry["block"],
+            "tokens_per_second": rate,
+            "n": len(seconds[name]),
+            "loops": entry["loops"],
+        }
+        against = {
+            f"vs_{one}": one for one in references if one != name and not one.startswith(SINGLY)
+        }
         against |= {"vs_batch_1": SINGLY + name} if SINGLY + name in times else {}
-        found[name] = told | {key: asdict(ratio_of_sums(seconds[one], seconds[name])) for key, one in against.items()}
+        found[name] = told | {
+            key: asdict(ratio_of_sums(seconds[one], seconds[name])) for key, one in against.items()
+        }
     return found
 
 

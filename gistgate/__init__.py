@@ -2,7 +2,8 @@
 
     from gistgate import Decoder, Gate, ModelDrafter, make_rule
 
-Names are fetched from their modules when they are first used, so that importing the package costs nothing.
+Names are fetched from their modules when they are first used, so that importing the package costs
+nothing.
 """
 
 from importlib import import_module

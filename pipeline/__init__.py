@@ -1,5 +1,6 @@
-"""The DVC pipeline: `stages` holds a module for most stages of dvc.yaml, other folders what these do. The environment
-is set here because torch, transformers and huggingface_hub read it on import, and this package is imported first."""
+"""The DVC pipeline: `stages` holds a module for most stages of dvc.yaml, other folders what these
+do. The environment is set here because torch, transformers and huggingface_hub read it on import,
+and this package is imported first."""
 
 import os
 
@@ -13,13 +14,15 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
     "DVC_NO_ANALYTICS": "1",
     "GIT_PYTHON_REFRESH": "quiet",
-    # Threads of a team wait for a fraction of a millisecond before they sleep. Without the wait each of the hundreds of
-    # small products of a step pays tens of microseconds to wake them up; with a long one, processes that share cores
-    # take them from each other (docs/speed.md).
+    # Threads of a team wait for a fraction of a millisecond before they sleep. Without the wait
+    # each of the hundreds of small products of a step pays tens of microseconds to wake them up;
+    # with a long one, processes that share cores take them from each other (docs/speed.md).
     "GOMP_SPINCOUNT": "10000",
     "PYTHONHASHSEED": "0",
 }
-"""Defaults; a variable that is already set wins, so HF_HUB_OFFLINE=0 lets a real pair be fetched."""
+"""Defaults; a variable that is already set wins, so HF_HUB_OFFLINE=0 lets a real pair be
+fetched.
+"""
 
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)

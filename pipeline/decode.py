@@ -1,4 +1,6 @@
-"""Decoding as the stages need it: the task, a method as a decoder, its certified setting, a whole split through it."""
+"""Decoding as the stages need it: the task, a method as a decoder, its certified setting, a whole
+split through it.
+"""
 
 from __future__ import annotations
 
@@ -29,35 +31,54 @@ if TYPE_CHECKING:
 
 TEXTS = (prompts_of("train"), reference_of("train"))
 RETRIEVAL = {CORPUS: TEXTS, "choice": TEXTS, **dict.fromkeys(STORED, (DATASTORE,))}
-"""Ids of drafters -> the files that each knows besides the request: a certificate holds for no other content."""
+"""Ids of drafters -> the files that each knows besides the request: a certificate holds for no
+other content.
+"""
 
 
 def make_decoder(
-    pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, gate: Gate | None = None, **parts: Any
+    pair: Pair,
+    method: MethodParams,
+    settings: dict[str, Any],
+    block: int,
+    gate: Gate | None = None,
+    **parts: Any,
 ) -> Decoder:
     """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
     if method.drafter == SEGMENT:
         return segment_decoder(pair, method, settings, block, **parts)
     choice = Choice(method.rule, settings, block, method.drafter)
-    return assemble(pair.target, pair.tokenizer, choice, make_drafter(pair, method.drafter), gate, **parts)
+    return assemble(
+        pair.target, pair.tokenizer, choice, make_drafter(pair, method.drafter), gate, **parts
+    )
 
 
-def segment_decoder(pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, **parts: Any) -> Decoder:
-    """The decoder of the probes of the stage `segments`, with the token gate that lies beside them."""
+def segment_decoder(
+    pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, **parts: Any
+) -> Decoder:
+    """The decoder of the probes of the stage `segments`, with the token gate that lies beside
+    them.
+    """
     from gistgate.segments.build import DEFAULTS, decoder_of
     from gistgate.segments.probes import load_probes
 
     own = load_probes(SEGMENTS, pair.target, pair.draft_model, pair.tokenizer)
     if block != own.limit:
-        raise UserError(f"The probes in {SEGMENTS} judge segments of {own.limit} tokens. Set 'block' to that.")
+        raise UserError(
+            f"The probes in {SEGMENTS} judge segments of {own.limit} tokens. Set 'block' to that."
+        )
     choice = Choice(method.rule, {**DEFAULTS, **settings}, block, SEGMENT)
     return decoder_of(own, choice, pair.target, pair.draft_model, pair.tokenizer, **parts)
 
 
 def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
-    """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for "none"."""
+    """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for
+    "none".
+    """
     if drafter in RETRIEVAL:
-        from pipeline.retrieval import retrieval_drafter  # with its searches only where one is asked for
+        from pipeline.retrieval import (
+            retrieval_drafter,
+        )  # with its searches only where one is asked for
 
         return retrieval_drafter(drafter, pair)
     own = pair.drafter if drafter == MODEL else drafter
@@ -66,7 +87,9 @@ def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
 
 def asks_draft(drafter: str) -> bool:
     """Whether a drafter drafts with the pair's draft model, alone or among others."""
-    return drafter in (SEGMENT, "choice") or (drafter not in RETRIEVAL and library.asks_draft(drafter))
+    return drafter in (SEGMENT, "choice") or (
+        drafter not in RETRIEVAL and library.asks_draft(drafter)
+    )
 
 
 def files_behind(drafter: str) -> list[Path]:
@@ -96,8 +119,11 @@ class Operating:
     settings: dict[str, Any] = field(default_factory=dict)
     knob: float | None = None  # value of the knob
     head: str | None = None  # head whose gate the rule asks
-    budget: float | None = None  # certified loss against strict, as a share of prompts; None where none was asked for
-    certified: bool = True  # False where calibration certified nothing at the budget, so that the method runs strictly
+    budget: float | None = (
+        None  # certified loss against strict, as a share of prompts; None where none was asked for
+    )
+    # False where calibration certified nothing at the budget, so that the method runs strictly
+    certified: bool = True
     after: str = MethodParams.after  # where the method's parts come from
 
     def as_method(self) -> MethodParams:
@@ -124,19 +150,30 @@ def operating_point(params: Params, name: str) -> Operating:
     """Where `name` runs at the headline budget."""
     if name == "plain":
         return Operating("plain", "exact", "none", 0)
-    method, block = params.method(name), params.block_of(name)
+    method = params.method(name)
+    block = params.block_of(name)
     common: dict[str, Any] = {"head": method.head, "after": method.after}
     if method.knob is None:
-        return Operating(name, method.rule, method.drafter, block, method.settings({}, None), **common)
+        return Operating(
+            name, method.rule, method.drafter, block, method.settings({}, None), **common
+        )
     budget = params.headline_budget
     if (found := at_budget(read_json(calibration_file(name))["budgets"], budget)) is None:
-        raise UserError(f"{calibration_file(name)} says nothing about the budget {budget:g}. Calibrate for it.")
+        raise UserError(
+            f"{calibration_file(name)} says nothing about the budget {budget:g}. Calibrate for it."
+        )
     if not found["certified"]:
-        drafter = MODEL if method.drafter == SEGMENT else method.drafter  # segments are not verified token by token
+        drafter = (
+            MODEL if method.drafter == SEGMENT else method.drafter
+        )  # segments are not verified token by token
         block = params.decoding.block if method.drafter == SEGMENT else block
-        return Operating(name, "exact", drafter, block, budget=budget, certified=False, after=method.after)
+        return Operating(
+            name, "exact", drafter, block, budget=budget, certified=False, after=method.after
+        )
     settings = {**method.fixed, **found["fixed"], method.knob: found["knob"]}
-    return Operating(name, method.rule, method.drafter, block, settings, found["knob"], budget=budget, **common)
+    return Operating(
+        name, method.rule, method.drafter, block, settings, found["knob"], budget=budget, **common
+    )
 
 
 def read_prompts(split: str) -> list[dict[str, Any]]:
@@ -188,7 +225,9 @@ def load_task(params: Params) -> Task:
 
 
 def task_parts(params: Params) -> list[Any]:
-    """What verdicts depend on besides code, for a fingerprint: the task's settings, its files and its documents."""
+    """What verdicts depend on besides code, for a fingerprint: the task's settings, its files and
+    its documents.
+    """
     data = [Path(params.task_data)] if params.task_data else []
     return [params.task, params.task_metric, TASKS, *data]
 
@@ -197,5 +236,8 @@ def task_spec(params: Params) -> TaskSpec:
     """What params.yaml says about the task."""
     from gistgate.lm_eval.task import Prompting, TaskSpec
 
-    prompting, longest = Prompting(**vars(params.prompting)), params.decoding.max_new_tokens
-    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code)
+    prompting = Prompting(**vars(params.prompting))
+    longest = params.decoding.max_new_tokens
+    return TaskSpec(
+        params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code
+    )

@@ -1,6 +1,8 @@
-"""A gate as MLflow loads it: `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."],
-params={"max_new_tokens": 160})` generates text. This file is stored beside the gate's folder; nothing is pickled. Other
-models than those of the configuration are named by `load_model(.., model_config={"target": "...", "draft": "..."})`."""
+"""A gate as MLflow loads it:
+`mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."],
+params={"max_new_tokens": 160})` generates text. This file is stored beside the gate's folder;
+nothing is pickled. Other models than those of the configuration are named by `load_model(..,
+model_config={"target": "...", "draft": "..."})`."""
 
 from typing import Any
 
@@ -18,7 +20,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
     """Decodes prompts with the certified setting of the gate."""
 
     def load_context(self, context: Any) -> None:
-        self.gate, self.config = context.artifacts["gate"], dict(context.model_config)
+        self.gate = context.artifacts["gate"]
+        self.config = dict(context.model_config)
         self.loaded: tuple[Target, Decoder] | None = None
 
     def load(self) -> tuple[Target, Decoder]:
@@ -30,11 +33,14 @@ class GateModel(mlflow.pyfunc.PythonModel):
         options = DecodeOptions(gate=self.gate, **named)
         return target, build_decoder(target.model, target.tokenizer, options)
 
-    def predict(self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
+    def predict(
+        self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None
+    ) -> list[str]:
         """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""
         self.loaded = self.loaded or self.load()
         target, decoder = self.loaded
-        config, asked = self.config, params or {}
+        config = self.config
+        asked = params or {}
         how = config["chat"], config["system"], config.get("arguments")
         prompts = [target.encode(prompt, *how) for prompt in model_input.iloc[:, 0]]
         answers = decoder.generate(
@@ -44,7 +50,10 @@ class GateModel(mlflow.pyfunc.PythonModel):
             eos_ids=target.eos_ids,
         )
         both = zip(prompts, answers, strict=True)
-        return [text_behind(target.tokenizer, ids, answer.ids, skip_special_tokens=True) for ids, answer in both]
+        return [
+            text_behind(target.tokenizer, ids, answer.ids, skip_special_tokens=True)
+            for ids, answer in both
+        ]
 
 
 mlflow.models.set_model(GateModel())

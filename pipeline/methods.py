@@ -1,12 +1,22 @@
-"""How YAML files become frozen dataclasses: pydantic reads them, and a refusal is one sentence with place and remedy.
-A method of params.yaml is one of them: a rule with a drafter, the settings that compete and the knob of calibration."""
+"""How YAML files become frozen dataclasses: pydantic reads them, and a refusal is one sentence with
+place and remedy. A method of params.yaml is one of them: a rule with a drafter, the settings that
+compete and the knob of calibration."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,7 +25,9 @@ from gistgate.core.utils import UserError, nearest
 from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 
 MODEL = "model"  # the drafter of the pair: its draft model, or what its file names instead
-SEGMENT = "segment"  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
+SEGMENT = (  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
+    "segment"
+)
 T = TypeVar("T")
 
 
@@ -47,9 +59,12 @@ Natural = Annotated[int, between(0, 2**53)]
 
 
 def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) -> T:
-    """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`, for messages."""
+    """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`,
+    for messages.
+    """
     try:
-        # As JSON, because strictness there still lets a list be a tuple and a whole number a number.
+        # As JSON, because strictness there still lets a list be a tuple and a whole number a
+        # number.
         return TypeAdapter(cls).validate_json(json.dumps(content, default=str))
     except ValidationError as error:
         unknown = [detail for detail in error.errors() if detail["type"].startswith("unexpected")]
@@ -65,7 +80,10 @@ def sentence(cls: type, error: ErrorDetails, where: str) -> str:
     if error["type"].startswith("missing"):
         return f" lacks the key '{place}'. Add it; the field has no default."
     subject = f"'{place}'" if place else "the file"
-    return f": {subject} is {error['input']!r}. {error['msg'].replace('Input', 'It')}. Change the value."
+    return (
+        f": {subject} is {error['input']!r}. {error['msg'].replace('Input', 'It')}. Change the"
+        " value."
+    )
 
 
 def known_keys(hint: Any, path: list[str]) -> list[str]:
@@ -74,7 +92,9 @@ def known_keys(hint: Any, path: list[str]) -> list[str]:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return known_keys(hints[path[0]], path[1:]) if path else [item.name for item in fields(hint)]
+        return (
+            known_keys(hints[path[0]], path[1:]) if path else [item.name for item in fields(hint)]
+        )
     return known_keys(get_args(hint)[-1], path[1:])
 
 
@@ -92,14 +112,24 @@ class MethodParams:
     def __post_init__(self) -> None:
         steps = [later - earlier for earlier, later in zip(self.grid, self.grid[1:], strict=False)]
         if (self.knob is None) != (not self.grid):
-            raise UserError(f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or neither.")
+            raise UserError(
+                f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or"
+                " neither."
+            )
         if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
-            raise UserError(f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to loose.")
+            raise UserError(
+                f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to"
+                " loose."
+            )
 
     @property
     def gate(self) -> Path | None:
         """The folder of the gate that the rule asks; None for a rule without one."""
-        asks = self.drafter != SEGMENT and self.rule != "exact" and "gate" in kind_of_rule(self.rule).needs
+        asks = (
+            self.drafter != SEGMENT
+            and self.rule != "exact"
+            and "gate" in kind_of_rule(self.rule).needs
+        )
         return Path(self.after) if asks else None
 
     @property
@@ -129,19 +159,33 @@ def kind_of_rule(rule: str) -> Any:
 
 
 def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
-    """Its rule exists, its knob is the rule's, its grid goes from strict to loose, and its gate is trained."""
+    """Its rule exists, its knob is the rule's, its grid goes from strict to loose, and its gate is
+    trained.
+    """
     kind = kind_of_rule(method.rule)
     if method.knob is None and kind.knob is not None:
-        raise UserError(f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a 'grid'.")
+        raise UserError(
+            f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a"
+            " 'grid'."
+        )
     rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
     if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
-        raise UserError(f"params.yaml: the grid of '{name}' goes from loose to strict: {list(method.grid)}. Turn it.")
+        raise UserError(
+            f"params.yaml: the grid of '{name}' goes from loose to strict: {list(method.grid)}."
+            " Turn it."
+        )
     if method.rule.startswith(SEGMENT) != (method.drafter == SEGMENT):
-        raise UserError(f"params.yaml: the method '{name}' needs both a rule and the drafter '{SEGMENT}', or neither.")
+        raise UserError(
+            f"params.yaml: the method '{name}' needs both a rule and the drafter '{SEGMENT}', or"
+            " neither."
+        )
     if method.gate and method.after == str(PAIR_REPORT):
-        raise UserError(f"params.yaml: the method '{name}' asks a gate. Name it, as in 'after: {HEADS}/logistic'.")
+        raise UserError(
+            f"params.yaml: the method '{name}' asks a gate. Name it, as in 'after:"
+            f" {HEADS}/logistic'."
+        )
     if method.gate and method.gate.parent == HEADS and method.head not in heads:
         raise UserError(
-            f"params.yaml: 'methods.{name}.after' names the head '{method.head}', which is not among 'train.heads'. "
-            f"{nearest(str(method.head), heads)}"
+            f"params.yaml: 'methods.{name}.after' names the head '{method.head}', which is not"
+            f" among 'train.heads'. {nearest(str(method.head), heads)}"
         )

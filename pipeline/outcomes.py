@@ -1,4 +1,6 @@
-"""The methods of params.yaml as outcomes: decoded on the prompts of a run, and scored against its strict reference."""
+"""The methods of params.yaml as outcomes: decoded on the prompts of a run, and scored against its
+strict reference.
+"""
 
 import csv
 import io
@@ -23,7 +25,15 @@ from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
-from pipeline.decode import asks_draft, files_behind, load_gate, load_task, make_decoder, read_prompts, seeds_of
+from pipeline.decode import (
+    asks_draft,
+    files_behind,
+    load_gate,
+    load_task,
+    make_decoder,
+    read_prompts,
+    seeds_of,
+)
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, told
@@ -35,18 +45,22 @@ SPLITS = ("development", "calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
-    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case. Outside float32
-    the stage `reference` decodes in the same pieces, because there a row's rounding depends on its batch."""
+    """Prompts between two looks at whether a setting is lost; None where all are decoded in any
+    case. Outside float32 the stage `reference` decodes in the same pieces, because there a row's
+    rounding depends on its batch."""
     whole = params.calibrate.stop == "planned" and dtype == torch.float32
     return None if whole else TOGETHER * params.decoding.batch_size
 
 
 class Setup:
-    """What calibration shares between settings: the pair, the task, the prompts, and prompts that are read once."""
+    """What calibration shares between settings: the pair, the task, the prompts, and prompts that
+    are read once.
+    """
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        self.pair, self.task = load_pair(params), load_task(params)
+        self.pair = load_pair(params)
+        self.task = load_task(params)
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.memory = PromptCache(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
@@ -54,12 +68,20 @@ class Setup:
     @cached_property
     def reference(self) -> dict[str, dict[str, Any]]:
         """The strict answers by prompt, as the stage `reference` decoded them."""
-        rows = (row for split, prompts in self.prompts.items() for row in read_reference(split, prompts, self.pair))
+        rows = (
+            row
+            for split, prompts in self.prompts.items()
+            for row in read_reference(split, prompts, self.pair)
+        )
         return {row["id"]: row for row in rows}
 
     def outcomes(self, name: str, chunk: int | None = None) -> Outcomes:
-        """A method at K = `block_of(name)`, against the strict reference; each of its settings is decoded once."""
-        method, block, known = self.params.method(name), self.params.block_of(name), dict[str, list[Answer]]()
+        """A method at K = `block_of(name)`, against the strict reference; each of its settings is
+        decoded once.
+        """
+        method = self.params.method(name)
+        block = self.params.block_of(name)
+        known = dict[str, list[Answer]]()
         own = method == MethodParams("exact") and block == self.params.decoding.block
         gate = load_gate(method, self.pair)
 
@@ -70,14 +92,18 @@ class Setup:
             if own:  # strict decoding is its own reference
                 rows = [self.reference[prompt["id"]] for prompt in prompts]
                 return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in rows]
-            key = json.dumps([settings, start, [prompt["id"] for prompt in prompts]], sort_keys=True)
+            key = json.dumps(
+                [settings, start, [prompt["id"] for prompt in prompts]], sort_keys=True
+            )
             if key not in known:
                 decoder = make_decoder(self.pair, method, settings, block, gate=gate)
                 values = ", ".join(f"{key} {value}" for key, value in settings.items())
                 seeds = seeds_of(self.params, prompts, start)
                 with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as shown:
                     given = {"batch_size": self.params.decoding.batch_size, "memory": self.memory}
-                    known[key] = decode_prompts(decoder, prompts, seeds, progress=shown.update, **given)
+                    known[key] = decode_prompts(
+                        decoder, prompts, seeds, progress=shown.update, **given
+                    )
             return known[key]
 
         return Outcomes(self.prompts, self.scorer, strict, loose, chunk)
@@ -86,13 +112,23 @@ class Setup:
 def method_of(params: Params, name: str) -> Method:
     """A method of params.yaml as the certification engine wants it."""
     own = params.method(name)
-    return Method(own.rule, own.drafter, params.block_of(name), own.knob, own.grid, own.fixed, own.variants)
+    return Method(
+        own.rule, own.drafter, params.block_of(name), own.knob, own.grid, own.fixed, own.variants
+    )
 
 
 def maker_of(pair: Pair) -> str:
-    """Fingerprint of all of a pair that decides an answer: weights and forms of its models, and how texts are read."""
-    models = [model_scope(identify_model(model)) for model in (pair.target, pair.draft) if model is not None]
-    return fingerprint(models, tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer))
+    """Fingerprint of all of a pair that decides an answer: weights and forms of its models, and how
+    texts are read.
+    """
+    models = [
+        model_scope(identify_model(model))
+        for model in (pair.target, pair.draft)
+        if model is not None
+    ]
+    return fingerprint(
+        models, tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer)
+    )
 
 
 def mark(maker: str, ids: Sequence[int]) -> str:
@@ -101,56 +137,92 @@ def mark(maker: str, ids: Sequence[int]) -> str:
 
 
 def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[dict[str, Any]]:
-    """The strict reference of a split, in the order of its prompts; answers of earlier versions have no mark."""
+    """The strict reference of a split, in the order of its prompts; answers of earlier versions
+    have no mark.
+    """
     rows = read_json_lines(reference_of(split))
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
-        raise UserError(f"{reference_of(split)} does not belong to {prompts_of(split)}. Run `reference` again.")
+        raise UserError(
+            f"{reference_of(split)} does not belong to {prompts_of(split)}. Run `reference` again."
+        )
     maker = maker_of(pair) if any("mark" in row for row in rows) else ""
     for row, prompt in zip(rows, prompts, strict=True):
         if row.get("mark") not in (None, mark(maker, prompt["ids"])):
             raise UserError(
-                f"{reference_of(split)} answers other prompts than {prompts_of(split)}, or was made with other weights "
-                "or another tokenizer. Run `dvc repro --force --single-item reference`, then go on."
+                f"{reference_of(split)} answers other prompts than {prompts_of(split)}, or was made"
+                " with other weights or another tokenizer. Run `dvc repro --force --single-item"
+                " reference`, then go on."
             )
     return rows
 
 
-def scope_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
-    """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
+def scope_of(
+    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None
+) -> dict[str, Any]:
+    """Everything that a certificate of method `name` depends on; whatever differs at use makes it
+    void.
+    """
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
-    rows, data = params.decoding.batch_size, files_behind(method.drafter)
+    rows = params.decoding.batch_size
+    data = files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
     return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
 
 
 COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")
-"""Place in the sequence, prompt, scores of strict and loose decoding in [0, 1], length of the loose answer in tokens,
-and 1 where the answer reached its longest length."""
+"""Place in the sequence, prompt, scores of strict and loose decoding in [0, 1], length of the loose
+answer in tokens, and 1 where the answer reached its longest length."""
 
 
-def write_records(path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt], strict: Sequence[float]) -> None:
-    """Write the outcomes of a sequence on the calibration prompts, whose strict scores are `strict [N]`."""
+def write_records(
+    path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt], strict: Sequence[float]
+) -> None:
+    """Write the outcomes of a sequence on the calibration prompts, whose strict scores are `strict
+    [N]`.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for place, one in enumerate(tested):
-        differences = one.decoded.differences.tolist()  # of the first prompts alone where the setting was left early
+        differences = (
+            one.decoded.differences.tolist()
+        )  # of the first prompts alone where the setting was left early
         seen = slice(len(differences))
         rows = zip(prompts[seen], strict[seen], differences, one.decoded.statistics, strict=True)
         for prompt, score, difference, counted in rows:
             capped = int(counted.tokens >= prompt["max_new_tokens"])
-            table.writerow([place, prompt["id"], f"{score:.12g}", f"{score - difference:.12g}", counted.tokens, capped])
+            table.writerow(
+                [
+                    place,
+                    prompt["id"],
+                    f"{score:.12g}",
+                    f"{score - difference:.12g}",
+                    counted.tokens,
+                    capped,
+                ]
+            )
     write_text(path, text.getvalue())
 
 
-APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data", "documents")
+APART = (
+    "tracking",
+    "benchmark",
+    "adversarial",
+    "allow_code",
+    "methods",
+    "decoding",
+    "task_data",
+    "documents",
+)
 """Keys of params.yaml that choose nothing, or of which only a part does."""
 
 
 def look_of(setup: Setup, name: str) -> Look:
     """The look at the calibration prompts for the method `name`."""
-    params, prompts, block = setup.params, setup.prompts["calibration"], setup.params.calibrate
+    params = setup.params
+    prompts = setup.prompts["calibration"]
+    block = setup.params.calibrate
     problems = hashes_of(setup.task.problem(prompt["doc"]) for prompt in prompts).split()
     return Look(
         claim=f"{params.pair}, {params.task}, {setup.scorer.id}: {name}",
@@ -158,13 +230,20 @@ def look_of(setup: Setup, name: str) -> Look:
         spent=1 - level(block.confidence, block.looks),
         error=1 - block.confidence,
         choice=choice_of(params, name),
-        remedy=f"Set prompts.draw to {params.prompts.draw + 1} in params.yaml, which draws fresh calibration prompts.",
+        remedy=(
+            f"Set prompts.draw to {params.prompts.draw + 1} in params.yaml, which draws fresh"
+            " calibration prompts."
+        ),
     )
 
 
 def choice_of(params: Params, name: str) -> str:
     """Fingerprint of every parameter and file that leads to a method's tested settings."""
-    kept = {name: told(one) if is_dataclass(one) else one for name, one in vars(params).items() if name not in APART}
+    kept = {
+        name: told(one) if is_dataclass(one) else one
+        for name, one in vars(params).items()
+        if name not in APART
+    }
     asked = [PAIRS / f"{params.pair}.yaml", *files_of(TASKS / f"{params.task}.yaml")]
     data = [Path(params.task_data)] if params.task_data else []
     return fingerprint(kept, params.decoding.deciding, asdict(params.method(name)), *asked, *data)

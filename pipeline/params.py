@@ -1,4 +1,6 @@
-"""The schema of params.yaml: dataclasses with defaults. What a key means and its unit stand in params.yaml alone."""
+"""The schema of params.yaml: dataclasses with defaults. What a key means and its unit stand in
+params.yaml alone.
+"""
 
 import os
 from dataclasses import asdict, field, replace
@@ -55,8 +57,12 @@ class WorldParams:
 
     def __post_init__(self) -> None:
         if self.min_steps > self.max_steps:
-            raise UserError("params.yaml: 'world.min_steps' is more than 'world.max_steps'. Raise the latter.")
-        if self.kind == "neutral":  # both models tell a problem alike, in any of its wordings, and without ornament
+            raise UserError(
+                "params.yaml: 'world.min_steps' is more than 'world.max_steps'. Raise the latter."
+            )
+        if (
+            self.kind == "neutral"
+        ):  # both models tell a problem alike, in any of its wordings, and without ornament
             for name, value in {"skew": 0.0, "dialect_distance": 0.0, "ornaments": False}.items():
                 object.__setattr__(self, name, value)
 
@@ -85,7 +91,10 @@ class ModelTraining:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            raise UserError("params.yaml: heads of 'pair_training' divide its width and are a multiple of kv_heads.")
+            raise UserError(
+                "params.yaml: heads of 'pair_training' divide its width and are a multiple of"
+                " kv_heads."
+            )
 
 
 @block
@@ -190,11 +199,19 @@ class TrainParams:
     def __post_init__(self) -> None:
         for head in self.heads:
             if unknown := set(self.features_of(head)) - set(self.all_features):
-                raise UserError(f"params.yaml: '{head}' sees '{unknown.pop()}'. Add it to 'train.extra_features'.")
+                raise UserError(
+                    f"params.yaml: '{head}' sees '{unknown.pop()}'. Add it to"
+                    " 'train.extra_features'."
+                )
         if self.headline_head not in self.heads:
-            raise UserError(f"params.yaml: '{self.headline_head}' is not among 'train.heads'. Add it there.")
+            raise UserError(
+                f"params.yaml: '{self.headline_head}' is not among 'train.heads'. Add it there."
+            )
         if self.test_share + self.calibration_share + self.validation_share >= 1:
-            raise UserError("params.yaml: the shares of 'train' leave nothing to train on. Keep their sum below 1.")
+            raise UserError(
+                "params.yaml: the shares of 'train' leave nothing to train on. Keep their sum"
+                " below 1."
+            )
 
 
 def kind_of(head: str) -> str:
@@ -231,7 +248,9 @@ class SegmentParams:
 
     def __post_init__(self) -> None:
         if self.judge in ("nli", "embedding") and not self.judge_model:
-            raise UserError(f"params.yaml: the judge '{self.judge}' needs a model: 'segments.judge_model'.")
+            raise UserError(
+                f"params.yaml: the judge '{self.judge}' needs a model: 'segments.judge_model'."
+            )
 
 
 @block
@@ -276,8 +295,14 @@ class TrackingParams:
     experiment: str | None = None
 
 
-LATER = {LabelParams: ("longest", "price"), PromptingParams: ("arguments",), CalibrateParams: ("growth",)}
-"""What came after prompts were judged: where it says nothing, gates keep their bytes, and looks their fingerprints."""
+LATER = {
+    LabelParams: ("longest", "price"),
+    PromptingParams: ("arguments",),
+    CalibrateParams: ("growth",),
+}
+"""What came after prompts were judged: where it says nothing, gates keep their bytes, and looks
+their fingerprints.
+"""
 
 
 def told(block: Any) -> dict[str, Any]:
@@ -317,10 +342,14 @@ class Params:
     tracking: TrackingParams = field(default_factory=TrackingParams)
 
     def method(self, name: str) -> MethodParams:
-        """The method of that name; a mistyped one is refused, and one that its rule does not fit."""
+        """The method of that name; a mistyped one is refused, and one that its rule does not
+        fit.
+        """
         if name not in self.methods:
             raise UserError(f"params.yaml has no method '{name}'. {nearest(name, self.methods)}")
-        check_method(name, self.methods[name], self.train.heads)  # only now: rules that nobody asks are not imported
+        check_method(
+            name, self.methods[name], self.train.heads
+        )  # only now: rules that nobody asks are not imported
         return self.methods[name]
 
     def block_of(self, name: str) -> int:
@@ -329,11 +358,13 @@ class Params:
 
 
 def read_params(path: str | Path | None = None) -> Params:
-    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory. Methods that
-    draft with "model" get the drafter of the pair."""
+    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working
+    directory. Methods that draft with "model" get the drafter of the pair."""
     params = parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or PARAMS)))
     file = PAIRS / f"{params.pair}.yaml"
-    content = read_yaml(file) if file.is_file() else None  # about a missing file the stage `pair` complains
+    content = (
+        read_yaml(file) if file.is_file() else None
+    )  # about a missing file the stage `pair` complains
     named = content.get("drafter") if isinstance(content, dict) else None
     return with_drafter(params, named) if isinstance(named, str) and named != MODEL else params
 
@@ -346,8 +377,8 @@ def parse_params(content: Any) -> Params:
     by_answers += [kind_of(head) == "effects" for head in params.train.heads]
     if any(by_answers) and not (all(by_answers) and params.collect.recipe == "text"):
         raise UserError(
-            "params.yaml: label.recipe 'answers', a label.price and the head 'effects' (no other) belong together, and "
-            "with them collect.recipe 'text'. Set all of them, or none."
+            "params.yaml: label.recipe 'answers', a label.price and the head 'effects' (no other)"
+            " belong together, and with them collect.recipe 'text'. Set all of them, or none."
         )
     return params
 
@@ -369,19 +400,27 @@ def check_names(train: TrainParams) -> None:
 
 
 def with_drafter(params: Params, drafter: str) -> Params:
-    """The parameters of a pair without a draft model: its drafter in the place of "model", no draft probabilities."""
+    """The parameters of a pair without a draft model: its drafter in the place of "model", no draft
+    probabilities.
+    """
     from gistgate.core.features import needs_q
 
-    train, reads = params.train, f"reads draft probabilities, and the pair's drafter '{drafter}' has none."
+    train = params.train
+    reads = f"reads draft probabilities, and the pair's drafter '{drafter}' has none."
     extra = tuple(name for name in train.extra_features if not needs_q([name]))
     lost = {head for head in train.heads if not set(head.split("+")[1:]) <= set(extra)}
     for name, method in params.methods.items():
         if "q" in kind_of_rule(method.rule).needs:
-            raise UserError(f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads} Remove it.")
+            raise UserError(
+                f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads}"
+                " Remove it."
+            )
     asked = {f"methods.{name}.after": method.head for name, method in params.methods.items()}
     for key, head in {**asked, "train.headline_head": train.headline_head}.items():
         if head in lost:
-            raise UserError(f"params.yaml: '{key}' names the head '{head}', which {reads} Name another head.")
+            raise UserError(
+                f"params.yaml: '{key}' names the head '{head}', which {reads} Name another head."
+            )
     for key in ("features", "pilot_features"):
         if needs_q(getattr(train, key)):
             raise UserError(f"params.yaml: 'train.{key}' names 'draft', which {reads} Remove it.")

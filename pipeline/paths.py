@@ -1,4 +1,6 @@
-"""Where everything lies, relative to the project's folder, which is the working directory of every stage."""
+"""Where everything lies, relative to the project's folder, which is the working directory of every
+stage.
+"""
 
 from pathlib import Path
 from typing import Any

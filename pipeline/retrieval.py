@@ -1,6 +1,7 @@
-"""SENSE's datastore, and the drafters that know the same texts: `python -m pipeline.retrieval` builds models/datastore
-from the strict answers to training prompts. The target's states are streamed through a scratch file. Axis letters: B
-texts, T tokens of the longest, N states, D width of a state, P width of a key."""
+"""SENSE's datastore, and the drafters that know the same texts: `python -m pipeline.retrieval`
+builds models/datastore from the strict answers to training prompts. The target's states are
+streamed through a scratch file. Axis letters: B texts, T tokens of the longest, N states, D width
+of a state, P width of a key."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from pipeline.params import read_params
 from pipeline.paths import DATASTORE, prompts_of, reference_of
 from pipeline.run import bar, run
 
-PROMPTS, ANSWERS = prompts_of("train"), reference_of("train")
+PROMPTS = prompts_of("train")
+ANSWERS = reference_of("train")
 BATCH = 16  # texts that are read at once
 CHUNK = 1 << 14  # states that are fitted and projected at once
 
@@ -49,13 +51,18 @@ def training_texts() -> list[Text]:
     answers = {row["id"]: row["ids"] for row in read_json_lines(ANSWERS)}
     prompts = read_json_lines(PROMPTS)
     if missing := [row["id"] for row in prompts if row["id"] not in answers]:
-        raise UserError(f"{ANSWERS} has no answer to '{missing[0]}'. Run `python -m pipeline.stages.reference` again.")
+        raise UserError(
+            f"{ANSWERS} has no answer to '{missing[0]}'. Run `python -m pipeline.stages.reference`"
+            " again."
+        )
     return [Text(row["ids"], answers[row["id"]]) for row in prompts]
 
 
 def main() -> None:
-    params, texts = read_params(), training_texts()
-    own, num_keys = params.datastore, sum(len(text.answer) for text in texts)
+    params = read_params()
+    texts = training_texts()
+    own = params.datastore
+    num_keys = sum(len(text.answer) for text in texts)
     # An index that cannot be made is refused before the states are computed, which may take hours.
     index = None if fits_exactly(num_keys) else new_index(num_keys, own.key_size)
     store, explained = build(load_pair(params), texts, own.layer, own.key_size)
@@ -66,27 +73,42 @@ def main() -> None:
 
 def index_writer(store: Datastore, index: Any | None) -> Callable[[Path], None] | None:
     """Fills the index with the keys and writes it; None without one."""
-    return None if index is None else lambda path: import_faiss().write_index(fill(index, store.keys), str(path))
+    return (
+        None
+        if index is None
+        else lambda path: import_faiss().write_index(fill(index, store.keys), str(path))
+    )
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:
-    """A store of these texts, and the share of the standardised variance that its keys of width `size` keep."""
+    """A store of these texts, and the share of the standardised variance that its keys of width
+    `size` keep.
+    """
     from sklearn.preprocessing import StandardScaler
 
     texts = [text for text in texts if text.answer]
-    num, width = sum(len(text.answer) for text in texts), pair.target.config.get_text_config().hidden_size
+    num = sum(len(text.answer) for text in texts)
+    width = pair.target.config.get_text_config().hidden_size
     if not 1 <= size <= min(num, width):
-        raise UserError(f"params.yaml: 'datastore.key_size' is {size}, and there are {num} states of width {width}.")
+        raise UserError(
+            f"params.yaml: 'datastore.key_size' is {size}, and there are {num} states of width"
+            f" {width}."
+        )
     with TemporaryFile() as scratch:
         states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
-        scaler, place = StandardScaler(), 0
+        scaler = StandardScaler()
+        place = 0
         total = -(-len(texts) // BATCH)
-        for states in bar(states_of(pair.target, texts, layer), title="states", unit="batch", total=total):
+        for states in bar(
+            states_of(pair.target, texts, layer), title="states", unit="batch", total=total
+        ):
             states_ND[place : place + len(states)] = states.numpy()
             scaler.partial_fit(states.numpy())
             place += len(states)
         projection, explained = fit(states_ND, scaler, size)
-        keys_NP = torch.cat([projection(torch.from_numpy(np.array(part))).half() for part in chunks(states_ND, 1)])
+        keys_NP = torch.cat(
+            [projection(torch.from_numpy(np.array(part))).half() for part in chunks(states_ND, 1)]
+        )
     of_pair = identify_model(pair.target), identify_tokenizer(pair.tokenizer)
     provenance = {"split": "train", "prompts": len(texts), "answers": "strict"}
     config = DatastoreConfig(*of_pair, layer, 0, 0, provenance=provenance)
@@ -95,7 +117,9 @@ def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Dat
 
 @torch.inference_mode()
 def states_of(target: PreTrainedModel, texts: Sequence[Text], layer: str) -> Iterator[Tensor]:
-    """The states that predicted the answers' tokens, in order: [n, D] on the CPU for every batch of texts."""
+    """The states that predicted the answers' tokens, in order: [n, D] on the CPU for every batch of
+    texts.
+    """
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]
         rows = [torch.tensor([*text.prompt, *text.answer]) for text in batch]
@@ -104,26 +128,39 @@ def states_of(target: PreTrainedModel, texts: Sequence[Text], layer: str) -> Ite
         keep = ids_BT.shape[1] - min(len(text.prompt) for text in batch) + 1
         with tap(target, [layer]) as seen, contiguous_rows(target):
             device = target.device
-            target(input_ids=ids_BT.to(device), attention_mask=mask_BT.long().to(device), logits_to_keep=keep)
+            target(
+                input_ids=ids_BT.to(device),
+                attention_mask=mask_BT.long().to(device),
+                logits_to_keep=keep,
+            )
         h_BTD = seen[layer].float().cpu()
-        cut = ids_BT.shape[1] - h_BTD.shape[1]  # "post" is seen where logits are asked for, other states everywhere
+        cut = (
+            ids_BT.shape[1] - h_BTD.shape[1]
+        )  # "post" is seen where logits are asked for, other states everywhere
         begins = [len(text.prompt) - 1 - cut for text in batch]
         yield torch.cat([h_BTD[i, at : at + len(batch[i].answer)] for i, at in enumerate(begins)])
 
 
 def fit(states_ND: np.ndarray, scaler: Any, size: int) -> tuple[Projection, float]:
-    """Principal components of the standardised states, chunk by chunk, and the share of variance they explain."""
+    """Principal components of the standardised states, chunk by chunk, and the share of variance
+    they explain.
+    """
     from sklearn.decomposition import IncrementalPCA
 
     pca = IncrementalPCA(size)
     for part in chunks(states_ND, size):
         pca.partial_fit(scaler.transform(part))
-    fitted = [torch.from_numpy(part).double() for part in (scaler.mean_, scaler.scale_, pca.components_, pca.mean_)]
+    fitted = [
+        torch.from_numpy(part).double()
+        for part in (scaler.mean_, scaler.scale_, pca.components_, pca.mean_)
+    ]
     return Projection.compose(*fitted), float(pca.explained_variance_ratio_.sum())
 
 
 def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
-    """Consecutive parts of at most 2 `CHUNK` states, and of `least` where there are so many: the fit asks for that."""
+    """Consecutive parts of at most 2 `CHUNK` states, and of `least` where there are so many: the
+    fit asks for that.
+    """
     starts = list(range(0, len(states_ND), max(CHUNK, least)))
     if len(starts) > 1 and len(states_ND) - starts[-1] < least:
         starts.pop()
@@ -132,12 +169,16 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
 
 
 def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
-    """SENSE's drafter, the corpus (REST), or the choice, whose costs are set: texts must not depend on the clock."""
+    """SENSE's drafter, the corpus (REST), or the choice, whose costs are set: texts must not depend
+    on the clock.
+    """
     if name in STORED:
         if not DATASTORE.is_dir():
             raise UserError(f"{DATASTORE} is missing. Run `dvc repro datastore` first.")
         return make_drafter(name, Sources(pair.target, datastore=DATASTORE))
-    corpus = CorpusDrafter(SuffixArray.build([*text.prompt, *text.answer] for text in training_texts()))
+    corpus = CorpusDrafter(
+        SuffixArray.build([*text.prompt, *text.answer] for text in training_texts())
+    )
     if name == CORPUS:
         return corpus
     costs = read_params().choice
@@ -146,7 +187,9 @@ def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
         Option(PromptLookup(), min_match=costs.min_match),
         Option(ModelDrafter(pair.draft_model), cost=costs.cost),
     ]
-    return AdaptiveDrafter(options, costs.verify, block=costs.block, prior=costs.prior, weight=costs.weight)
+    return AdaptiveDrafter(
+        options, costs.verify, block=costs.block, prior=costs.prior, weight=costs.weight
+    )
 
 
 if __name__ == "__main__":

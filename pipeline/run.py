@@ -1,4 +1,6 @@
-"""How a stage runs: one sentence on failure, pieces over workers and torchrun ranks, shards that survive a kill."""
+"""How a stage runs: one sentence on failure, pieces over workers and torchrun ranks, shards that
+survive a kill.
+"""
 
 import multiprocessing
 import os
@@ -23,12 +25,18 @@ from gistgate.core.files import fingerprint, save_tensors, write_atomic, write_j
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
-RANK, RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-"""Number of this process and of all processes that torchrun has started; the first joins what all have made."""
+RANK, RANKS = (
+    int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
+)
+"""Number of this process and of all processes that torchrun has started; the first joins what all
+have made.
+"""
 
 
 def run(main: Callable[..., object]) -> None:
-    """Call `main` with the command line's arguments; what a person can mend becomes one sentence and exit status 1."""
+    """Call `main` with the command line's arguments; what a person can mend becomes one sentence
+    and exit status 1.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     try:
@@ -38,7 +46,10 @@ def run(main: Callable[..., object]) -> None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        sys.exit("Memory ran out. Set decoding.workers to 1 in params.yaml or lower a batch_size, and start again.")
+        sys.exit(
+            "Memory ran out. Set decoding.workers to 1 in params.yaml or lower a batch_size, and"
+            " start again."
+        )
     except SystemExit as left:
         if left.code == INTERRUPTED:
             print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
@@ -51,7 +62,9 @@ LINE = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfi
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
     """A progress bar on a terminal; in a log a line a minute, behind the first one."""
     often: dict[str, Any] = {"delay": 60, "mininterval": 60, "miniters": 1, "bar_format": LINE}
-    return tqdm(pieces, desc=title, unit=unit, total=total, **({} if sys.stderr.isatty() else often))
+    return tqdm(
+        pieces, desc=title, unit=unit, total=total, **({} if sys.stderr.isatty() else often)
+    )
 
 
 def wait() -> None:
@@ -71,16 +84,27 @@ def take_device() -> None:
         torch.cuda.set_device(place)
 
 
-Prepare = Callable[[Any], Callable[[Any], Any]]  # a module-level function: settings -> what to do with one piece
+Prepare = Callable[
+    [Any], Callable[[Any], Any]
+]  # a module-level function: settings -> what to do with one piece
 
 _work: Callable[[Any], Any] | None = None
-_failed: UserError | None = None  # an exception in the preparation itself would look like a killed process
+_failed: UserError | None = (
+    None  # an exception in the preparation itself would look like a killed process
+)
 
 
 def side_by_side(
-    prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
+    prepare: Prepare,
+    settings: Any,
+    pieces: Sequence[Any],
+    workers: int,
+    title: str,
+    unit: str = "piece",
 ) -> list[Any]:
-    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
+    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each
+    prepare once.
+    """
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[RANK::RANKS]
     workers = min(workers, len(pieces))
@@ -91,16 +115,21 @@ def side_by_side(
         # A copy of this process has its imports; a GPU or torchrun forbids copying.
         copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
         context = multiprocessing.get_context("fork" if copies else "spawn")
-        with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(prepare, settings)) as pool:
+        with ProcessPoolExecutor(
+            workers, context, initializer=_start, initargs=(prepare, settings)
+        ) as pool:
             try:
                 futures = [pool.submit(_one, piece) for piece in pieces]
-                for future in bar(as_completed(futures), title=title, unit=unit, total=len(futures)):
+                for future in bar(
+                    as_completed(futures), title=title, unit=unit, total=len(futures)
+                ):
                     future.result()
                 done = [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise UserError(
-                    "A worker process was ended from outside, most likely for want of memory. "
-                    "Set decoding.workers to 1 in params.yaml and start again; finished pieces are kept."
+                    "A worker process was ended from outside, most likely for want of memory. Set"
+                    " decoding.workers to 1 in params.yaml and start again; finished pieces are"
+                    " kept."
                 ) from error
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -136,36 +165,58 @@ def _one(piece: Any) -> Any:
 
 def revision() -> str:
     """The commit of the checkout, marked where files differ from it; "unknown" outside of one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    asked = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+        return (
+            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            or "unknown"
+        )
     except OSError:  # a machine without Git
         return "unknown"
 
 
 class Shards:
-    """Numbered safetensors files, published together. DVC empties outputs, so finished ones wait in .scratch."""
+    """Numbered safetensors files, published together. DVC empties outputs, so finished ones wait in
+    .scratch.
+    """
 
     def __init__(self, name: str, *parts: Any) -> None:
-        self.folder = SCRATCH / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"
+        self.folder = (
+            SCRATCH
+            / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"
+        )
 
     def path(self, index: int) -> Path:
         """The place of one shard."""
         return self.folder / f"rows-{index:05d}.safetensors"
 
     def fill(self, count: int, prepare: Prepare, settings: Any, workers: int, title: str) -> bool:
-        """Make the shards that no earlier start has made; True in the process that publishes them."""
+        """Make the shards that no earlier start has made; True in the process that publishes
+        them.
+        """
         missing = [index for index in range(count) if not self.path(index).exists()]
         side_by_side(prepare, settings, missing, workers, title, "shard")
         return RANK == 0
 
-    def make(self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]) -> None:
+    def make(
+        self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]
+    ) -> None:
         """Produce a shard unless an earlier start already did."""
         if not self.path(index).exists():
             save_tensors(self.path(index), produce(), metadata)
 
     def publish(self, count: int, output: Path, summary: dict[str, Any] | None = None) -> None:
-        """Move the finished whole into `output`, with a summary.json beside it; the scratch folder goes."""
+        """Move the finished whole into `output`, with a summary.json beside it; the scratch folder
+        goes.
+        """
 
         def write(part: Path) -> None:
             part.mkdir(parents=True)

@@ -22,7 +22,10 @@ from pipeline.run import revision
 MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
 JOINED = "MLFLOW_RUN_ID"  # variable in which `mlflow run` names the run that it began
-SERVERS = ("http", "databricks")  # URIs whose server keeps the artefacts itself; a database keeps rows alone
+SERVERS = (
+    "http",
+    "databricks",
+)  # URIs whose server keeps the artefacts itself; a database keeps rows alone
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,11 @@ class Record:
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Numbers; what is no number is left out."""
-        found = {key: float(value) for key, value in flatten(metrics).items() if isinstance(value, (int, float))}
+        found = {
+            key: float(value)
+            for key, value in flatten(metrics).items()
+            if isinstance(value, (int, float))
+        }
         self.mlflow.log_metrics(found)
 
     def log_artifacts(self, path: str | Path) -> None:
@@ -59,15 +66,21 @@ class Record:
 
         path = Path(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a path is a source of several kinds, and the first will do
-            source = self.mlflow.data.dataset_source_registry.resolve_dataset_source(str(path.resolve()))
+            warnings.simplefilter(
+                "ignore"
+            )  # a path is a source of several kinds, and the first will do
+            source = self.mlflow.data.dataset_source_registry.resolve_dataset_source(
+                str(path.resolve())
+            )
         data = MetaDataset(source, name=path.as_posix(), digest=fingerprint(path)[:8])
         self.mlflow.log_input(data, context=purpose)
 
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run of a `kind`, nested in the one around it or that of `mlflow run`; failed where an error leaves it."""
+    """A run of a `kind`, nested in the one around it or that of `mlflow run`; failed where an error
+    leaves it.
+    """
     mlflow = connect(params)
     variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
     experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
@@ -77,13 +90,17 @@ def run(params: Params, name: str, kind: str) -> Iterator[Record]:
 
 
 def root() -> Path:
-    """The repository's folder; a queued DVC experiment runs in a copy below .dvc, whose store would not last."""
+    """The repository's folder; a queued DVC experiment runs in a copy below .dvc, whose store would
+    not last.
+    """
     here = Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
     return next((parent.parent for parent in here.parents if parent.name == ".dvc"), here)
 
 
 def connect(params: Params) -> Any:
-    """The mlflow module at MLFLOW_TRACKING_URI, else a SQLite file in the repository, in this pair's experiment."""
+    """The mlflow module at MLFLOW_TRACKING_URI, else a SQLite file in the repository, in this
+    pair's experiment.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import mlflow
 
@@ -95,17 +112,21 @@ def connect(params: Params) -> Any:
         mlflow.set_tracking_uri(uri)
         if joined:
             mlflow.set_experiment(experiment_id=mlflow.get_run(joined).info.experiment_id)
-            mlflow.start_run()  # takes the run up, until this process ends; all others are part of it
+            # takes the run up, until this process ends; all others are part of it
+            mlflow.start_run()
         elif mlflow.active_run() is None:  # a run inside another one stays in its experiment
             if mlflow.get_experiment_by_name(name) is None:
-                # The place of artefacts is frozen now; it has to be absolute, whatever directory this runs in.
+                # The place of artefacts is frozen now; it has to be absolute, whatever directory
+                # this runs in.
                 place = None if uri.startswith(SERVERS) else (root() / "mlruns").as_uri()
                 mlflow.create_experiment(name, artifact_location=place)
             mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
         asked = f"{JOINED}={joined}, or MLFLOW_TRACKING_URI" if joined else "MLFLOW_TRACKING_URI"
         said = f"The tracking store {uri} cannot be used ({error}). Check {asked}."
-        raise UserError(re.sub(r"(?<=//)[^/\s@]+@", "", said)) from error  # without user and password
+        raise UserError(
+            re.sub(r"(?<=//)[^/\s@]+@", "", said)
+        ) from error  # without user and password
     return mlflow
 
 
@@ -113,23 +134,39 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested blocks as one level with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
 def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What all rows have in common, flattened, and of every row the rest: the columns that a comparison needs."""
+    """What all rows have in common, flattened, and of every row the rest: the columns that a
+    comparison needs.
+    """
     flat = {name: flatten(row) for name, row in rows.items()}
     first = next(iter(flat.values()), {})
-    same = {key: first[key] for key in first if all(key in row and row[key] == first[key] for row in flat.values())}
-    return same, {name: {key: row[key] for key in row if key not in same} for name, row in flat.items()}
+    same = {
+        key: first[key]
+        for key in first
+        if all(key in row and row[key] == first[key] for row in flat.values())
+    }
+    return same, {
+        name: {key: row[key] for key in row if key not in same} for name, row in flat.items()
+    }
 
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
-    """Register the gate in `folder` as a new version that generates text, move the alias to it and return the version.
-    A pair that the registered model could not load is not registered: a sentence says so, and None is returned."""
+    """Register the gate in `folder` as a new version that generates text, move the alias to it and
+    return the version. A pair that the registered model could not load is not registered: a
+    sentence says so, and None is returned."""
     if why := unnamed(read_pair(params.pair)):
-        print(f"The gate is not registered in MLflow, because the registered model could not load {why}.")
+        print(
+            "The gate is not registered in MLflow, because the registered model could not load"
+            f" {why}."
+        )
         return None
     with run(params, "export", kind="export") as record:
         record.log_metrics(metrics)
@@ -139,7 +176,8 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -
         from mlflow.models import ModelSignature
         from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
-        text, limit = Schema([ColSpec(DataType.string)]), params.decoding.max_new_tokens
+        text = Schema([ColSpec(DataType.string)])
+        limit = params.decoding.max_new_tokens
         limits = ParamSchema([ParamSpec("max_new_tokens", DataType.long, limit)])
         warnings.filterwarnings("ignore", message=".*input example", category=UserWarning)
         info = mlflow.pyfunc.log_model(
@@ -157,7 +195,9 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -
 
 
 def unnamed(source: PairSource) -> str | None:
-    """What of a pair the configuration of a registered model cannot name; None where it names everything."""
+    """What of a pair the configuration of a registered model cannot name; None where it names
+    everything.
+    """
     if source.target.revision is not None and not source.target.is_folder:
         return "the target's revision"
     if source.draft is not None and source.draft.gguf_file is not None:
@@ -166,8 +206,11 @@ def unnamed(source: PairSource) -> str | None:
 
 
 def configuration(params: Params) -> dict[str, Any]:
-    """Which models the gate decodes with, and how prompts become answers; a user may name others when loading."""
-    source, prompts = read_pair(params.pair), prompts_of("test")
+    """Which models the gate decodes with, and how prompts become answers; a user may name others
+    when loading.
+    """
+    source = read_pair(params.pair)
+    prompts = prompts_of("test")
     first = read_json_lines(prompts)[0] if prompts.is_file() else {}
     draft = source.draft
 

@@ -26,7 +26,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "mistral": {**COMMON, "sliding_window": 7},
     "gemma2": {**COMMON, "head_dim": 8, "sliding_window": 7},
 }
-"""Configurations by model type; the last two look back no further than a window, in every or every other layer."""
+"""Configurations by model type; the last two look back no further than a window, in every or every
+other layer.
+"""
 
 MORE: dict[str, dict[str, Any]] = {
     "qwen3": {**COMMON, "head_dim": 8},
@@ -81,7 +83,9 @@ def noisy_copy(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTraine
 
 
 @cache
-def pair(kind: str, vocabulary: int = 259, noise: float = 0.03) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair(
+    kind: str, vocabulary: int = 259, noise: float = 0.03
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and draft, built once; nobody may change them."""
     with torch.inference_mode(False):  # whoever asks first may be in that mode, and later ones not
         target = tiny_model(kind, vocabulary)
@@ -93,7 +97,11 @@ def greedy(kind: str, prompt: tuple[int, ...], num: int) -> list[int]:
     """What transformers itself writes greedily behind one prompt with the target of `pair`."""
     ids = torch.tensor([prompt])
     out = pair(kind)[0].generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num,
+        do_sample=False,
+        pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
 
@@ -101,7 +109,9 @@ def greedy(kind: str, prompt: tuple[int, ...], num: int) -> list[int]:
 def prompts(*lengths: int, vocabulary: int = 259, seed: int = 0) -> list[list[int]]:
     """Random token ids."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 BATCH = prompts(5, 17, 2, 10)

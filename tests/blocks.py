@@ -21,14 +21,24 @@ def block(*rows: list[float], draft: list[int], valid: int | None = None, **more
     """One row (B = 1): the target's logits `rows` (K + 1 of them) and the drafted tokens."""
     ids = torch.tensor([draft], dtype=torch.long)
     known = torch.arange(len(draft)) < (len(draft) if valid is None else valid)
-    more = {name: torch.tensor([value]) if isinstance(value, list) else value for name, value in more.items()}
+    more = {
+        name: torch.tensor([value]) if isinstance(value, list) else value
+        for name, value in more.items()
+    }
     return Block(ids, known[None], torch.tensor([rows], dtype=torch.float32), **more)
 
 
 def random_block(
-    seed: int = 0, batch: int = 16, num: int = 8, vocabulary: int = 6, temperature: float = 0.0, with_q: bool = True
+    seed: int = 0,
+    batch: int = 16,
+    num: int = 8,
+    vocabulary: int = 6,
+    temperature: float = 0.0,
+    with_q: bool = True,
 ) -> Block:
-    """Ragged drafts that often match, some forbidden tokens, protocol id 5, gate, states, and numbers to draw with."""
+    """Ragged drafts that often match, some forbidden tokens, protocol id 5, gate, states, and
+    numbers to draw with.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
@@ -50,7 +60,9 @@ def random_block(
         q=q if with_q else None,
         hidden={"post": noise(batch, num + 1, 3), "pre": noise(batch, num + 1, 3)},
         gate_probs=torch.rand(batch, num, generator=generator),
-        uniforms=torch.rand(batch, num + 1, generator=generator, dtype=torch.float64).clamp(1e-9, 1 - 1e-9),
+        uniforms=torch.rand(batch, num + 1, generator=generator, dtype=torch.float64).clamp(
+            1e-9, 1 - 1e-9
+        ),
         greedy=temperature == 0.0,
         protocol=torch.tensor([5]),
         # whoever reads a draft a second time tends to copy it

@@ -1,4 +1,6 @@
-"""What all tests share: one thread, so that times and sums are the same everywhere, and gradients at the beginning."""
+"""What all tests share: one thread, so that times and sums are the same everywhere, and gradients
+at the beginning.
+"""
 
 from collections.abc import Iterator
 

@@ -14,7 +14,9 @@ WIDTH, LAYERS, INNER = 32, 1, 64
 
 
 def write_gguf(path: Path, tokens: list[str] | None = None, seed: int = 0) -> Path:
-    """Random weights, matrices packed as Q8_0; `tokens` replaces the vocabulary of `byte_tokenizer`."""
+    """Random weights, matrices packed as Q8_0; `tokens` replaces the vocabulary of
+    `byte_tokenizer`.
+    """
     known = byte_tokenizer().get_vocab()
     tokens = [*(sorted(known, key=lambda token: known[token]) if tokens is None else tokens), "ab"]
     writer = gguf.GGUFWriter(path, "qwen2")
@@ -42,7 +44,9 @@ def add_tokenizer(writer: Any, tokens: list[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token[0] == "<" and len(token) > 1 else 1 for token in tokens])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if token[0] == "<" and len(token) > 1 else 1 for token in tokens]
+    )
     writer.add_token_merges(["a b"])  # an empty list cannot be written
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

@@ -1,7 +1,9 @@
-"""Models without weights whose texts are fixed beforehand, and a gate for them: they cost what their shape costs.
+"""Models without weights whose texts are fixed beforehand, and a gate for them: they cost what
+their shape costs.
 
-The draft's script is the target's with some tokens exchanged, so that the accepted length is controlled. The script is
-found by position, which every engine hands over. Axis letters: B rows, N new tokens, S positions of the script.
+The draft's script is the target's with some tokens exchanged, so that the accepted length is
+controlled. The script is found by position, which every engine hands over. Axis letters: B rows, N
+new tokens, S positions of the script.
 """
 
 from typing import Any
@@ -10,7 +12,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 SHAPES = {"1M": (96, 256, 2, 4, 2), "20M": (384, 1024, 6, 6, 2)}
 
 
@@ -25,11 +33,17 @@ class Scripted(LlamaForCausalLM):
         if position_ids is None:
             cache = inputs.get("past_key_values")
             first = 0 if cache is None else cache.get_seq_length()
-            position_ids = torch.arange(first, first + input_ids.shape[1], device=input_ids.device)[None]
+            position_ids = torch.arange(first, first + input_ids.shape[1], device=input_ids.device)[
+                None
+            ]
         out = super().forward(input_ids=input_ids, position_ids=position_ids, **inputs)
         num, last = out.logits.shape[1], self.script.shape[0] - 1
-        said_BN = self.script[(position_ids[:, -num:] + 1).clamp(0, last)].expand(input_ids.shape[0], -1)
-        out.logits = out.logits.scatter(-1, said_BN[..., None], out.logits.amax(-1, keepdim=True) + 1)
+        said_BN = self.script[(position_ids[:, -num:] + 1).clamp(0, last)].expand(
+            input_ids.shape[0], -1
+        )
+        out.logits = out.logits.scatter(
+            -1, said_BN[..., None], out.logits.amax(-1, keepdim=True) + 1
+        )
         return out
 
 
@@ -37,14 +51,22 @@ def scripted(size: str, script_S: Tensor, vocabulary: int) -> Scripted:
     """A float32 model of a shape with random weights and a script."""
     sizes = dict(zip(KEYS, SHAPES[size], strict=True))
     model = Scripted(
-        LlamaConfig(**sizes, vocab_size=vocabulary, max_position_embeddings=4096, pad_token_id=0, eos_token_id=None)
+        LlamaConfig(
+            **sizes,
+            vocab_size=vocabulary,
+            max_position_embeddings=4096,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
     )
     model.script = script_S.clone()
     return model.eval().requires_grad_(False)
 
 
 def scripts(length: int, vocabulary: int, error: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A target's text and its draft's, which differs at a share `error` of the positions, each [S]."""
+    """A target's text and its draft's, which differs at a share `error` of the positions, each
+    [S].
+    """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(2, vocabulary, (length,), generator=generator)
     wrong = torch.rand(length, generator=generator) < error

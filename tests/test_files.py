@@ -18,7 +18,12 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "lines": lambda path: files.write_json_lines(path, [{"new": 1}]),
     "tensors": lambda path: files.save_tensors(path, {"new": torch.ones(3)}),
 }
-READERS = {"text": files.read_text, "json": files.read_json, "lines": files.read_json_lines, "t": files.load_tensors}
+READERS = {
+    "text": files.read_text,
+    "json": files.read_json,
+    "lines": files.read_json_lines,
+    "t": files.load_tensors,
+}
 
 
 def names(folder: Path) -> list[str]:
@@ -37,7 +42,9 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()]
+)
 def test_a_writer_that_fails_half_way_leaves_what_was_there(gate: Path, error: BaseException):
     def half(part: Path) -> None:
         part.mkdir()
@@ -52,7 +59,9 @@ def test_a_writer_that_fails_half_way_leaves_what_was_there(gate: Path, error: B
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_full_disk_on_renaming_keeps_the_old_file(gate: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_on_renaming_keeps_the_old_file(
+    gate: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UserError, match="Free some space"):
         WRITERS[kind](gate / "stale")
@@ -106,14 +115,18 @@ def test_tensors_come_back_also_from_views_and_one_by_one(tmp_path: Path):
     tensors = {"t": whole.T, "part": whole[:, 1:3], "none": torch.zeros(0, 4), "half": whole.half()}
     files.save_tensors(tmp_path / "x", tensors, {"note": "n"})
     loaded = files.load_tensors(tmp_path / "x")
-    assert loaded.keys() == tensors.keys() and all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert loaded.keys() == tensors.keys() and all(
+        torch.equal(loaded[name], tensors[name]) for name in tensors
+    )
     assert list(files.load_tensors(tmp_path / "x", ("half",))) == ["half"]
     with pytest.raises(UserError, match="is damaged"):
         files.load_tensors(tmp_path / "x", ("z",))
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_missing_file_names_its_path_and_the_remedy_and_a_folder_is_no_file(tmp_path: Path, kind: str):
+def test_a_missing_file_names_its_path_and_the_remedy_and_a_folder_is_no_file(
+    tmp_path: Path, kind: str
+):
     with pytest.raises(UserError, match=r"absent is missing. Check the path"):
         READERS[kind](tmp_path / "absent")
     with pytest.raises(UserError):
@@ -165,7 +178,9 @@ def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(
 
 
 @pytest.mark.parametrize("name", ["gate", "."])
-def test_a_file_never_takes_the_place_of_a_folder(gate: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_never_takes_the_place_of_a_folder(
+    gate: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(gate.parent)
     with pytest.raises(UserError, match="Name a file"):
         files.write_text(name, "new")

@@ -33,6 +33,11 @@ def test_every_entry_can_be_imported(registry: Registry[type]):
 
 
 def test_naming_rules_and_drafters_imports_none_of_them():
-    code = "import sys, gistgate.rules, gistgate.drafters; print([m for m in sys.modules if m.startswith('gistgate.')])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys, gistgate.rules, gistgate.drafters; print([m for m in sys.modules if"
+        " m.startswith('gistgate.')])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert "gistgate.rules.divergence" not in loaded and "gistgate.core.guards" not in loaded

@@ -1,4 +1,6 @@
-"""What SECURITY.md promises: no pickles, no code from elsewhere, no secrets in records, nothing that is not escaped."""
+"""What SECURITY.md promises: no pickles, no code from elsewhere, no secrets in records, nothing
+that is not escaped.
+"""
 
 import ast
 import pickle
@@ -22,7 +24,11 @@ from pipeline.report.tables import page, plain_markdown
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [path for top in ("gistgate", "pipeline", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
+SOURCES = [
+    path
+    for top in ("gistgate", "pipeline", "benchmarks")
+    for path in sorted((ROOT / top).rglob("*.py"))
+]
 SECRET = "hf_thisIsASecretThatNobodyMaySee"
 
 
@@ -65,25 +71,35 @@ HARMFUL = {
 }  # fmt: skip
 """Standard modules with a way to the network, to other processes or to code by name."""
 OF_ONE = {"core_attention.py": {"ctypes", "platform"}, "models_loading.py": {"importlib"}}
-"""What one file may ask: glibc's own mallopt sets its thresholds, and `find_spec` says whether a library is there."""
+"""What one file may ask: glibc's own mallopt sets its thresholds, and `find_spec` says whether a
+library is there.
+"""
 
 
 def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
     for name, text in flatten(extra=certified_modules(tmp_path)).items():
         for node in ast.walk(ast.parse(text)):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            assert {one.split(".")[0] for one in found} <= ALLOWED - HARMFUL | OF_ONE.get(name, set()), name
+            found += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
+            assert {one.split(".")[0] for one in found} <= ALLOWED - HARMFUL | OF_ONE.get(
+                name, set()
+            ), name
 
 
 def test_servers_listen_on_this_machine_alone():
     with claim(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    served = [line for line in (ROOT / "Makefile").read_text().splitlines() if "mlflow server" in line]
+    served = [
+        line for line in (ROOT / "Makefile").read_text().splitlines() if "mlflow server" in line
+    ]
     assert served and all("--host 127.0.0.1" in line for line in served)
 
 
-def test_no_secret_of_the_environment_reaches_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_secret_of_the_environment_reaches_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD"):

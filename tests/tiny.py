@@ -1,4 +1,6 @@
-"""A tiny pair and a tiny task, made on the spot: no network, no files but those in the folder that a test gives."""
+"""A tiny pair and a tiny task, made on the spot: no network, no files but those in the folder that
+a test gives.
+"""
 
 import copy
 import json
@@ -31,10 +33,17 @@ metric_list:
 """
 
 
-def write_task(folder: Path, num_train: int = 30, num_test: int = 6, limit: int | None = 12, **changes: str) -> Path:
-    """A task `sums` in `folder`/tasks with its documents beside it; `changes` replace text in its YAML."""
+def write_task(
+    folder: Path, num_train: int = 30, num_test: int = 6, limit: int | None = 12, **changes: str
+) -> Path:
+    """A task `sums` in `folder`/tasks with its documents beside it; `changes` replace text in its
+    YAML.
+    """
     for name, start, number in (("train", 0, num_train), ("test", 1000, num_test)):
-        rows = [{"question": f"{n} + 1?", "answer": f"It is so.\n#### {n + 1}"} for n in range(start, start + number)]
+        rows = [
+            {"question": f"{n} + 1?", "answer": f"It is so.\n#### {n + 1}"}
+            for n in range(start, start + number)
+        ]
         write_rows(folder / f"{name}.jsonl", rows)
     text = TASK.format(folder=folder, limit="" if limit is None else f", max_gen_toks: {limit}")
     for old, new in changes.items():
@@ -54,15 +63,30 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def byte_tokenizer(bos: bool = True, reverse: bool = False) -> PreTrainedTokenizerFast:
     """One token per byte, no training; with `bos` it puts <s> first, as Llama's does.
 
-    With `reverse` it is another tokenizer of the same size: the bytes are numbered from the last to the first.
+    With `reverse` it is another tokenizer of the same size: the bytes are numbered from the last to
+    the first.
     """
-    alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse)]
+    alphabet = [
+        "<pad>",
+        "<s>",
+        "</s>",
+        *sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse),
+    ]
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.pre_tokenizer, raw.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     if bos:
-        raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        raw.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     return PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        padding_side="left",
     )
 
 

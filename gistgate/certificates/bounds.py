@@ -1,9 +1,11 @@
-"""One-sided upper confidence bounds on what looseness costs: d = strict - loose score of the same prompts, in [-1, 1].
+"""One-sided upper confidence bounds on what looseness costs: d = strict - loose score of the same
+prompts, in [-1, 1].
 
-Of right-or-wrong pairs p_loss lose (strict right, loose wrong) and p_gain gain; a budget limits the `difference`
-p_loss - p_gain, and the `discordance` p_loss + p_gain is the nuisance. T. Tango, Statistics in Medicine 17 (1998) 891;
-R. L. Berger and D. D. Boos, Journal of the American Statistical Association 89 (1994) 1012.
-Axis letters: M numbers of discordant pairs, D discordances, N prompts, S stakes.
+Of right-or-wrong pairs p_loss lose (strict right, loose wrong) and p_gain gain; a budget limits the
+`difference` p_loss - p_gain, and the `discordance` p_loss + p_gain is the nuisance. T. Tango,
+Statistics in Medicine 17 (1998) 891; R. L. Berger and D. D. Boos, Journal of the American
+Statistical Association 89 (1994) 1012. Axis letters: M numbers of discordant pairs, D discordances,
+N prompts, S stakes.
 """
 
 import math
@@ -18,18 +20,26 @@ from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
 Array = NDArray[np.float64]
-Answer = Literal["within", "beyond"]  # whether the prompts seen so far show a loss within a budget or beyond it
+Answer = Literal[
+    "within", "beyond"
+]  # whether the prompts seen so far show a loss within a budget or beyond it
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
 BETTING = "betting (hedged capital over a grid of stakes)"
 
-GAMMA = 1e-4  # probability with which the true discordance lies outside its region; added to every p-value
+# probability with which the true discordance lies outside its region; added to every p-value
+GAMMA = 1e-4
 TAIL = 1e-10  # mass of numbers of discordant pairs that is not enumerated; added to every p-value
-TIE = 1e-9  # statistics closer than this count as equal, so that rounding cannot drop a table from the tail
-NUISANCE_POINTS = 48  # discordances at which the tail is evaluated; half as many refine around the largest
-SCAN_POINTS = 12  # differences above the found bound that are looked at, because the p-value is not quite monotone
+# statistics closer than this count as equal, so that rounding cannot drop a table from the tail
+TIE = 1e-9
+NUISANCE_POINTS = (
+    48  # discordances at which the tail is evaluated; half as many refine around the largest
+)
+# differences above the found bound that are looked at, because the p-value is not quite monotone
+SCAN_POINTS = 12
 RESOLUTION = 1e-6  # bounds are rounded up to multiples of this
-# Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses.
+# Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones
+# rare losses.
 STAKES_S = np.geomspace(0.03, 0.98, 7)
 
 
@@ -72,27 +82,38 @@ class Bound:
 
     def within(self, budget: float) -> bool:
         """Whether the loss is certified to be `budget` at most."""
-        is_refuted = self.kind != EXACT or p_value(self.losses, self.gains, self.n, budget) <= 1 - self.confidence
+        is_refuted = (
+            self.kind != EXACT
+            or p_value(self.losses, self.gains, self.n, budget) <= 1 - self.confidence
+        )
         return is_refuted and self.value <= budget
 
 
 def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
-    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all are -1, 0 or 1, else
-    by betting."""
+    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all
+    are -1, 0 or 1, else by betting."""
     d = checked(differences)
-    n, alpha = len(d), 1 - confidence
-    losses, gains = int((d > 0).sum()), int((d < 0).sum())
+    n = len(d)
+    alpha = 1 - confidence
+    losses = int((d > 0).sum())
+    gains = int((d < 0).sum())
     exact = ternary and right_or_wrong(d)
     value = exact_bound(losses, gains, n, alpha) if exact else betting_bound(d, alpha)
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
     kind = EXACT if exact else BETTING
-    return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
+    return Bound(
+        value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm
+    )
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
-    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs; negative where few losses were seen."""
-    b, c = np.asarray(losses, float), np.asarray(gains, float)
-    # p_gain under the constraint is the larger root of 2n x^2 + Bx - C = 0, in the form that cancels nothing.
+    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs; negative where few
+    losses were seen.
+    """
+    b = np.asarray(losses, float)
+    c = np.asarray(gains, float)
+    # p_gain under the constraint is the larger root of 2n x^2 + Bx - C = 0, in the form that
+    # cancels nothing.
     B = (2 * n - b + c) * difference - b - c
     C = c * difference * (1 - difference)
     root = np.sqrt(B * B + 8 * n * C)
@@ -112,8 +133,8 @@ def discordance_region(discordant: int, n: int) -> tuple[float, float]:
 def p_value(losses: int, gains: int, n: int, difference: float) -> float:
     """P-value of H0: p_loss - p_gain >= `difference` (in (0, 1)), whose worst case is its boundary.
 
-    The largest probability, over the discordances of the region, of a table at least as far below `difference` as
-    the one seen, plus what region and enumeration leave out.
+    The largest probability, over the discordances of the region, of a table at least as far below
+    `difference` as the one seen, plus what region and enumeration leave out.
     """
     low, high = discordance_region(losses + gains, n)
     low = max(low, difference)
@@ -125,23 +146,31 @@ def p_value(losses: int, gains: int, n: int, difference: float) -> float:
     angles_D = np.linspace(np.arcsin(np.sqrt(low)), np.arcsin(np.sqrt(high)), NUISANCE_POINTS)
     coarse_D = tail(m_M, most_M, n, difference, np.sin(angles_D) ** 2)
     top = int(coarse_D.argmax())
-    near_D = np.linspace(angles_D[max(top - 1, 0)], angles_D[min(top + 1, len(angles_D) - 1)], NUISANCE_POINTS // 2)
+    near_D = np.linspace(
+        angles_D[max(top - 1, 0)], angles_D[min(top + 1, len(angles_D) - 1)], NUISANCE_POINTS // 2
+    )
     fine_D = tail(m_M, most_M, n, difference, np.sin(near_D) ** 2)
     return min(1.0, float(max(coarse_D.max(), fine_D.max())) + GAMMA + TAIL)
 
 
 def largest_losses(m_M: Array, n: int, difference: float, limit: float) -> Array:
-    """Most losses among m discordant pairs whose statistic stays within `limit` [M]; -1 where none does."""
-    low_M, high_M = np.full(len(m_M), -1.0), m_M.copy()
+    """Most losses among m discordant pairs whose statistic stays within `limit` [M]; -1 where none
+    does.
+    """
+    low_M = np.full(len(m_M), -1.0)
+    high_M = m_M.copy()
     while (low_M < high_M).any():
         middle_M = np.ceil((low_M + high_M) / 2)
         within_M = score(middle_M, m_M - middle_M, n, difference) <= limit
-        low_M, high_M = np.where(within_M, middle_M, low_M), np.where(within_M, high_M, middle_M - 1)
+        low_M = np.where(within_M, middle_M, low_M)
+        high_M = np.where(within_M, high_M, middle_M - 1)
     return low_M
 
 
 def tail(m_M: Array, most_M: Array, n: int, difference: float, discordance_D: Array) -> Array:
-    """P(losses <= most of their number of discordant pairs) under p_loss - p_gain = `difference` [D]."""
+    """P(losses <= most of their number of discordant pairs) under p_loss - p_gain = `difference`
+    [D].
+    """
     psi_D1 = np.maximum(discordance_D, difference)[:, None]
     loss_share_D1 = (psi_D1 + difference) / (2 * psi_D1)
     mass_DM = binom.pmf(m_M, n, psi_D1)
@@ -150,9 +179,12 @@ def tail(m_M: Array, most_M: Array, n: int, difference: float, discordance_D: Ar
 
 @lru_cache(maxsize=4096)
 def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
-    """The largest p_loss - p_gain in [0, 1] that `p_value` does not reject; a negative bound is given as 0."""
+    """The largest p_loss - p_gain in [0, 1] that `p_value` does not reject; a negative bound is
+    given as 0.
+    """
     mean = (losses - gains) / n
-    low, high = max(mean, RESOLUTION), 1 - RESOLUTION
+    low = max(mean, RESOLUTION)
+    high = 1 - RESOLUTION
     if low >= high:
         return 1.0
 
@@ -163,9 +195,12 @@ def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
         return 0.0
     step = 1.0 / n
     while low + step < high and not rejected(low + step):
-        low, step = low + step, 2 * step
+        low = low + step
+        step = 2 * step
     high = halved(low, min(low + step, high), RESOLUTION / 4, rejected)
-    above: list[float] = np.linspace(high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS).tolist()
+    above: list[float] = np.linspace(
+        high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS
+    ).tolist()
     return rounded_up(max([high, *(x for x in above[1:] if not rejected(x))]))
 
 
@@ -183,7 +218,9 @@ def rounded_up(bound: float) -> float:
 
 
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
-    """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv 2110.01052)."""
+    """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv
+    2110.01052).
+    """
     total = math.ceil(n * mean - 1e-9)
 
     def rejected(rate: float) -> bool:
@@ -195,30 +232,42 @@ def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
 
 
 def growth(d: ArrayLike, loss: float) -> Array:
-    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N, S]."""
+    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N,
+    S].
+    """
     return np.log1p(STAKES_S * ((loss - np.asarray(d, float)) / (1 - loss))[..., None])
 
 
 def wealth(log_wealth_S: Array) -> Array:
-    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same share."""
+    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same
+    share.
+    """
     return np.asarray(logsumexp(log_wealth_S, axis=-1) - math.log(len(STAKES_S)))
 
 
 def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
     """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`."""
-    return bool(wealth(growth(checked(differences), budget).cumsum(0)).max() >= -math.log(1 - confidence))
+    return bool(
+        wealth(growth(checked(differences), budget).cumsum(0)).max() >= -math.log(1 - confidence)
+    )
 
 
 def betting_bound(differences: ArrayLike, alpha: float) -> float:
-    """The smallest mean that bets refute at the best moment along `differences [N]`; a negative one is given as 0."""
+    """The smallest mean that bets refute at the best moment along `differences [N]`; a negative one
+    is given as 0.
+    """
     high = halved(0.0, 1.0, RESOLUTION / 4, lambda mean: refutes(differences, mean, 1 - alpha))
     return rounded_up(high) if high > RESOLUTION / 4 else 0.0
 
 
-def longer_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float) -> float | None:
-    """The smallest growth g at which bets refute mean(loose) >= (1 + g) mean(strict), for lengths [N] of up to `limit`
-    in their order; None where no g up to 9 is refuted, and never less than -0.9."""
-    one, other = np.asarray(strict, float), np.asarray(loose, float)
+def longer_bound(
+    strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float
+) -> float | None:
+    """The smallest growth g at which bets refute mean(loose) >= (1 + g) mean(strict), for lengths
+    [N] of up to `limit` in their order; None where no g up to 9 is refuted, and never less than
+    -0.9."""
+    one = np.asarray(strict, float)
+    other = np.asarray(loose, float)
 
     def refuted(g: float) -> bool:
         return refutes((other - (1 + g) * one) / (max(1.0, 1 + g) * limit), 0.0, confidence)
@@ -227,27 +276,36 @@ def longer_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: 
 
 
 class SequentialTest:
-    """Two opposite bets on one budget while prompts come in; the first that is won is the answer, which stays.
+    """Two opposite bets on one budget while prompts come in; the first that is won is the answer,
+    which stays.
 
     Each answer is wrong with probability 1 - confidence at most, so that "within" is a certificate.
     """
 
     def __init__(self, budget: float, confidence: float) -> None:
-        self.budget, self.enough = budget, -math.log(1 - confidence)
+        self.budget = budget
+        self.enough = -math.log(1 - confidence)
         self.answer: Answer | None = None
         self.n = 0  # prompts seen until the answer was clear, or so far
-        self.for_S, self.against_S = np.zeros(len(STAKES_S)), np.zeros(len(STAKES_S))  # logarithms of the wealth
+        self.for_S = np.zeros(len(STAKES_S))  # logarithms of the wealth
+        self.against_S = np.zeros(len(STAKES_S))
 
     def update(self, differences: ArrayLike) -> Answer | None:
-        """Take in the next `differences [N]` in their order; returns the answer, or None while it is open."""
+        """Take in the next `differences [N]` in their order; returns the answer, or None while it
+        is open.
+        """
         d = checked(differences)
         if self.answer is not None:
             return self.answer
         for_NS = self.for_S + growth(d, self.budget).cumsum(0)
-        against_NS = self.against_S + growth(-d, -self.budget).cumsum(0)  # the bet that mean(d) > budget
-        within_N, beyond_N = wealth(for_NS) >= self.enough, wealth(against_NS) >= self.enough
+        against_NS = self.against_S + growth(-d, -self.budget).cumsum(
+            0
+        )  # the bet that mean(d) > budget
+        within_N = wealth(for_NS) >= self.enough
+        beyond_N = wealth(against_NS) >= self.enough
         clear_N = within_N | beyond_N
-        self.for_S, self.against_S = for_NS[-1], against_NS[-1]
+        self.for_S = for_NS[-1]
+        self.against_S = against_NS[-1]
         self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
         if clear_N.any():
             self.answer = "within" if within_N[clear_N.argmax()] else "beyond"

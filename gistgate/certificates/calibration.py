@@ -1,4 +1,6 @@
-"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts."""
+"""From budgets to a certificate: choose settings on development prompts, then test them on
+calibration prompts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,18 +33,30 @@ class Method:
     knob: str | None = None  # the setting that calibration moves; None for a rule without one
     grid: tuple[float, ...] = ()  # values of the knob, from strict to loose
     fixed: dict[str, Any] = field(default_factory=dict)  # settings of the rule that never change
-    variants: tuple[dict[str, Any], ...] = ({},)  # of these development prompts choose one; each overrides `fixed`
+    variants: tuple[dict[str, Any], ...] = (
+        {},
+    )  # of these development prompts choose one; each overrides `fixed`
 
     def __post_init__(self) -> None:
         for given in ({**self.fixed, **variant} for variant in self.variants):
             if given.get("table") == "online":
-                raise UserError(f"{self.rule}: an online table changes with every answer. Set table to 'frozen'.")
+                raise UserError(
+                    f"{self.rule}: an online table changes with every answer. Set table to"
+                    " 'frozen'."
+                )
             if given.get("kappa", 0):
-                raise UserError(f"{self.rule}: calibration decodes without the costs of requests. Leave kappa at 0.")
+                raise UserError(
+                    f"{self.rule}: calibration decodes without the costs of requests. Leave kappa"
+                    " at 0."
+                )
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""
-        return {**self.fixed, **setting.variant, **({} if self.knob is None else {self.knob: setting.value})}
+        return {
+            **self.fixed,
+            **setting.variant,
+            **({} if self.knob is None else {self.knob: setting.value}),
+        }
 
 
 @dataclass(frozen=True)
@@ -55,8 +69,12 @@ class Finding:
     verdicts: Verdicts  # what the tests on calibration prompts said
 
     def point(self, budget: float) -> OperatingPoint:
-        """What was found for a budget: the loosest certified setting, or the strictest one, which was refused."""
-        kept, shown, bound = self.verdicts.passed(budget), self.verdicts.shown(budget), self.verdicts.bound(budget)
+        """What was found for a budget: the loosest certified setting, or the strictest one, which
+        was refused.
+        """
+        kept = self.verdicts.passed(budget)
+        shown = self.verdicts.shown(budget)
+        bound = self.verdicts.bound(budget)
         return OperatingPoint(
             budget=budget,
             confidence=self.request.confidence,
@@ -72,12 +90,20 @@ class Finding:
             refusal=self.verdicts.refusal(budget),
         )
 
-    def certificate(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Certificate:
+    def certificate(
+        self, score: str, scope: dict[str, Any], source: str, made: str = ""
+    ) -> Certificate:
         """The certificate for all budgets of the request; the arguments are entries of it."""
-        method, budgets, headline = self.method, sorted(self.request.budgets), self.request.headline_budget
+        method = self.method
+        budgets = sorted(self.request.budgets)
+        headline = self.request.headline_budget
         at = self.verdicts.budgets.index(budgets[-1])
-        rows: list[dict[str, Any]] = [{"settings": method.settings(one)} for one in self.selection.settings]
-        for row, one in zip(rows, self.verdicts.tested, strict=False):  # what follows a failure was never tested
+        rows: list[dict[str, Any]] = [
+            {"settings": method.settings(one)} for one in self.selection.settings
+        ]
+        for row, one in zip(
+            rows, self.verdicts.tested, strict=False
+        ):  # what follows a failure was never tested
             row |= {**one.bounds[at].entries, "within": one.within[at], "wagered": one.answers[at]}
             row["mean_accepted_length"] = one.decoded.counted.mean_accepted_length
         return Certificate(
@@ -97,10 +123,15 @@ class Finding:
 
 
 def calibrate(
-    method: Method, outcomes: Outcomes, request: Request, look: Look | None = None,
+    method: Method,
+    outcomes: Outcomes,
+    request: Request,
+    look: Look | None = None,
     scope: Mapping[str, Any] | None = None,
-) -> Finding:  # fmt: skip
-    """Choose settings on development prompts, record the `look` or refuse it, then test them on calibration prompts."""
+) -> Finding:
+    """Choose settings on development prompts, record the `look` or refuse it, then test them on
+    calibration prompts.
+    """
 
     def evaluate(setting: Setting) -> tuple[Array, float, float]:
         done = outcomes.decoded("development", method.settings(setting))
@@ -110,22 +141,44 @@ def calibrate(
         selection = Selection([Setting(None, method.variants[0])], [])
     else:
         selection = choose_settings(method.grid, method.variants, evaluate, request)
-    settings, ternary = [method.settings(one) for one in selection.settings], outcomes.scorer.ternary
+    settings = [method.settings(one) for one in selection.settings]
+    ternary = outcomes.scorer.ternary
     if look is not None:
         record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
     chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
-    verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary, request.growth)
+    verdicts = fixed_sequence(
+        chunks, request.budgets, request.confidence, request.stop, ternary, request.growth
+    )
     return Finding(method, request, selection, verdicts)
 
 
 # What of a certificate's scope decides which hypothesis is tested, always and where it is there.
-DECIDING = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
+DECIDING = (
+    "target",
+    "draft",
+    "tokenizer",
+    "gate",
+    "rule",
+    "drafter",
+    "drafter_data",
+    "block",
+    "task",
+    "prompting",
+)
 SOMETIMES = ("drafting", "judge", "rule_data")
 
 
-def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]) -> str:
-    """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes and judges."""
-    sequence = [list(settings), sorted(request.budgets), f"{'exact' if ternary else 'betting'} {request.stop}"]
+def hypothesis(
+    settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]
+) -> str:
+    """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes
+    and judges.
+    """
+    sequence = [
+        list(settings),
+        sorted(request.budgets),
+        f"{'exact' if ternary else 'betting'} {request.stop}",
+    ]
     sequence += [] if request.growth is None else [request.growth]
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
@@ -133,10 +186,18 @@ def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bo
 
 
 def decoding_scope(
-    method: Method, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any, gate: Any, rows: int,
-    data: Sequence[Path] = (), drafting: dict[str, Any] | None = None,  # what the drafter reads, and its `binding`
-) -> dict[str, Any]:  # fmt: skip
-    """The part of a scope, plain JSON, that says what decodes; `draft` is None where the drafter does not ask it."""
+    method: Method,
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: Any,
+    gate: Any,
+    rows: int,
+    data: Sequence[Path] = (),
+    drafting: dict[str, Any] | None = None,  # what the drafter reads, and its `binding`
+) -> dict[str, Any]:
+    """The part of a scope, plain JSON, that says what decodes; `draft` is None where the drafter
+    does not ask it.
+    """
     files = named_files(method.fixed)
     return {
         "target": model_scope(identify_model(target)),
@@ -159,11 +220,17 @@ def decoding_scope(
 
 
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
-    """The part about what is asked, of these `prompts`, and how answers are judged; a server needs no `tokenizer`."""
+    """The part about what is asked, of these `prompts`, and how answers are judged; a server needs
+    no `tokenizer`.
+    """
     asked = task.prompting
     has_template = asked.chat_template and tokenizer is not None
     return {
-        **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
+        **(
+            {"template": tokenizer_scope(tokenizer, ("template",))["template"]}
+            if has_template
+            else {}
+        ),
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
         "prompting": {name: value for name, value in vars(asked).items() if value != {}},
@@ -173,6 +240,8 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
 
 
 def task_hash(task: Task) -> str:
-    """Hash of how a task is asked and judged; its own files are included where data/tasks has them."""
+    """Hash of how a task is asked and judged; its own files are included where data/tasks has
+    them.
+    """
     limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
     return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))

@@ -1,6 +1,8 @@
-"""Calibration prompts that were judged: another look at one of them for the same claim is refused, or paid for.
+"""Calibration prompts that were judged: another look at one of them for the same claim is refused,
+or paid for.
 
-Repeating a look spends nothing; any other pays from what the earlier looks left of the error (docs/certificates.md).
+Repeating a look spends nothing; any other pays from what the earlier looks left of the error
+(docs/certificates.md).
 """
 
 import hashlib
@@ -17,7 +19,9 @@ from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError
 
 LOCAL = Path(".gistgate/judged.json")  # every look that was taken in this folder; not in Git
-PUBLISHED = Path("docs/results/judged.json")  # the looks whose results were published, in the same form
+PUBLISHED = Path(
+    "docs/results/judged.json"
+)  # the looks whose results were published, in the same form
 LEAST_ERROR = 2 * GAMMA  # error of a look that can be tested; a plan for less would never end
 
 
@@ -26,18 +30,35 @@ class Look:
     """One test of one claim on one set of calibration prompts."""
 
     claim: str  # pair, task, score and method, in one line
-    marks: Sequence[str]  # hashes of the prompts (`hash_of`), and of their problems, which no template changes
+    marks: Sequence[
+        str
+    ]  # hashes of the prompts (`hash_of`), and of their problems, which no template changes
     spent: float  # probability of a false certificate that the test is allowed
-    error: float  # the same of all looks of the claim at these prompts together; the smallest that one of them says
-    choice: str = ""  # fingerprint of the parameters that lead to the tested settings; empty where nobody knows them
-    tested: str = ""  # fingerprint of what is tested, see `gistgate.certificates.calibration`; empty: repeats nothing
+    # the same of all looks of the claim at these prompts together; the smallest that one of them
+    # says
+    error: float
+    # fingerprint of the parameters that lead to the tested settings; empty where nobody knows them
+    choice: str = ""
+    # fingerprint of what is tested, see `gistgate.certificates.calibration`; empty: repeats nothing
+    tested: str = ""
     remedy: str = "Draw fresh calibration prompts."  # how that is done, as a sentence
 
     @property
     def row(self) -> dict[str, Any]:
-        """The entry of the file; `marks` names an entry of its own, because many claims share their prompts."""
-        known = {"claim": self.claim, "marks": digest(sorted(set(self.marks)))[:16], "spent": round(self.spent, 12)}
-        return {**known, "error": round(self.error, 12), "choice": self.choice, "tested": self.tested}
+        """The entry of the file; `marks` names an entry of its own, because many claims share their
+        prompts.
+        """
+        known = {
+            "claim": self.claim,
+            "marks": digest(sorted(set(self.marks)))[:16],
+            "spent": round(self.spent, 12),
+        }
+        return {
+            **known,
+            "error": round(self.error, 12),
+            "choice": self.choice,
+            "tested": self.tested,
+        }
 
     def repeats(self, row: dict[str, Any]) -> bool:
         """Whether a look that was taken is the same test as this one."""
@@ -47,18 +68,26 @@ class Look:
 
 
 def check(look: Look, *paths: Path) -> None:
-    """Refuse a look at judged prompts that is no repetition and costs more error than is left (default: both files)."""
+    """Refuse a look at judged prompts that is no repetition and costs more error than is left
+    (default: both files).
+    """
     for path in paths or (LOCAL, PUBLISHED):
         sets, rows = read_looks(path)
-        before = [row for row in rows if row["claim"] == look.claim and not sets[row["marks"]].isdisjoint(look.marks)]
+        before = [
+            row
+            for row in rows
+            if row["claim"] == look.claim and not sets[row["marks"]].isdisjoint(look.marks)
+        ]
         if any(look.repeats(row) for row in before):
             continue
-        whole, spent = min([look.error, *(row["error"] for row in before)]), sum(row["spent"] for row in before)
+        whole = min([look.error, *(row["error"] for row in before)])
+        spent = sum(row["spent"] for row in before)
         if before and look.spent > whole - spent + 1e-9:  # rounding of the sum
             raise UserError(
-                f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
-                f"which spent {spent:.3g} of the error {whole:.3g}; {max(whole - spent, 0):.3g} are left and this look "
-                f"wants {look.spent:.3g}. {look.remedy}"
+                f"The calibration prompts have already been judged for '{look.claim}' with another"
+                f" choice of settings, which spent {spent:.3g} of the error {whole:.3g};"
+                f" {max(whole - spent, 0):.3g} are left and this look wants {look.spent:.3g}."
+                f" {look.remedy}"
             )
 
 
@@ -80,28 +109,37 @@ def read_looks(path: Path) -> tuple[dict[str, set[str]], list[dict[str, Any]]]:
     if not path.exists():
         return {}, []
     content = read_json(path)
-    return {name: set(marks.split()) for name, marks in content["marks"].items()}, list(content["looks"])
+    return {name: set(marks.split()) for name, marks in content["marks"].items()}, list(
+        content["looks"]
+    )
 
 
 def judged_marks() -> set[str]:
     """Marks of the prompts that a pipeline judged; unlike commands, its looks say their choice."""
     files = [read_looks(path) for path in (LOCAL, PUBLISHED)]
-    return {mark for sets, rows in files for row in rows if row["choice"] for mark in sets[row["marks"]]}
+    return {
+        mark for sets, rows in files for row in rows if row["choice"] for mark in sets[row["marks"]]
+    }
 
 
 def level(confidence: float, looks: int) -> float:
-    """Confidence of each look if several looks divide the error; refused where no number of prompts reaches it."""
+    """Confidence of each look if several looks divide the error; refused where no number of prompts
+    reaches it.
+    """
     error = (1 - confidence) / looks
     if error <= LEAST_ERROR:
         raise UserError(
-            f"A confidence of {confidence:g} over {looks} looks leaves an error of {error:.2g} for each, which no "
-            f"number of prompts can show. Lower the confidence or the looks until more than {LEAST_ERROR:g} is left."
+            f"A confidence of {confidence:g} over {looks} looks leaves an error of {error:.2g} for"
+            " each, which no number of prompts can show. Lower the confidence or the looks until"
+            f" more than {LEAST_ERROR:g} is left."
         )
     return 1 - error
 
 
 def hash_of(prompt: Sequence[int]) -> str:
-    """The mark of one prompt, from its token ids [T]; two of 10,000 prompts agree by chance once in 20,000 files."""
+    """The mark of one prompt, from its token ids [T]; two of 10,000 prompts agree by chance once in
+    20,000 files.
+    """
     return digest(list(prompt))[:10]
 
 

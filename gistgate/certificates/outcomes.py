@@ -1,7 +1,7 @@
 """What "quality" means when strict and loose answers are compared: four scores with one interface.
 
-Each gives d = strict - loose score for every prompt, in [-1, 1]; equal answers have d = 0 and are not scored.
-Axis letters: B rows, T tokens, V vocabulary, N prompts.
+Each gives d = strict - loose score for every prompt, in [-1, 1]; equal answers have d = 0 and are
+not scored. Axis letters: B rows, T tokens, V vocabulary, N prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gistgate.lm_eval.task import Task
     from gistgate.models.loading import Target
 
-CLIP = 5.0  # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
+# nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
+CLIP = 5.0
 WORSE = -1e4  # stands for the log-probability of no token at all
 
 Prompt = dict[str, Any]
@@ -33,7 +34,9 @@ Ids = list[int]
 
 def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
     """Indices of the prompts whose two answers are not the same tokens."""
-    return [index for index, (one, other) in enumerate(zip(strict, loose, strict=True)) if one != other]
+    return [
+        index for index, (one, other) in enumerate(zip(strict, loose, strict=True)) if one != other
+    ]
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,14 @@ class TaskScore:
     id: ClassVar[str] = "task"
     ternary: ClassVar[bool] = True
 
-    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
+    def differences(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
         d = np.zeros(len(prompts))
         for index in where_different(strict, loose):
-            d[index] = self.score(prompts[index], strict[index]) - self.score(prompts[index], loose[index])
+            d[index] = self.score(prompts[index], strict[index]) - self.score(
+                prompts[index], loose[index]
+            )
         return d
 
     def score(self, prompt: Prompt, ids: Ids) -> float:
@@ -57,15 +64,20 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class LogProbability:
-    """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to [0, 1]."""
+    """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to
+    [0, 1].
+    """
 
     target: PreTrainedModel
     batch_size: int = 32
     id: ClassVar[str] = "logprob"
     ternary: ClassVar[bool] = False
 
-    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
-        d, rows = np.zeros(len(prompts)), where_different(strict, loose)
+    def differences(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
+        d = np.zeros(len(prompts))
+        rows = where_different(strict, loose)
         texts = [(prompts[i]["ids"], answer[i]) for i in rows for answer in (strict, loose)]
         starts = range(0, len(texts), self.batch_size)
         means = [mean for at in starts for mean in self.means(texts[at : at + self.batch_size])]
@@ -75,11 +87,15 @@ class LogProbability:
 
     @torch.no_grad()
     def means(self, texts: Sequence[tuple[Ids, Ids]]) -> list[float]:
-        """Mean log-probability of every answer behind its prompt, in nats; of an empty one the worst there is."""
+        """Mean log-probability of every answer behind its prompt, in nats; of an empty one the
+        worst there is.
+        """
         device = self.target.device
         rows = [torch.tensor([*prompt, *answer]) for prompt, answer in texts]
         ids_BT = pad_sequence(rows, batch_first=True).to(device)
-        mask_BT = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True).to(device)
+        mask_BT = pad_sequence(
+            [torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True
+        ).to(device)
         logits_BTV = self.target(input_ids=ids_BT, attention_mask=mask_BT).logits
         found = []
         for row, (prompt, answer) in enumerate(texts):
@@ -92,32 +108,46 @@ class LogProbability:
 
 @dataclass(frozen=True)
 class Capped:
-    """Whether an answer ends by itself: a budget of 0.01 means that capped answers rise by at most one point."""
+    """Whether an answer ends by itself: a budget of 0.01 means that capped answers rise by at most
+    one point.
+    """
 
     id: ClassVar[str] = "capped"
     ternary: ClassVar[bool] = True
 
-    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
+    def differences(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
         limits = np.array([prompt["max_new_tokens"] for prompt in prompts])
-        one, other = (np.array([len(ids) for ids in answers]) >= limits for answers in (strict, loose))
+        one, other = (
+            np.array([len(ids) for ids in answers]) >= limits for answers in (strict, loose)
+        )
         return other.astype(float) - one
 
 
 @dataclass(frozen=True)
 class PairwiseJudge:
-    """For open text: which of both answers a language model prefers; asked in both orders, disagreement is a tie."""
+    """For open text: which of both answers a language model prefers; asked in both orders,
+    disagreement is a tie.
+    """
 
     judge: Target  # its weights are part of what a certificate says
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "judge"
     ternary: ClassVar[bool] = True
 
-    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
+    def differences(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
         d = np.zeros(len(prompts))
         for index in where_different(strict, loose):
-            one, other = (self.tokenizer.decode(ids[index], skip_special_tokens=True) for ids in (strict, loose))
+            one, other = (
+                self.tokenizer.decode(ids[index], skip_special_tokens=True)
+                for ids in (strict, loose)
+            )
             context = prompts[index]["context"]
-            forth, back = self.prefers_first(context, one, other), self.prefers_first(context, other, one)
+            forth = self.prefers_first(context, one, other)
+            back = self.prefers_first(context, other, one)
             d[index] = 0.0 if forth == back else 1.0 if forth else -1.0
         return d
 
@@ -125,18 +155,21 @@ class PairwiseJudge:
     def prefers_first(self, context: str, first: str, second: str) -> bool:
         """Whether "A" is a more probable verdict than "B"."""
         text = (
-            f"Which answer serves the request better?\n\nRequest:\n{context}\n\nAnswer A:\n{first}\n\n"
-            f"Answer B:\n{second}\n\nThe better answer is"
+            f"Which answer serves the request better?\n\nRequest:\n{context}\n\nAnswer"
+            f" A:\n{first}\n\nAnswer B:\n{second}\n\nThe better answer is"
         )
-        model, tokenizer = self.judge.model, self.judge.tokenizer
-        logits_V = model(input_ids=tokenizer(text, return_tensors="pt").input_ids.to(model.device)).logits[0, -1]
+        model = self.judge.model
+        tokenizer = self.judge.tokenizer
+        logits_V = model(
+            input_ids=tokenizer(text, return_tensors="pt").input_ids.to(model.device)
+        ).logits[0, -1]
         a, b = (tokenizer.encode(f" {letter}", add_special_tokens=False)[-1] for letter in "AB")
         return bool(logits_V[a] > logits_V[b])
 
 
 Scorer = TaskScore | LogProbability | Capped | PairwiseJudge
-"""Compares two answers to every prompt. `ternary`: d is -1, 0 or 1 unless the data show otherwise, so that the exact
-bound may be used."""
+"""Compares two answers to every prompt. `ternary`: d is -1, 0 or 1 unless the data show otherwise,
+so that the exact bound may be used."""
 
 
 CHUNK = 256  # prompts that are decoded between two looks at the outcomes
@@ -151,7 +184,9 @@ class Answer:
 
 
 Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
-"""Answers of a rule at these settings to prompts, the first of which has this index in its split."""
+"""Answers of a rule at these settings to prompts, the first of which has this index in its
+split.
+"""
 Strict = Callable[[Sequence[Prompt], int], list[Ids]]  # the same of strict answers
 
 
@@ -162,7 +197,9 @@ class Decoded:
     differences: Array  # d = strict - loose score [N]
     statistics: list[Statistics] = field(default_factory=list)  # what was counted, by prompt
     tokens: Array = field(default_factory=lambda: np.zeros((0, 3)))
-    """Tokens of the strict answer, of the loose answer, and the most that an answer may have [N, 3]."""
+    """Tokens of the strict answer, of the loose answer, and the most that an answer may have [N,
+    3].
+    """
 
     @property
     def counted(self) -> Statistics:
@@ -171,17 +208,24 @@ class Decoded:
 
     def __add__(self, other: Decoded) -> Decoded:
         tokens = np.concatenate([self.tokens, other.tokens])
-        return Decoded(np.r_[self.differences, other.differences], self.statistics + other.statistics, tokens)
+        return Decoded(
+            np.r_[self.differences, other.differences], self.statistics + other.statistics, tokens
+        )
 
     @property
     def growth(self) -> float:
-        """By what share answers are longer on average than the strict ones; 0 where no lengths are known."""
-        strict, loose = self.tokens[:, 0].sum(), self.tokens[:, 1].sum()
+        """By what share answers are longer on average than the strict ones; 0 where no lengths are
+        known.
+        """
+        strict = self.tokens[:, 0].sum()
+        loose = self.tokens[:, 1].sum()
         return float(loose / strict - 1) if strict else 0.0
 
     @property
     def lengths(self) -> dict[str, float]:
-        """Mean lengths in tokens, and shares of answers as long as they may be; empty where no lengths are known."""
+        """Mean lengths in tokens, and shares of answers as long as they may be; empty where no
+        lengths are known.
+        """
         if not len(self.tokens):
             return {}
         strict, loose, limit = self.tokens.T
@@ -205,33 +249,55 @@ class Outcomes:
     scorer: Scorer  # what quality means
     strict: Strict  # strict decoding, the reference
     loose: Decode  # the method
-    chunk: int | None = CHUNK  # prompts that are decoded at once; None decodes a whole split at once
+    chunk: int | None = (
+        CHUNK  # prompts that are decoded at once; None decodes a whole split at once
+    )
 
-    def decoded(self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None) -> Decoded:
+    def decoded(
+        self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None
+    ) -> Decoded:
         """Prompts `start` to `stop` of a split at these settings of the rule."""
         prompts = self.prompts[split][start:stop]
-        strict, loose = self.strict(prompts, start), self.loose(settings, prompts, start)
+        strict = self.strict(prompts, start)
+        loose = self.loose(settings, prompts, start)
         d = self.scorer.differences(prompts, strict, [answer.ids for answer in loose])
         rows = zip(strict, loose, prompts, strict=True)
-        tokens = [(len(one), len(other.ids), prompt["max_new_tokens"]) for one, other, prompt in rows]
-        return Decoded(d, [answer.statistics for answer in loose], np.array(tokens, float).reshape(-1, 3))
+        tokens = [
+            (len(one), len(other.ids), prompt["max_new_tokens"]) for one, other, prompt in rows
+        ]
+        return Decoded(
+            d, [answer.statistics for answer in loose], np.array(tokens, float).reshape(-1, 3)
+        )
 
     def chunks(self, split: str, settings: dict[str, Any], n: int) -> Iterator[Decoded]:
-        """The first n prompts of a split, chunk by chunk, in their order; a chunk is decoded when it is asked for."""
+        """The first n prompts of a split, chunk by chunk, in their order; a chunk is decoded when
+        it is asked for.
+        """
         size = self.chunk or n
         for start in range(0, n, size):
             yield self.decoded(split, settings, start, min(start + size, n))
 
 
 def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
-    """The same function, with answers kept in `folder`; `depends` decides them besides settings, files and prompts."""
+    """The same function, with answers kept in `folder`; `depends` decides them besides settings,
+    files and prompts.
+    """
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
         asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]
-        path = folder / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
+        path = (
+            folder
+            / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
+        )
         if not path.exists():
             done = decode(settings, prompts, start)
-            write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
-        return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in read_json_lines(path)]
+            write_json_lines(
+                path,
+                [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done],
+            )
+        return [
+            Answer(row["ids"], Statistics.from_dict(row["statistics"]))
+            for row in read_json_lines(path)
+        ]
 
     return answers

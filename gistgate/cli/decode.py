@@ -15,7 +15,14 @@ import typer
 from gistgate.cli import show
 from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, EncodedPrompt, read_prompt, read_prompts
+from gistgate.models.options import (
+    AUTO,
+    MEASURED_BY,
+    DecodeOptions,
+    EncodedPrompt,
+    read_prompt,
+    read_prompts,
+)
 
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
@@ -26,13 +33,21 @@ if TYPE_CHECKING:
 
 @decodes()
 def generate(
-    target: TargetName, prompt: Prompt, *, asking: Asking,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0, seed: Seed = 0,
+    target: TargetName,
+    prompt: Prompt,
+    *,
+    asking: Asking,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most probable token.", min=0)
+    ] = 0.0,
+    seed: Seed = 0,
     in_shadow: Annotated[
-        bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
+        bool,
+        typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted."),
     ] = False,
-    as_json: AsJson = False, options: DecodeOptions,
-) -> None:  # fmt: skip
+    as_json: AsJson = False,
+    options: DecodeOptions,
+) -> None:
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.core.block import Sampling
     from gistgate.core.request import text_behind
@@ -40,8 +55,13 @@ def generate(
     from gistgate.measure.speed import settle_batches
 
     if in_shadow and options.speculate_up_to is not None:
-        raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
-    loaded = load(target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature, measures=True)
+        raise UserError(
+            "Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both"
+            " away."
+        )
+    loaded = load(
+        target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature, measures=True
+    )
     decoder = loaded.decoder
     text = partial(text_behind, loaded.target.tokenizer, loaded.ids[0], skip_special_tokens=True)
     if in_shadow:
@@ -69,13 +89,20 @@ def generate(
 
 @decodes()
 def trace(
-    target: TargetName, prompt: Prompt, *, asking: Asking, as_json: AsJson = False,
+    target: TargetName,
+    prompt: Prompt,
+    *,
+    asking: Asking,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours."),
+        typer.Option(
+            dir_okay=False,
+            help="File for one HTML page with strict decoding beside it, instead of colours.",
+        ),
     ] = None,
     options: DecodeOptions,
-) -> None:  # fmt: skip
+) -> None:
     """Continue one prompt and show why every token is there."""
     from gistgate.measure.trace import trace as traced
 
@@ -89,7 +116,9 @@ def trace(
         write_trace(html, loaded, text, loaded.ids[0], loaded.request)
         typer.echo(f"{html} is written.")
         return
-    answer, tokens = traced(loaded.decoder, loaded.ids[0], loaded.target.tokenizer, **loaded.request)
+    answer, tokens = traced(
+        loaded.decoder, loaded.ids[0], loaded.target.tokenizer, **loaded.request
+    )
     if as_json:
         typer.echo("\n".join(json.dumps(asdict(token)) for token in tokens))
     else:
@@ -99,15 +128,25 @@ def trace(
 
 @decodes(max_new_tokens=128, stop=None)
 def bench(
-    target: TargetName, prompts: Prompts, *, asking: Asking, as_json: AsJson = False, options: DecodeOptions
+    target: TargetName,
+    prompts: Prompts,
+    *,
+    asking: Asking,
+    as_json: AsJson = False,
+    options: DecodeOptions,
 ) -> None:
-    """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
+    """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by
+    prompt.
+    """
     from gistgate.measure.speed import side_by_side
 
     loaded = load(target, asking, options, read_prompts(prompts))
     clocks, loops = side_by_side(loaded.decoder, loaded.ids, **loaded.request)
     if as_json:
-        rows = [{"name": name, "seconds": time, "statistics": done.as_dict()} for name, (time, done) in clocks.items()]
+        rows = [
+            {"name": name, "seconds": time, "statistics": done.as_dict()}
+            for name, (time, done) in clocks.items()
+        ]
         typer.echo(json.dumps(rows))
     else:
         show.say(show.timed(clocks, loops))
@@ -122,14 +161,23 @@ class Loaded:
     options: DecodeOptions  # what the user says
     ids: list[list[int]]  # token ids of the prompts
     request: dict[str, Any]  # arguments of `Decoder.generate` that all prompts share
-    uncovered: str | None = None  # why the certificate beside the gate does not cover the requests, where it does not
+    uncovered: str | None = (
+        None  # why the certificate beside the gate does not cover the requests, where it does not
+    )
 
 
 def load(
-    name: str, asking: Asking, options: DecodeOptions, prompts: Sequence[EncodedPrompt] = (), temperature: float = 0.0,
-    measures: bool = False,  # whether the command finds out itself up to how many rows speculation pays
-) -> Loaded:  # fmt: skip
-    """The target and its decoder; wrong names and requests are refused before anything is loaded."""
+    name: str,
+    asking: Asking,
+    options: DecodeOptions,
+    prompts: Sequence[EncodedPrompt] = (),
+    temperature: float = 0.0,
+    # whether the command finds out itself up to how many rows speculation pays
+    measures: bool = False,
+) -> Loaded:
+    """The target and its decoder; wrong names and requests are refused before anything is
+    loaded.
+    """
     from gistgate.core.certificate import certificate_in_use, check_greedy, ends_of, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate
@@ -144,7 +192,8 @@ def load(
     target = load_target(name, asking.dtype, gguf=asking.gguf)
     if certificate is not None:
         asked.check(certificate, target)
-    decoder, uncovered = build_decoder(target.model, target.tokenizer, options), None
+    decoder = build_decoder(target.model, target.tokenizer, options)
+    uncovered = None
     if decoder.certificate is not None:  # also one that nobody named, of `gistgate tune`
         asked.check(decoder.certificate, target)
     elif (beside := certificate_in_use(decoder)) is not None:
@@ -163,7 +212,8 @@ class Writer:
     wants_q: bool = False
 
     def __init__(self, text: Callable[[Sequence[int]], str]) -> None:
-        self.text, self.shown = text, ""  # the text of an answer, and what of it stands there
+        self.text = text  # the text of an answer, and what of it stands there
+        self.shown = ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         """Only the next round knows where the last one was cut, so its tokens appear then."""
@@ -177,7 +227,9 @@ class Writer:
             self.shown = text
 
     def finish(self, ids: Sequence[int]) -> None:
-        """Print the rest, or the whole answer on a new line where the printed part turned out to be cut off."""
+        """Print the rest, or the whole answer on a new line where the printed part turned out to be
+        cut off.
+        """
         text = self.text(ids)
         if not text.startswith(self.shown):
             typer.echo("")

@@ -15,27 +15,48 @@ from gistgate.cli.certify import certify
 from gistgate.cli.init import init
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
-WITH_GATE, VOCABULARY = "--draft models/draft --gate models/export", "models/target answers.txt --draft models/draft"
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
-    "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
+WITH_GATE = "--draft models/draft --gate models/export"
+VOCABULARY = "models/target answers.txt --draft models/draft"
+COMMANDS: dict[
+    str, tuple[Callable[..., None], str]
+] = {  # name -> function, and the arguments of its example
+    "init": (
+        init,
+        (
+            "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct"
+            " --task gsm8k"
+        ),
+    ),
     "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
-    "certify": (certify, "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05"),
+    "certify": (
+        certify,
+        "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05",
+    ),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
     "tune": (tools.tune, f"models/target prompts.txt {WITH_GATE}"),
     "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}'),
     "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}'),
     "inspect": (tools.inspect, "models/export"),
     "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly"),
-    "eval": (tools.evaluate, "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
+    "eval": (
+        tools.evaluate,
+        ("run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
+    ),
     "export": (tools.export, "models/heads/logistic my-export"),
-    "fit-draft": (tools.fit_draft, "models/target prompts.txt --draft models/draft --block 12 --out stop.json"),
+    "fit-draft": (
+        tools.fit_draft,
+        "models/target prompts.txt --draft models/draft --block 12 --out stop.json",
+    ),
     "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
     "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
-    epilog="Exit status: 0 success, 1 an error in one sentence, 2 wrong options, 130 interrupted with Ctrl-C.",
+    epilog=(
+        "Exit status: 0 success, 1 an error in one sentence, 2 wrong options, 130 interrupted with"
+        " Ctrl-C."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,7 +72,10 @@ def show_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Options of the program itself."""
@@ -59,8 +83,14 @@ def options(
 
 for name, (function, arguments) in COMMANDS.items():
     # lm-eval reads all arguments of `eval` itself, --help included.
-    own = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []} if name == "eval" else {}
-    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(function)
+    own = (
+        {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        if name == "eval"
+        else {}
+    )
+    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(
+        function
+    )
 
 
 def main() -> None:
@@ -81,13 +111,18 @@ def main() -> None:
         if error.errno is None:  # a hub or a dataset that cannot be reached, or is not there
             leave(f"{type(error).__name__}: {error}", 1)
         place = error.filename or "The output"
-        leave(f"{place} could not be read or written ({error.strerror}). Mend that and repeat the command.", 1)
+        leave(
+            f"{place} could not be read or written ({error.strerror}). Mend that and repeat the"
+            " command.",
+            1,
+        )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         leave(
-            "Memory ran out. Ask for shorter answers (--max-new-tokens), load smaller weights (--dtype bfloat16), or "
-            "decode fewer rows together (--batch-size, where the command has it).",
+            "Memory ran out. Ask for shorter answers (--max-new-tokens), load smaller weights"
+            " (--dtype bfloat16), or decode fewer rows together (--batch-size, where the command"
+            " has it).",
             1,
         )
 

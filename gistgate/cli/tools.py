@@ -1,4 +1,6 @@
-"""The commands around decoding: doctor, fit-draft, draft-vocabulary, inspect, export, eval, demo and tune."""
+"""The commands around decoding: doctor, fit-draft, draft-vocabulary, inspect, export, eval, demo
+and tune.
+"""
 
 from __future__ import annotations
 
@@ -37,54 +39,114 @@ from gistgate.models.options import DecodeOptions, read_prompts
 if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
-DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
-# Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
+DOCTOR_PROMPTS = 20  # prompts that are enough for one recommendation, and for one decision
+TUNE_PROMPTS = 40
+# Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune
+# itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
-CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
+CHOSEN = (
+    "rule",
+    "settings",
+    "block",
+    "drafter",
+    "certificate",
+    "segments",
+    "guards",
+    "speculate_up_to",
+)
 
 
 @decodes(max_new_tokens=64)
 def doctor(
-    target: TargetName, prompts: Prompts = "", *,
-    task: Annotated[str | None, typer.Option(help="Task in place of PROMPTS, which also scores the answers.")] = None,
-    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
-    documents: Annotated[int, typer.Option(help="Documents of the task that are asked.", min=1)] = DOCTOR_PROMPTS,
-    asking: Asking, as_json: AsJson = False, options: DecodeOptions,
-) -> None:  # fmt: skip
-    """Measure what drafts cost and what looseness changes in 20 answers; say which K, and yes or no to a gate.
+    target: TargetName,
+    prompts: Prompts = "",
+    *,
+    task: Annotated[
+        str | None, typer.Option(help="Task in place of PROMPTS, which also scores the answers.")
+    ] = None,
+    task_data: Annotated[
+        str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")
+    ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run programs that the model writes.")
+    ] = False,
+    documents: Annotated[
+        int, typer.Option(help="Documents of the task that are asked.", min=1)
+    ] = DOCTOR_PROMPTS,
+    asking: Asking,
+    as_json: AsJson = False,
+    options: DecodeOptions,
+) -> None:
+    """Measure what drafts cost and what looseness changes in 20 answers; say which K, and yes or no
+    to a gate.
 
-    It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
+    It also says how many of these answers reached the limit of tokens, and which limit answers like
+    them ask for.
     """
     from gistgate.measure import outlook
     from gistgate.models.build import HYBRID
 
-    refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
+    refuse_options(
+        options,
+        IGNORED,
+        "is no part of what is measured: strict decoding with whole drafts at several K",
+    )
     if options.drafter == HYBRID:
-        raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
+        raise UserError(
+            f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix."
+        )
     if bool(prompts) == (task is not None):
-        raise UserError("Doctor asks the prompts of a file or those of a task (--task). Name one of both.")
+        raise UserError(
+            "Doctor asks the prompts of a file or those of a task (--task). Name one of both."
+        )
     if task is not None:
         judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
-        how: dict[str, Any] = {"chat": asking.chat, "system": asking.system, "template": asking.template}
+        how: dict[str, Any] = {
+            "chat": asking.chat,
+            "system": asking.system,
+            "template": asking.template,
+        }
         said = Promise(task=task, task_data=task_data, allow_code=allow_code, **how)
-        judge = judging.load_task(judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None))
-    free = replace(options, budget=None, confidence=None)  # doctor plans for them, and decodes strictly by itself
+        judge = judging.load_task(
+            judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None)
+        )
+    free = replace(
+        options, budget=None, confidence=None
+    )  # doctor plans for them, and decodes strictly by itself
     loaded = load(target, asking, free, read_prompts(prompts)[:DOCTOR_PROMPTS] if prompts else ())
-    ids, request, scores = loaded.ids, loaded.request, None
+    ids = loaded.ids
+    request = loaded.request
+    scores = None
     if task is not None:
-        models, tokenizer = loaded.decoder.parts.models, loaded.target.tokenizer
-        context = min(judging.context_of(model.config.get_text_config()) or judging.LONGEST for model in models)
-        maker, scorer = judging.PromptMaker(judge, tokenizer, context), judging.TaskScore(judge, tokenizer)
-        docs, order, used = judge.documents("train"), Random("0 certificates"), judging.used_problems(judge)
+        models = loaded.decoder.parts.models
+        tokenizer = loaded.target.tokenizer
+        context = min(
+            judging.context_of(model.config.get_text_config()) or judging.LONGEST
+            for model in models
+        )
+        maker = judging.PromptMaker(judge, tokenizer, context)
+        scorer = judging.TaskScore(judge, tokenizer)
+        docs = judge.documents("train")
+        order = Random("0 certificates")
+        used = judging.used_problems(judge)
         chosen = list(islice(judging.fresh_prompts(maker, docs, order, used), documents))
         ids, scores = [one["ids"] for one in chosen], lambda at, ids: scorer.score(chosen[at], ids)
         request |= {"stops": [*judge.stops, *asking.stops], "max_new_tokens": judge.max_new_tokens}
     found = outlook.examine(loaded.decoder, ids, scores, **request)
-    plan = outlook.plan(found, options.budget or said.budget, options.confidence or said.confidence) if scores else ""
-    limit, (pays, advice) = outlook.limit_advice(**found.lengths), outlook.verdict(found)
+    plan = (
+        outlook.plan(found, options.budget or said.budget, options.confidence or said.confidence)
+        if scores
+        else ""
+    )
+    limit = outlook.limit_advice(**found.lengths)
+    pays, advice = outlook.verdict(found)
     if as_json:
-        told = {"lengths": {**found.lengths, "advice": limit}, "advice": advice, "pays": pays, "plan": plan}
+        told = {
+            "lengths": {**found.lengths, "advice": limit},
+            "advice": advice,
+            "pays": pays,
+            "plan": plan,
+        }
         typer.echo(json.dumps({**asdict(found), **told, "prompts": len(ids)}))
         return
     show.say(show.promised(found))
@@ -93,37 +155,55 @@ def doctor(
 
 @decodes(max_new_tokens=128, stop=None)
 def fit_draft(
-    target: TargetName, prompts: Prompts, *,
-    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
-    asking: Asking, options: DecodeOptions,
-) -> None:  # fmt: skip
-    """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
+    target: TargetName,
+    prompts: Prompts,
+    *,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")
+    ],
+    asking: Asking,
+    options: DecodeOptions,
+) -> None:
+    """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each
+    probability survive.
+    """
     fitting = module_of("gistgate.measure.fit_draft", "pipeline")
     loaded = load(target, asking, options, read_prompts(prompts))
     stopping = fitting.fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
     stopping.save(out)
     expected = stopping.measured["expected"]
-    whole, ended = expected["whole drafts"], expected["policy"]
+    whole = expected["whole drafts"]
+    ended = expected["policy"]
     typer.echo(
-        f"{out} is written. By the measured costs, drafts of {whole['drafted']:.1f} tokens would give "
-        f"{whole['speed']:.2f} times the speed of plain decoding on these prompts, and drafts that end by the policy "
-        f"({ended['drafted']:.1f} tokens) {ended['speed']:.2f} times."
+        f"{out} is written. By the measured costs, drafts of {whole['drafted']:.1f} tokens would"
+        f" give {whole['speed']:.2f} times the speed of plain decoding on these prompts, and drafts"
+        f" that end by the policy ({ended['drafted']:.1f} tokens) {ended['speed']:.2f} times."
     )
     if ended["speed"] <= 1:
-        typer.echo("Drafting does not pay for this pair: quantise the draft, or take a drafter without a model.")
+        typer.echo(
+            "Drafting does not pay for this pair: quantise the draft, or take a drafter without a"
+            " model."
+        )
 
 
 def draft_vocabulary(
     target: TargetName,
     texts: Annotated[
-        str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
+        str,
+        typer.Argument(
+            help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers."
+        ),
     ],
-    *, draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
+    *,
+    draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
-    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
-    dtype: Dtype = "auto", gguf: Gguf = None,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")
+    ],
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
     draft_gguf: Annotated[str | None, DECODER["draft_gguf"]] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.models.lighter import Subset
     from gistgate.models.loading import load_draft, load_target
@@ -134,10 +214,14 @@ def draft_vocabulary(
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
     subset.save(out)
-    typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
+    typer.echo(
+        f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts."
+    )
 
 
-def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False) -> None:
+def inspect(
+    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False
+) -> None:
     """Say what a gate is: its partners, features and certified settings, of other tasks as well."""
     from gistgate.core.certificate import OTHERS, load_certificate
     from gistgate.core.gate import Gate
@@ -146,7 +230,10 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     others = {str(place): load_certificate(place) for place in sorted((gate / OTHERS).glob("*"))}
     if as_json:
         certificate = loaded.certificate and asdict(loaded.certificate)
-        known = {"certificate": certificate, OTHERS: {place: asdict(other) for place, other in others.items()}}
+        known = {
+            "certificate": certificate,
+            OTHERS: {place: asdict(other) for place, other in others.items()},
+        }
         typer.echo(json.dumps({"config": asdict(loaded.config), **known}, default=str))
         return
     typer.echo(printable(show.described(loaded.config, loaded.certificate)))
@@ -158,7 +245,9 @@ def export(
     gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
     out: Annotated[Path, typer.Argument(help="New folder.")],
 ) -> None:
-    """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
+    """Copy a gate with its certificate and the code that `generate` of plain transformers needs for
+    it.
+    """
     from gistgate.core.gate import Gate
     from gistgate.export.write import FOLDER, write_code
 
@@ -175,7 +264,9 @@ def export(
 
 
 def evaluate(context: typer.Context) -> None:
-    """Run lm-eval with the model `gistgate`; takes lm-eval's own arguments (try: gistgate eval run --help)."""
+    """Run lm-eval with the model `gistgate`; takes lm-eval's own arguments (try: gistgate eval run
+    --help).
+    """
     from gistgate.lm_eval.__main__ import main as harness
 
     sys.argv = ["gistgate eval", *context.args]
@@ -184,11 +275,15 @@ def evaluate(context: typer.Context) -> None:
 
 @decodes()
 def demo(
-    target: TargetName, *, asking: Asking,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
+    target: TargetName,
+    *,
+    asking: Asking,
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+    ] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     options: DecodeOptions,
-) -> None:  # fmt: skip
+) -> None:
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
     from gistgate.demo.page import claim
     from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
@@ -200,25 +295,44 @@ def demo(
         loaded = load(target, asking, options)
         rule = slider_rule(loaded.decoder)
         return DemoSession(
-            loaded.decoder, loaded.target, rule,
-            {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
-            heading, asking.max_new_tokens, loaded.request, asking.chat, asking.system, asking.of(()).arguments,
-        )  # fmt: skip
+            loaded.decoder,
+            loaded.target,
+            rule,
+            {
+                one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered)
+                for one in knob_values(rule)
+            },
+            heading,
+            asking.max_new_tokens,
+            loaded.request,
+            asking.chat,
+            asking.system,
+            asking.of(()).arguments,
+        )
 
     launch(session, port, browser=browser, say=typer.echo)
 
 
 @decodes(max_new_tokens=128)
 def tune(
-    target: TargetName, prompts: Prompts, *,
+    target: TargetName,
+    prompts: Prompts,
+    *,
     also: Annotated[
-        list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
+        list[str],
+        typer.Option(
+            "--also", help="Another certificate of this pair, such as calibrate --out; repeatable."
+        ),
     ] = (),  # type: ignore[assignment]
-    asking: Asking, as_json: AsJson = False, options: DecodeOptions,
-) -> None:  # fmt: skip
-    """Time what is certified against plain and strict decoding here, and keep the winner in the gate's folder.
+    asking: Asking,
+    as_json: AsJson = False,
+    options: DecodeOptions,
+) -> None:
+    """Time what is certified against plain and strict decoding here, and keep the winner in the
+    gate's folder.
 
-    The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
+    The first 40 prompts are used; take prompts like those of calibration, such as
+    data/prompts/development.jsonl.
     """
     from gistgate.core.certificate import read_certificate
     from gistgate.measure.tune import Candidates
@@ -230,12 +344,21 @@ def tune(
     if (gate := options.gate) is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     asked = asking.of(read_prompts(prompts)[:TUNE_PROMPTS])
-    if asked.stops is None and Path(gate).is_dir() and (beside := read_certificate(gate)) is not None:
+    if (
+        asked.stops is None
+        and Path(gate).is_dir()
+        and (beside := read_certificate(gate)) is not None
+    ):
         asked = replace(asked, stops=beside.scope.get("stops"))
     loaded = load_target(target, asking.dtype, gguf=asking.gguf)
     candidates = Candidates(loaded, options, asked)
-    every, ids = candidates.all_of([gate, *also]), asked.encode(loaded)
-    request = {"max_new_tokens": asking.max_new_tokens, "stops": asked.stops or (), "eos_ids": loaded.eos_ids}
+    every = candidates.all_of([gate, *also])
+    ids = asked.encode(loaded)
+    request = {
+        "max_new_tokens": asking.max_new_tokens,
+        "stops": asked.stops or (),
+        "eos_ids": loaded.eos_ids,
+    }
     found = race(every, ids, **request)
     for sentence in candidates.refused:
         typer.echo(f"Left out: {sentence}", err=True)
@@ -264,13 +387,18 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
 
 
 def save(gate: Path, found: Finding, prompts: int) -> Path:
-    """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
+    """Write the winner's certificate, narrowed to its one setting, and the measurement beside
+    it.
+    """
     from gistgate.export.write import FOLDER, write_code
     from gistgate.models.build import MEASURED, TUNED, chosen_among
 
-    winner, made = found.winner, datetime.now(UTC).date().isoformat()
+    winner = found.winner
+    made = datetime.now(UTC).date().isoformat()
     assert winner is not None and winner.certificate is not None and winner.point is not None
-    certificate = replace(winner.certificate, points=(winner.point,), headline_budget=winner.point.budget)
+    certificate = replace(
+        winner.certificate, points=(winner.point,), headline_budget=winner.point.budget
+    )
     chosen = {"certificate": chosen_among(gate), "point": asdict(winner.point), "made": made}
 
     def write(part: Path) -> None:
@@ -286,12 +414,20 @@ def save(gate: Path, found: Finding, prompts: int) -> Path:
 def verdict(found: Finding, saved: Path | None) -> str:
     """The decision in a sentence or two."""
     if found.loose is None or found.to_strict is None:
-        return "Nothing is certified for this pair and budget, so nothing is saved. Decode strictly."
+        return (
+            "Nothing is certified for this pair and budget, so nothing is saved. Decode strictly."
+        )
     ratio = found.to_strict
-    figure = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times as fast as '{found.strict.name}'"
+    figure = (
+        f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times as fast as"
+        f" '{found.strict.name}'"
+    )
     if saved is None:
-        return f"Nothing certified beats strict decoding here: '{found.loose.name}' is {figure}. Nothing is preferred."
+        return (
+            f"Nothing certified beats strict decoding here: '{found.loose.name}' is {figure}."
+            " Nothing is preferred."
+        )
     return (
-        f"'{found.loose.name}' is {figure}. It is saved in {saved}, and the gate decodes so where rule, setting, K and "
-        "drafter are left open."
+        f"'{found.loose.name}' is {figure}. It is saved in {saved}, and the gate decodes so where"
+        " rule, setting, K and drafter are left open."
     )

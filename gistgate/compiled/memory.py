@@ -1,4 +1,5 @@
-"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, later ones overwrite it.
+"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, later ones
+overwrite it.
 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
@@ -32,14 +33,18 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self.slots = keys, values, slots
+        self.keys = keys
+        self.values = values
+        self.slots = slots
         self.rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the memory is there."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         self.keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
         self.values[self.rows, :, self.slots] = value_states.transpose(1, 2)
         return self.keys, self.values
@@ -57,9 +62,14 @@ class SlotLayer(CacheLayerMixin):
 
 
 def attend_to_slots(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
-    scaling: float | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """`gistgate.core.attention.attend`; what it does not know has no program."""
     if unknown := [name for name in SPECIAL if kwargs.get(name) is not None]:
         raise UnsupportedError(f"{type(module).__name__} wants '{unknown[0]}' in its attention")
@@ -76,30 +86,47 @@ def attending_to_slots(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 @torch.no_grad()
 def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
-    """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D], as the model itself caches."""
-    probe = model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True).past_key_values
+    """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D], as the model
+    itself caches.
+    """
+    probe = model(
+        torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True
+    ).past_key_values
     shapes = [half for layer in probe.layers for half in (layer.keys, layer.values)]
     with torch.inference_mode(False):  # such tensors may be written anywhere
         return [half.new_zeros(batch, half.shape[1], slots, half.shape[-1]) for half in shapes]
 
 
-def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
-    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32."""
-    # The last slot belongs to tokens of no meaning, whose position is below 0, and to those beyond the memory.
+def forward(
+    model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int
+) -> Tensor:
+    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last
+    `keep`, float32.
+    """
+    # The last slot belongs to tokens of no meaning, whose position is below 0, and to those beyond
+    # the memory.
     last = memory[0].shape[-2] - 1
     slots = torch.where((positions < 0) | (positions > last), last, positions)
-    layers = [SlotLayer(keys, values, slots) for keys, values in zip(memory[::2], memory[1::2], strict=True)]
+    layers = [
+        SlotLayer(keys, values, slots)
+        for keys, values in zip(memory[::2], memory[1::2], strict=True)
+    ]
     visible = torch.arange(last + 1, device=ids.device) <= positions.clamp_min(0)[..., None]
     dtype = memory[0].dtype
-    mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(~visible[:, None], torch.finfo(dtype).min)
+    mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(
+        ~visible[:, None], torch.finfo(dtype).min
+    )
     context = context_of(model.config.get_text_config())
     places = positions.clamp_min(0) if context is None else positions.clamp(0, context - 1)
     cache = Cache(layers=layers)
-    return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)
+    return last_logits(
+        model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache
+    )
 
 
 Key = tuple[object, ...]
-MOST_PROGRAMS, MOST_MEMORIES = 64, 6  # kept at a time; the one that was not used for longest goes first
+MOST_PROGRAMS = 64  # kept at a time; the one that was not used for longest goes first
+MOST_MEMORIES = 6
 
 
 class Store:
@@ -109,7 +136,9 @@ class Store:
         self.form = form  # what programs of the model depend on besides its values
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
-        self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()  # parts that the programs share
+        self.parts: WeakValueDictionary[str, Program] = (
+            WeakValueDictionary()
+        )  # parts that the programs share
 
     def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
         """Keys and values of `model` for a batch; what they hold is of no interest."""
@@ -125,19 +154,31 @@ class Store:
 
 
 def program_of(
-    model: PreTrainedModel, key: Key, function: Program, memory: Sequence[Tensor], example: Sequence[Tensor],
-    builds: bool = True, replays: bool = True,
-) -> Program:  # fmt: skip
-    """The program of `function`, told apart by `key`; made of programs it `builds` nothing, a part `replays` none."""
-    store, key = store_of(model), (memory[0].shape[0], memory[0].shape[-2], *key)
+    model: PreTrainedModel,
+    key: Key,
+    function: Program,
+    memory: Sequence[Tensor],
+    example: Sequence[Tensor],
+    builds: bool = True,
+    replays: bool = True,
+) -> Program:
+    """The program of `function`, told apart by `key`; made of programs it `builds` nothing, a part
+    `replays` none.
+    """
+    store = store_of(model)
+    key = (memory[0].shape[0], memory[0].shape[-2], *key)
     if key not in store.programs:
         while len(store.programs) >= MOST_PROGRAMS:  # first, since building needs memory
             store.programs.popitem(last=False)
-        made, device = function, memory[0].device
+        made = function
+        device = memory[0].device
         with attending_to_slots(model):
             if builds:
-                compiles, layers = missing_compiler(device) is None, layers_of(model)
-                made = build(made, [*memory, *example], layers=layers, compiles=compiles, known=store.parts)
+                compiles = missing_compiler(device) is None
+                layers = layers_of(model)
+                made = build(
+                    made, [*memory, *example], layers=layers, compiles=compiles, known=store.parts
+                )
             if replays and device.type == "cuda":
                 made = Captured(made, memory, example)
         store.programs[key] = made
@@ -163,8 +204,15 @@ def forget(models: Sequence[PreTrainedModel]) -> None:
 
 
 def store_of(model: PreTrainedModel) -> Store:
-    """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
-    form = (model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None))
+    """The store of a model; one that moved to another device or dtype, or was made lighter since,
+    begins anew.
+    """
+    form = (
+        model.device,
+        model.dtype,
+        getattr(model, "quantised", None),
+        getattr(model, "subset", None),
+    )
     if (known := _stores.get(model)) is None or known.form != form:
         known = _stores[model] = Store(form)
     return known

@@ -1,7 +1,9 @@
-"""A function of tensors as a program of fixed shape: traced once, compiled where possible, captured on a GPU.
+"""A function of tensors as a program of fixed shape: traced once, compiled where possible, captured
+on a GPU.
 
-The layers of a large model are compiled once and called with the weights of each. `torch.compile` of each layer would
-enter its runtime once per layer and step: with a target of 20M parameters a strict round takes 1.9 times as long.
+The layers of a large model are compiled once and called with the weights of each. `torch.compile`
+of each layer would enter its runtime once per layer and step: with a target of 20M parameters a
+strict round takes 1.9 times as long.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
@@ -16,22 +18,36 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from gistgate.core.utils import first_line
 
 aten = torch.ops.aten
-Program = Callable[..., tuple[Tensor, ...]]  # tensors of the shapes that it was built for -> tensors
-HEAVY = 1 << 28  # bytes of weights whose reading takes a processor so long that calling kernels costs nothing
+Program = Callable[
+    ..., tuple[Tensor, ...]
+]  # tensors of the shapes that it was built for -> tensors
+HEAVY = (
+    1 << 28
+)  # bytes of weights whose reading takes a processor so long that calling kernels costs nothing
 FEWEST_LAYERS = 3  # fewer are compiled together with the rest
-# Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it belongs to.
-LIKE, PART = "like", "part"
+# Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it
+# belongs to.
+LIKE = "like"
+PART = "part"
 
 
 class UnsupportedError(Exception):
-    """This function cannot become a program; the message is the part of a sentence that says why."""
+    """This function cannot become a program; the message is the part of a sentence that says
+    why.
+    """
 
 
 def build(
-    function: Program, example: Sequence[Tensor], *, layers: Sequence[nn.Module], compiles: bool,
+    function: Program,
+    example: Sequence[Tensor],
+    *,
+    layers: Sequence[nn.Module],
+    compiles: bool,
     known: MutableMapping[str, Program],
-) -> Program:  # fmt: skip
-    """Trace and compile `function` for tensors like `example`, or raise `UnsupportedError`; `known`: shared parts."""
+) -> Program:
+    """Trace and compile `function` for tensors like `example`, or raise `UnsupportedError`;
+    `known`: shared parts.
+    """
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example, layers)
         if example[0].device.type == "cuda":
@@ -43,9 +59,14 @@ def build(
         return chained(graph, example, known) or compiled(graph, example)
 
 
-def trace(function: Program, example: Sequence[Tensor], layers: Sequence[nn.Module] = ()) -> fx.GraphModule:
-    """The operations of `function` as a graph module; a new part begins before and behind each of `layers`."""
-    mode, part = FakeTensorMode(allow_non_fake_inputs=True), 0
+def trace(
+    function: Program, example: Sequence[Tensor], layers: Sequence[nn.Module] = ()
+) -> fx.GraphModule:
+    """The operations of `function` as a graph module; a new part begins before and behind each of
+    `layers`.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    part = 0
 
     def cut(*_: Any) -> None:
         nonlocal part
@@ -58,8 +79,8 @@ def trace(function: Program, example: Sequence[Tensor], layers: Sequence[nn.Modu
     hooks = [layer.register_forward_pre_hook(cut) for layer in layers]
     hooks += [layer.register_forward_hook(cut) for layer in layers]
     try:
-        # Without values nothing is written into the memory that the example brings along, and no branch can be taken
-        # that another round would not take.
+        # Without values nothing is written into the memory that the example brings along, and no
+        # branch can be taken that another round would not take.
         fakes = [mode.from_tensor(tensor) for tensor in example]
         with mode:
             graph: fx.GraphModule = make_fx(function, _allow_non_fake_inputs=True)(*fakes)
@@ -70,9 +91,15 @@ def trace(function: Program, example: Sequence[Tensor], layers: Sequence[nn.Modu
     finally:
         for hook in hooks:
             hook.remove()
-    for node in graph.graph.nodes:  # leave no other tensor of the tracing behind: the compiler begins its own
+    for node in (
+        graph.graph.nodes
+    ):  # leave no other tensor of the tracing behind: the compiler begins its own
         value = constant(graph, node) if node.op == "get_attr" else node.meta.get("val")
-        like = (tuple(value.shape), value.stride(), value.dtype, value.device) if isinstance(value, Tensor) else None
+        like = (
+            (tuple(value.shape), value.stride(), value.dtype, value.device)
+            if isinstance(value, Tensor)
+            else None
+        )
         node.meta = {LIKE: like, PART: node.meta.get(PART, part)}
     return graph
 
@@ -83,7 +110,9 @@ def constant(graph: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def join_products(graph: fx.GraphModule) -> None:
-    """Join the weights of products that read the same tensor: a GPU reads a small one no faster than a large one."""
+    """Join the weights of products that read the same tensor: a GPU reads a small one no faster
+    than a large one.
+    """
     groups: dict[object, list[Any]] = {}
     nodes: list[Any] = list(graph.graph.nodes)
     for node in nodes:
@@ -95,18 +124,23 @@ def join_products(graph: fx.GraphModule) -> None:
                 groups.setdefault((node.target, same, node.meta[PART]), []).append(node)
     for number, group in enumerate(group for group in groups.values() if len(group) > 1):
         first = group[0]
-        *biases, weights = zip(*[(*node.args[:-2], node.args[-1].args[0]) for node in group], strict=True)
+        *biases, weights = zip(
+            *[(*node.args[:-2], node.args[-1].args[0]) for node in group], strict=True
+        )
         with graph.graph.inserting_before(first):
             args = [
-                held_jointly(graph, part, f"joined_{number}_{place}") for place, part in enumerate([*biases, weights])
+                held_jointly(graph, part, f"joined_{number}_{place}")
+                for place, part in enumerate([*biases, weights])
             ]
-            x, weight = first.args[-2], graph.graph.call_function(aten.t.default, (args[-1],))
+            x = first.args[-2]
+            weight = graph.graph.call_function(aten.t.default, (args[-1],))
             product = graph.graph.call_function(first.target, (*args[:-1], x, weight))
             start = 0
             for node, held in zip(group, weights, strict=True):
                 end = start + held.meta[LIKE][0][0]
                 part = graph.graph.call_function(aten.slice.Tensor, (product, 1, start, end))
-                part.meta, start = dict(node.meta), end
+                part.meta = dict(node.meta)
+                start = end
                 node.replace_all_uses_with(part)
         product.meta = weight.meta = {LIKE: None, PART: first.meta[PART]}
     graph.graph.eliminate_dead_code()
@@ -114,12 +148,16 @@ def join_products(graph: fx.GraphModule) -> None:
 
 
 def held_jointly(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
-    """A node for the tensors of these nodes one behind the other; they become views of it, unless they are already."""
+    """A node for the tensors of these nodes one behind the other; they become views of it, unless
+    they are already.
+    """
     tensors = [constant(graph, node) for node in nodes]
-    size, first = sum(map(len, tensors)), tensors[0]
+    size = sum(map(len, tensors))
+    first = tensors[0]
     ends = [one.storage_offset() + one.numel() for one in tensors]
     if all(
-        one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and one.storage_offset() == end
+        one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and one.storage_offset() == end
         for one, end in zip(tensors[1:], ends, strict=False)
     ):
         whole = first.as_strided((size, *first.shape[1:]), first.stride(), first.storage_offset())
@@ -129,7 +167,10 @@ def held_jointly(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.N
             one.data = part
     graph.register_buffer(name, whole)
     node = graph.graph.get_attr(name)
-    node.meta = {LIKE: (tuple(whole.shape), whole.stride(), whole.dtype, whole.device), PART: nodes[0].meta[PART]}
+    node.meta = {
+        LIKE: (tuple(whole.shape), whole.stride(), whole.dtype, whole.device),
+        PART: nodes[0].meta[PART],
+    }
     return node
 
 
@@ -149,8 +190,15 @@ def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = Fal
 class Chain:
     """A graph as programs that are called one after the other; a `Program`."""
 
-    def __init__(self, inputs: Sequence[fx.Node], constants: dict[fx.Node, Tensor], outputs: Sequence[fx.Node]) -> None:
-        self.inputs, self.constants, self.outputs = inputs, constants, outputs
+    def __init__(
+        self,
+        inputs: Sequence[fx.Node],
+        constants: dict[fx.Node, Tensor],
+        outputs: Sequence[fx.Node],
+    ) -> None:
+        self.inputs = inputs
+        self.constants = constants
+        self.outputs = outputs
         # (program, nodes that it reads, nodes that it gives, nodes that nobody needs behind it)
         self.calls: list[tuple[Program, list[fx.Node], list[fx.Node], list[fx.Node]]] = []
 
@@ -163,8 +211,12 @@ class Chain:
         return tuple(values[node] for node in self.outputs)
 
 
-def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapping[str, Program]) -> Chain | None:
-    """The graph as a chain in which equal parts are compiled once; None with few parts, or if one gives no tensor."""
+def chained(
+    graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapping[str, Program]
+) -> Chain | None:
+    """The graph as a chain in which equal parts are compiled once; None with few parts, or if one
+    gives no tensor.
+    """
     nodes = list(graph.graph.nodes)
     held = [node for node in nodes if node.op == "get_attr"]
     (outputs,) = (node.args[0] for node in nodes if node.op == "output")
@@ -173,7 +225,9 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
         if node.op == "call_function":
             parts.setdefault(node.meta[PART], []).append(node)
     inner = [node for part in parts.values() for node in part]
-    read = {node for node in inner if any(user.meta[PART] != node.meta[PART] for user in node.users)} | {*outputs}
+    read = {
+        node for node in inner if any(user.meta[PART] != node.meta[PART] for user in node.users)
+    } | {*outputs}
     handed = [node for node in inner if node in read]
     if len(parts) < FEWEST_LAYERS or not all(node.meta[LIKE] for node in (*held, *handed)):
         return None
@@ -183,12 +237,18 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
     last: dict[fx.Node, int] = {}
     for number, part in enumerate(parts.values()):
         inside = set(part)
-        reads = list(dict.fromkeys(read for node in part for read in node.all_input_nodes if read not in inside))
+        reads = list(
+            dict.fromkeys(
+                read for node in part for read in node.all_input_nodes if read not in inside
+            )
+        )
         gives = [node for node in part if node in read]
         module = module_of(part, reads, gives)
         key = f"{module.code} {[node.meta[LIKE] for node in reads]}"
         if (program := known.get(key)) is None:
-            program = compiled(module, [tensors[node] if node in tensors else empty_like(node) for node in reads])
+            program = compiled(
+                module, [tensors[node] if node in tensors else empty_like(node) for node in reads]
+            )
             known[key] = program
         chain.calls.append((program, reads, gives, []))
         last |= dict.fromkeys([*gives, *reads], number)
@@ -197,8 +257,12 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapp
     return chain
 
 
-def module_of(part: Sequence[fx.Node], reads: Sequence[fx.Node], gives: Sequence[fx.Node]) -> fx.GraphModule:
-    """The operations of a part as a graph of its own, whose code is the same where the operations are."""
+def module_of(
+    part: Sequence[fx.Node], reads: Sequence[fx.Node], gives: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """The operations of a part as a graph of its own, whose code is the same where the operations
+    are.
+    """
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"read_{number}") for number, node in enumerate(reads)}
     for number, node in enumerate(part):
@@ -234,12 +298,20 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 class Captured:
-    """A program that a CUDA graph replays, in `fixed` memory that it writes; the next replay overwrites results."""
+    """A program that a CUDA graph replays, in `fixed` memory that it writes; the next replay
+    overwrites results.
+    """
 
-    warm_ups = 3  # runs before the capture, so that libraries have allocated and tuned what they need
+    warm_ups = (
+        3  # runs before the capture, so that libraries have allocated and tuned what they need
+    )
 
-    def __init__(self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> None:
-        self.program = program  # the graph reads its constants where they lie, so that they have to live on
+    def __init__(
+        self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]
+    ) -> None:
+        self.program = (
+            program  # the graph reads its constants where they lie, so that they have to live on
+        )
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
         self.device = self.inputs[0].device  # the current one may be another
@@ -252,15 +324,17 @@ class Captured:
             raise UnsupportedError(f"it cannot be captured ({first_line(error)})") from error
 
     def _record(self) -> None:
-        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        self.graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.warm_ups):
                 self.program(*self.fixed, *self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        # Matrix products take their scratch memory anew, so that the graph keeps what it recorded. PyTorch shares this
-        # memory among all that runs on a stream, and its own graphs give it back: a graph that had recorded the shared
-        # one would write into memory of somebody else. For the same reason no other thread may work on a GPU meanwhile.
+        # Matrix products take their scratch memory anew, so that the graph keeps what it recorded.
+        # PyTorch shares this memory among all that runs on a stream, and its own graphs give it
+        # back: a graph that had recorded the shared one would write into memory of somebody else.
+        # For the same reason no other thread may work on a GPU meanwhile.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(self.graph, stream=stream):

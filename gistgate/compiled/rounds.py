@@ -1,7 +1,10 @@
-"""The device's share of a round as pure functions of tensors: draft K tokens; verify, judge and accept them.
+"""The device's share of a round as pure functions of tensors: draft K tokens; verify, judge and
+accept them.
 
-Axis letters: B rows, K drafted tokens, V vocabulary, M memory tensors of a model. `feed [B, 5]` is what the host says
-about each row: its last two tokens, the number of the last one, how many drafted tokens there is room for, and 1 where
+Axis letters: B rows, K drafted tokens, V vocabulary, M memory tensors of a model. `feed [B, 5]` is
+    what the host says
+about each row: its last two tokens, the number of the last one, how many drafted tokens there is
+    room for, and 1 where
 the answer begins.
 """
 
@@ -26,7 +29,9 @@ FEED = 5  # how many they are
 def draft_token(
     model: PreTrainedModel, vocabulary: int, sampling: Sampling, gives_q: bool, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    """Memory M, ids [B, N] and their numbers, uniforms [B, 1 or 0] -> the next x [B], q [B, V] ([B, 0]: unasked)."""
+    """Memory M, ids [B, N] and their numbers, uniforms [B, 1 or 0] -> the next x [B], q [B, V] ([B,
+    0]: unasked).
+    """
     *memory, ids, positions, uniform = tensors
     z_BV = sampling.logits(forward(model, memory, ids, positions, 1)[:, -1, :vocabulary])
     if sampling.greedy and not gives_q:
@@ -37,28 +42,36 @@ def draft_token(
 
 
 def draft_steps(num: int, first: Program, later: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K], q [B, K, V]; the `first` of `num` steps reads two tokens."""
+    """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K], q [B, K, V]; the `first` of `num` steps
+    reads two tokens.
+    """
     *memory, feed, uniforms = tensors
-    # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
-    # always keeps the shape, and reading one again changes nothing.
+    # The last drafted token of a block is never read, so after a whole block two tokens are new.
+    # Reading both always keeps the shape, and reading one again changes nothing.
     ids = anew(feed[:, PREVIOUS : LAST + 1])
     positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
     drawn = []
     for step in range(num):
-        drawn.append((later if step else first)(*memory, ids, positions, anew(uniforms[:, step : step + 1])))
-        ids, positions = drawn[-1][0][:, None], positions[:, -1:] + 1
+        drawn.append(
+            (later if step else first)(*memory, ids, positions, anew(uniforms[:, step : step + 1]))
+        )
+        ids = drawn[-1][0][:, None]
+        positions = positions[:, -1:] + 1
     return tuple(torch.stack(one, dim=1) for one in zip(*drawn, strict=True))
 
 
 def anew(columns: Tensor) -> Tensor:
-    """The same values with the strides of a new tensor; `Tensor.contiguous` keeps the stride of the only row."""
+    """The same values with the strides of a new tensor; `Tensor.contiguous` keeps the stride of the
+    only row.
+    """
     return columns.clone(memory_format=torch.contiguous_format)
 
 
 def verify_round(
     parts: DecoderParts, num: int, sampling: Sampling, protocol: Tensor, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
+    """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B,
+    2K + 2].
 
     The columns: K draft tokens, K reasons, the accepted length, the target's own token.
     """
@@ -82,21 +95,31 @@ def verify_round(
         block = block.with_gate(parts.gate)
     acceptance = settle(parts.rule, block, {})
     if parts.rule.advance(block, acceptance, {}):
-        raise UnsupportedError(f"the rule '{parts.rule.id}' remembers something from round to round")
+        raise UnsupportedError(
+            f"the rule '{parts.rule.id}' remembers something from round to round"
+        )
     own = torch.stack([acceptance.length, acceptance.own_ids], dim=1)
     return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
 
 
-# Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block spends
-# so long in every step that calling a program for each costs nothing. On a GPU one graph replays all steps either way.
+# Most layers of one program. Compiling takes about a second for each, and a model with so many
+# layers in a block spends so long in every step that calling a program for each costs nothing. On a
+# GPU one graph replays all steps either way.
 MOST_LAYERS = 64
 
 
 def draft_program(
-    model: PreTrainedModel, vocabulary: int, sampling: Sampling, gives_q: bool,
-    num: int, memory: Sequence[Tensor], width: int,
-) -> Program:  # fmt: skip
-    """`draft_steps` of `num` tokens, of which `width` (num, or 0 where nothing is random) are drawn."""
+    model: PreTrainedModel,
+    vocabulary: int,
+    sampling: Sampling,
+    gives_q: bool,
+    num: int,
+    memory: Sequence[Tensor],
+    width: int,
+) -> Program:
+    """`draft_steps` of `num` tokens, of which `width` (num, or 0 where nothing is random) are
+    drawn.
+    """
     about = (vocabulary, sampling, gives_q, bool(width))
     token = partial(draft_token, model, vocabulary, sampling, gives_q)
 
@@ -105,7 +128,9 @@ def draft_program(
 
     def step(tokens: int) -> Program:
         inputs = [zeros(tokens), zeros(tokens), zeros(min(width, 1), torch.float64)]
-        return program_of(model, ("draft token", tokens, *about), token, memory, inputs, replays=False)
+        return program_of(
+            model, ("draft token", tokens, *about), token, memory, inputs, replays=False
+        )
 
     is_whole = num * model.config.get_text_config().num_hidden_layers <= MOST_LAYERS
     steps = partial(draft_steps, num, *((token, token) if is_whole else (step(2), step(1))))
@@ -115,13 +140,17 @@ def draft_program(
 
 STRETCH = {"cpu": 64}  # prompt tokens per program, by device type; elsewhere `LONG_STRETCH`
 LONG_STRETCH = 256
-WIDE_STRETCH, FEWEST = 512, 16  # most and fewest prompt tokens of a row that a heavy model reads at once
-# Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks.
+WIDE_STRETCH = 512  # most and fewest prompt tokens of a row that a heavy model reads at once
+FEWEST = 16
+# Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each,
+# with their masks.
 MOST_SCORES = 1 << 26
 
 
 def prefill(model: PreTrainedModel, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Memory M, a stretch of prompts [B, N], number of its first tokens [B, 1] -> something of no interest."""
+    """Memory M, a stretch of prompts [B, N], number of its first tokens [B, 1] -> something of no
+    interest.
+    """
     *memory, ids, first = tensors
     positions = first + torch.arange(ids.shape[1], device=ids.device)
     return (forward(model, memory, ids, positions, 1)[:, -1, 0],)
@@ -133,29 +162,45 @@ def stretch_of(model: PreTrainedModel) -> int:
 
 
 class PromptReader:
-    """Reads the prompts of a batch into the memory of one model; no program makes a heavy model faster at that."""
+    """Reads the prompts of a batch into the memory of one model; no program makes a heavy model
+    faster at that.
+    """
 
     def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
-        self.model, self.memory, self.width = model, memory, stretch_of(model)
+        self.model = model
+        self.memory = memory
+        self.width = stretch_of(model)
         self.whole = num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
         self.call: Program = partial(prefill, model)
         if self.whole:
             ids = torch.zeros(memory[0].shape[0], self.width, dtype=torch.long, device=model.device)
-            self.call = program_of(model, ("prefill", self.width), self.call, memory, [ids, ids[:, :1].clone()])
+            self.call = program_of(
+                model, ("prefill", self.width), self.call, memory, [ids, ids[:, :1].clone()]
+            )
 
     def read(self, texts: Sequence[list[int]]) -> None:
-        """Read one text per row; what is read beyond its end is overwritten before anything looks at it."""
-        longest, batch = max(map(len, texts)), self.memory[0].shape[0] if self.whole else len(texts)
-        ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
+        """Read one text per row; what is read beyond its end is overwritten before anything looks
+        at it.
+        """
+        longest = max(map(len, texts))
+        batch = self.memory[0].shape[0] if self.whole else len(texts)
+        ids = torch.zeros(
+            batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long
+        )
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
         heads = int(self.model.config.get_text_config().num_attention_heads)
         fitting = min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (batch * heads * max(longest, 1))))
-        width, ids = self.width if self.whole else fitting, ids.to(self.model.device)
+        width = self.width if self.whole else fitting
+        ids = ids.to(self.model.device)
         with attending_to_slots(self.model):
             for start in range(0, longest, width):
                 # Without a program nothing is read but the slots that the rows have used so far.
-                memory = self.memory if self.whole else [kept[:batch, :, : start + width] for kept in self.memory]
+                memory = (
+                    self.memory
+                    if self.whole
+                    else [kept[:batch, :, : start + width] for kept in self.memory]
+                )
                 first = torch.full((batch, 1), start, device=self.model.device)
                 self.call(*memory, anew(ids[:, start : start + width]), first)
 

@@ -1,4 +1,6 @@
-"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it."""
+"""A session whose rounds are replays: the host says where each row stands, and hears in one message
+what came of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from transformers import PreTrainedModel
 
 from gistgate.compiled.memory import forget, program_of, rounded, store_of
 from gistgate.compiled.program import Program, UnsupportedError, missing_compiler
-from gistgate.compiled.rounds import FEED, PromptReader, draft_program, rounded_up, stretch_of, verify_round
+from gistgate.compiled.rounds import (
+    FEED,
+    PromptReader,
+    draft_program,
+    rounded_up,
+    stretch_of,
+    verify_round,
+)
 from gistgate.core.block import Sampling
 from gistgate.core.reader import Reader, counts_slots, has_window
 from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
@@ -20,14 +29,22 @@ from gistgate.core.session import DecoderParts, commit
 from gistgate.core.utils import is_out_of_memory
 from gistgate.drafters.model import ModelDrafter
 
-MOST_ROWS = 32  # largest batch that gets programs of its own; larger ones keep the device busy without
+MOST_ROWS = (
+    32  # largest batch that gets programs of its own; larger ones keep the device busy without
+)
 
 
 def session_or_reason(
-    parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots,
+    parts: DecoderParts,
+    rows: list[Row],
+    stop: Stop,
+    sampling: Sampling,
+    slots: Slots,
     failed: dict[tuple[object, ...], str],
-) -> CompiledSession | str:  # fmt: skip
-    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program."""
+) -> CompiledSession | str:
+    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be
+    a program.
+    """
     shape = (len(rows), sampling, *parts.rule.known_by)
     if (why := failed.get(shape) or reason_against(parts, len(rows))) is not None:
         return why
@@ -45,7 +62,9 @@ def session_or_reason(
 
 
 def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
-    """Why these parts or this batch need the eager engine; None where nothing is known against the compiled one."""
+    """Why these parts or this batch need the eager engine; None where nothing is known against the
+    compiled one.
+    """
     if num_rows > MOST_ROWS:
         return f"{num_rows} rows are more than the {MOST_ROWS} for which programs are built"
     if (drafter := parts.drafter) is not None:
@@ -54,7 +73,10 @@ def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
             return f"{named} ends its drafts at a length that is not known beforehand"
         if drafter.nodes:
             return f"{named} returns trees"
-        if drafter.model is not None and getattr(type(drafter), "propose", None) is not ModelDrafter.propose:
+        if (
+            drafter.model is not None
+            and getattr(type(drafter), "propose", None) is not ModelDrafter.propose
+        ):
             return f"{named} asks its model in a way of its own"
         if drafter.learns or (drafter.gives_q and drafter.model is None):
             return f"{named} looks at every block"
@@ -85,15 +107,25 @@ def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
 
 
 class CompiledSession:
-    """One batch through programs of fixed shape; rows that end keep their place until all have ended."""
+    """One batch through programs of fixed shape; rows that end keep their place until all have
+    ended.
+    """
 
-    def __init__(self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> None:
-        self.parts, self.rows, self.stop, self.sampling, self.told = parts, rows, stop, sampling, slots
+    def __init__(
+        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
+    ) -> None:
+        self.parts = parts
+        self.rows = rows
+        self.stop = stop
+        self.sampling = sampling
+        self.told = slots
         self.places = {row.index: place for place, row in enumerate(rows)}
-        self.num, self.device = parts.block, parts.target.device
+        self.num = parts.block
+        self.device = parts.target.device
         self.batch = 1 << (len(rows) - 1).bit_length()
         longest = rounded_up(max(len(row.text) for row in rows), stretch_of(parts.target))
-        # Room for the prompt in whole stretches, the answer, a block that runs over its end, and the last slot.
+        # Room for the prompt in whole stretches, the answer, a block that runs over its end, and
+        # the last slot.
         self.slots = rounded(longest + stop.max_new_tokens + self.num + 3)
         draft_model = None if parts.drafter is None or not parts.block else parts.drafter.model
         self.text_drafter = parts.drafter if draft_model is None else None  # proposes on the host
@@ -103,23 +135,30 @@ class CompiledSession:
             if (move := getattr(part, "to", None)) is not None:  # tracing must not be what moves it
                 move(self.device)
         self._memory = self._cleared(parts.target)
-        self._round_program = self._verify_round()  # first: what cannot be a program is mostly found here
+        self._round_program = (
+            self._verify_round()
+        )  # first: what cannot be a program is mostly found here
         self._readers = [PromptReader(parts.target, self._memory)]
         self._steps: Program | None = None
         if draft_model is not None:
             self._draft_memory = self._cleared(draft_model)
             self._readers.append(PromptReader(draft_model, self._draft_memory))
             about = (draft_model, parts.vocabulary, sampling, self.gives_q)
-            self._steps = draft_program(*about, self.num, self._draft_memory, self.num if self.random else 0)
+            self._steps = draft_program(
+                *about, self.num, self._draft_memory, self.num if self.random else 0
+            )
 
     def _cleared(self, model: PreTrainedModel) -> list[Tensor]:
         memory = store_of(model).memory(model, self.batch, self.slots)
-        for kept in memory:  # what an earlier request left weighs nothing, but nothing times NaN is NaN
+        for (
+            kept
+        ) in memory:  # what an earlier request left weighs nothing, but nothing times NaN is NaN
             kept.zero_()
         return memory
 
     def _verify_round(self) -> Program:
-        parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
+        parts = self.parts
+        ids = (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
         protocol = torch.tensor(ids, dtype=torch.long, device=self.device)
         function = partial(verify_round, parts, self.num, self.sampling, protocol)
         width = parts.vocabulary if self.gives_q else 0
@@ -134,7 +173,9 @@ class CompiledSession:
         return torch.zeros(self.batch, width, dtype=torch.long, device=self.device)
 
     def _uniforms(self, width: int) -> Tensor:
-        return torch.zeros(self.batch, width if self.random else 0, dtype=torch.float64, device=self.device)
+        return torch.zeros(
+            self.batch, width if self.random else 0, dtype=torch.float64, device=self.device
+        )
 
     def run(self) -> list[Generation]:
         """Round after round until every row has ended."""
@@ -162,39 +203,57 @@ class CompiledSession:
         for reader in self._readers:
             reader.read([row.text[:-1] for row in self.rows])
             started.append(perf_counter())
-        spend(live, draft=started[-1] - started[1], verify=started[1] - started[0], total=started[-1] - started[0])
+        spend(
+            live,
+            draft=started[-1] - started[1],
+            verify=started[1] - started[0],
+            total=started[-1] - started[0],
+        )
 
     def _round(self, live: list[Row]) -> None:
         started = perf_counter()
         self.told.usage.count(len(live), self.told.number or len(self.rows))
-        feed, uniforms = self._feed(live), self._drawn(live)
+        feed = self._feed(live)
+        uniforms = self._drawn(live)
         ids, valid, q, forwards = self._draft(live, feed, uniforms)  # 1. draft    x_1 .. x_K
         between = perf_counter()
         accept = torch.cat([uniforms[:, self.num : 2 * self.num], uniforms[:, -1:]], dim=1)
-        (told,) = self._round_program(*self._memory, feed, ids, valid, q, accept)  # 2. verify, 3. accept
+        (told,) = self._round_program(
+            *self._memory, feed, ids, valid, q, accept
+        )  # 2. verify, 3. accept
         answers = told.tolist()  # the one time per round that the host waits for the device
-        verified, lengths = perf_counter(), []
+        verified = perf_counter()
+        lengths = []
         for row in live:  # 4. commit   cut at the stop, count
             answer = answers[self.places[row.index]]
             length, own = answer[-2:]
-            commit(row, answer[:length], answer[self.num : self.num + length], own, self.stop, forwards)
+            commit(
+                row, answer[:length], answer[self.num : self.num + length], own, self.stop, forwards
+            )
             lengths.append(length)
         if self.text_drafter is not None:
             self.text_drafter.keep(lengths)
-        spend(live, draft=between - started, verify=verified - between, total=perf_counter() - started)
+        spend(
+            live, draft=between - started, verify=verified - between, total=perf_counter() - started
+        )
 
     def _feed(self, live: Sequence[Row]) -> Tensor:
-        """Where every row stands [B, 5]; a row that has ended goes on writing into its own memory's beginning."""
+        """Where every row stands [B, 5]; a row that has ended goes on writing into its own memory's
+        beginning.
+        """
         feed = [[0] * FEED for _ in range(self.batch)]
         for row in live:
-            text, begins = row.text, len(row.text) == row.prompt_length
+            text = row.text
+            begins = len(row.text) == row.prompt_length
             previous = text[-2] if len(text) > 1 else 0
             room = row.room(self.stop.max_new_tokens)
             feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, room, int(begins)]
         return torch.tensor(feed, device=self.device)
 
     def _drawn(self, live: Sequence[Row]) -> Tensor:
-        """Fresh numbers [B, 2K + 1]: K for drafting, K for accepting, one for the own token; [B, 0] without need."""
+        """Fresh numbers [B, 2K + 1]: K for drafting, K for accepting, one for the own token; [B, 0]
+        without need.
+        """
         if not self.random:
             return self._uniforms(0)
         drawn = torch.full((self.batch, 2 * self.num + 1), 0.5, dtype=torch.float64)
@@ -202,14 +261,21 @@ class CompiledSession:
             drawn[self.places[row.index]] = row.uniforms(2 * self.num + 1)
         return drawn.to(self.device)
 
-    def _draft(self, live: Sequence[Row], feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Drafted ids [B, K], which of them count [B, K], q [B, K, V or 0], and the forwards that they took."""
-        ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
+    def _draft(
+        self, live: Sequence[Row], feed: Tensor, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Drafted ids [B, K], which of them count [B, K], q [B, K, V or 0], and the forwards that
+        they took.
+        """
+        ids = self._ints(self.num)
+        valid = torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
         room = max(row.room(self.stop.max_new_tokens) for row in live)
         if self.num and room > 0 and self._steps is not None:
             ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
             return ids, ~valid, q, self.num
-        q = torch.ones(self.batch, self.num, self.parts.vocabulary if self.gives_q else 0, device=self.device)
+        q = torch.ones(
+            self.batch, self.num, self.parts.vocabulary if self.gives_q else 0, device=self.device
+        )
         if not self.num or room < 1:
             return ids, valid, q, 0
         assert self.text_drafter is not None
@@ -218,7 +284,9 @@ class CompiledSession:
             min(self.num, room) if self.text_drafter.asks_room else self.num,
             vocabulary=self.parts.vocabulary,
             sampling=self.sampling,
-            uniforms=uniforms[[self.places[row.index] for row in live], : self.num] if self.random else None,
+            uniforms=uniforms[[self.places[row.index] for row in live], : self.num]
+            if self.random
+            else None,
             want_q=False,
         )
         count_notes(live, draft.notes, self.stop.max_new_tokens)

@@ -1,7 +1,10 @@
-"""The vocabulary that everything else shares: what was drafted, what the target says about it, what stays.
+"""The vocabulary that everything else shares: what was drafted, what the target says about it, what
+stays.
 
-Axis letters: B rows, K drafted tokens, V vocabulary, D width. Row j of the target's logits predicts the draft token x_j
-(j counts from 0), row j + 1 comes after reading it, row K is the bonus token's. `p` is the target, `q` the draft.
+Axis letters: B rows, K drafted tokens, V vocabulary, D width. Row j of the target's logits predicts
+    the draft token x_j
+(j counts from 0), row j + 1 comes after reading it, row K is the bonus token's. `p` is the target,
+`q` the draft.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ class Reason(IntEnum):
     STRICT = 0  # a draft token that the strict rule accepts, before any loose accept of its block
     LOOSE = 1  # a draft token that the strict rule refuses and the loose rule accepts
     CARRIED = 2  # a strict accept behind a loose accept of the same block
-    OWN = 3  # the target's own token: the correction after a refusal, or the bonus after a whole block
+    # the target's own token: the correction after a refusal, or the bonus after a whole block
+    OWN = 3
     LOOP = 4  # a strict accept while the loop guard kept the gate closed; counted as strict
 
 
-COLDEST = 1e-6  # smallest temperature above 0: logits that are divided by less may leave the range of float32
+# smallest temperature above 0: logits that are divided by less may leave the range of float32
+COLDEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,19 @@ class Sampling:
     def __post_init__(self) -> None:
         is_warm = self.temperature == 0 or COLDEST <= self.temperature < math.inf
         if not (is_warm and self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise UserError("Impossible sampling: temperature is 0 or from 1e-06 on, top_k 0 or more, top_p in (0, 1].")
+            raise UserError(
+                "Impossible sampling: temperature is 0 or from 1e-06 on, top_k 0 or more, top_p in"
+                " (0, 1]."
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     def logits(self, z: Tensor) -> Tensor:
-        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p; unchanged when greedy."""
+        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p; unchanged when
+        greedy.
+        """
         if self.greedy:
             return z
         z = z / self.temperature
@@ -69,14 +79,22 @@ class Draft:
     """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
 
     ids: Tensor  # x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid
-    valid: Tensor  # a prefix of True for each row [B, K], of a tree the nodes that there are [B, N]; all False: nothing
-    q: Tensor | None = None  # processed probabilities [B, K, V] that tokens were drawn from; None: each is certain
+    # a prefix of True for each row [B, K], of a tree the nodes that there are [B, N]; all False:
+    # nothing
+    valid: Tensor
+    q: Tensor | None = (
+        None  # processed probabilities [B, K, V] that tokens were drawn from; None: each is certain
+    )
     forwards: int = 0  # forwards of a draft model that this took
     parents: Tensor | None = None
-    """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
-    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
+    """For each node the number of its parent, which stands before it, or -1 for those that follow
+    the text [B, N].
+    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of
+        each other, those of
     a draft without probabilities differ."""
-    notes: Sequence[str] = ()  # for each row why less was proposed than could have been, or ""; requests count them
+    notes: Sequence[
+        str
+    ] = ()  # for each row why less was proposed than could have been, or ""; requests count them
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> Draft:
@@ -86,7 +104,9 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """This draft on a device."""
-        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {
+            name: value for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
@@ -95,35 +115,79 @@ class Block:
     """K drafted tokens for each of B rows, and what one target forward says about them."""
 
     draft_ids: Tensor  # x, the draft tokens [B, K]
-    valid: Tensor  # False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree
-    logits: Tensor  # processed target logits z [B, K + 1, V], float32; -inf where the processors forbid a token
-    q: Tensor | None = None  # processed draft probabilities [B, K, V]; None: the drafter has none, each x is certain
+    # False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree
+    valid: Tensor
+    # processed target logits z [B, K + 1, V], float32; -inf where the processors forbid a token
+    logits: Tensor
+    q: Tensor | None = (
+        # processed draft probabilities [B, K, V]; None: the drafter has none, each x is certain
+        None
+    )
     hidden: dict[str, Tensor] = field(default_factory=dict)
-    """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked for."""
-    gate_probs: Tensor | None = None  # gate's calibrated probability that x_j keeps the meaning [B, K]; None: no gate
-    uniforms: Tensor | None = None  # numbers in (0, 1) [B, K + 1], the last for the own token; None: nothing random
+    """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked
+    for.
+    """
+    gate_probs: Tensor | None = (
+        None  # gate's calibrated probability that x_j keeps the meaning [B, K]; None: no gate
+    )
+    uniforms: Tensor | None = (
+        None  # numbers in (0, 1) [B, K + 1], the last for the own token; None: nothing random
+    )
     greedy: bool = True  # True when the request takes the most probable token
-    protocol: Tensor | None = None  # token ids [P] that steer the protocol (eos, chat markers): always strict
+    protocol: Tensor | None = (
+        None  # token ids [P] that steer the protocol (eos, chat markers): always strict
+    )
     ends: Tensor | None = None  # those of them that end an answer [E]; None where nobody asks
-    begins: Tensor | None = None  # rows whose answer begins here [B], bool: its first token is strict; None: none
-    second: Tensor | None = None  # processed target logits [B, K, V] of a second reading, for rules that ask
-    inside: Tensor | None = None  # positions that the scope of the request covers [B, K], bool; None: all
-    thinking: Tensor | None = None  # positions between the think markers [B, K], bool; only for the rules that ask
-    cost: Tensor | None = None  # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
+    begins: Tensor | None = (
+        None  # rows whose answer begins here [B], bool: its first token is strict; None: none
+    )
+    second: Tensor | None = (
+        None  # processed target logits [B, K, V] of a second reading, for rules that ask
+    )
+    inside: Tensor | None = (
+        None  # positions that the scope of the request covers [B, K], bool; None: all
+    )
+    thinking: Tensor | None = (
+        None  # positions between the think markers [B, K], bool; only for the rules that ask
+    )
+    cost: Tensor | None = (
+        None  # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
+    )
 
     def having(self, **fields: Any) -> Self:
-        """Return this block with more fields filled; the statistics below depend on none of them and stay known."""
+        """Return this block with more fields filled; the statistics below depend on none of them
+        and stay known.
+        """
         filled = replace(self, **fields)
-        known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}
+        known = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in self.__dataclass_fields__
+        }
         filled.__dict__.update(known)
         return filled
 
     def of_rows(self, index: Tensor) -> Block:
         """Only these rows, or those of a mask."""
-        fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "inside", "thinking", "cost")
+        fields = (
+            "draft_ids",
+            "valid",
+            "logits",
+            "q",
+            "gate_probs",
+            "uniforms",
+            "begins",
+            "inside",
+            "thinking",
+            "cost",
+        )
         known = {name: getattr(self, name) for name in (*fields, "second")}
-        some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
-        return replace(self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some)
+        some: dict[str, Any] = {
+            name: values[index] for name, values in known.items() if values is not None
+        }
+        return replace(
+            self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some
+        )
 
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
         """Return this block with `gate_probs` filled by `gate`."""
@@ -151,7 +215,9 @@ class Block:
 
     @cached_property
     def strict(self) -> Tensor:
-        """What the lossless rule accepts [B, K]: the match when greedy, else u <= p(x) / q(x) (arXiv 2211.17192)."""
+        """What the lossless rule accepts [B, K]: the match when greedy, else u <= p(x) / q(x)
+        (arXiv 2211.17192).
+        """
         if self.greedy:
             return self.match
         if self.uniforms is None:
@@ -201,7 +267,9 @@ class Block:
 
     @cached_property
     def entropy3(self) -> Tensor:
-        """E3(p) = -sum p ln p over the three largest entries, not renormalised, of every row [B, K + 1]."""
+        """E3(p) = -sum p ln p over the three largest entries, not renormalised, of every row [B, K
+        + 1].
+        """
         return entropy_of(self.logprobs.topk(min(3, self.logprobs.shape[-1])).values)
 
 
@@ -212,8 +280,11 @@ def entropy_of(logprobs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What of a block stays: the longest accepted prefix of every row, and the target's own token behind it."""
+    """What of a block stays: the longest accepted prefix of every row, and the target's own token
+    behind it.
+    """
 
     length: Tensor  # accepted draft tokens of every row, 0..K [B]
-    own_ids: Tensor  # the target's own token [B]: the correction at the first refusal, or the bonus token
+    # the target's own token [B]: the correction at the first refusal, or the bonus token
+    own_ids: Tensor
     reasons: Tensor  # reason of every accepted position [B, K]; meaningless behind `length`

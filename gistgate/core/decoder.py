@@ -1,4 +1,6 @@
-"""The decoder: one target with any drafter, rule and gate. What it does round by round stands in `session`."""
+"""The decoder: one target with any drafter, rule and gate. What it does round by round stands in
+`session`.
+"""
 
 from __future__ import annotations
 
@@ -16,49 +18,97 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Sampling
 from gistgate.core.drafter import Drafter
-from gistgate.core.reader import Reader, RowCache, SingleReader, fills_slots, keeps_states, num_ids, remembered
-from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, check_ids, check_prompts, check_rows
+from gistgate.core.reader import (
+    Reader,
+    RowCache,
+    SingleReader,
+    fills_slots,
+    keeps_states,
+    num_ids,
+    remembered,
+)
+from gistgate.core.request import (
+    Generation,
+    PrefixState,
+    Row,
+    Slots,
+    Stop,
+    check_ids,
+    check_prompts,
+    check_rows,
+)
 from gistgate.core.rule import Exact, Rule
-from gistgate.core.session import Chains, DecoderParts, Observer, Queue, QueuedRow, Session, Verifier, models_of
+from gistgate.core.session import (
+    Chains,
+    DecoderParts,
+    Observer,
+    Queue,
+    QueuedRow,
+    Session,
+    Verifier,
+    models_of,
+)
 from gistgate.core.utils import UserError, added_ids
 
 
-def check_parts(models: Sequence[PreTrainedModel], drafter: Drafter | None, rule: Rule, block: int, gate: Any) -> None:
+def check_parts(
+    models: Sequence[PreTrainedModel], drafter: Drafter | None, rule: Rule, block: int, gate: Any
+) -> None:
     """Refuse parts that cannot work together."""
     has_no_q = drafter is not None and not drafter.gives_q
     if block < 0:
-        raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
-    if "gate" in rule.needs and gate is None:
-        raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
-    if "gate" in rule.needs and gate and gate.wants_q and has_no_q:
-        raise UserError("The gate reads draft probabilities, which this drafter has not. Use the drafter 'model'.")
-    if "q" in rule.needs and has_no_q:
-        raise UserError(f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or 'prob-ratio'.")
-    if drafter is not None and (names := [type(model).__name__ for model in models if keeps_states(model)]):
         raise UserError(
-            f"{names[0]} keeps states besides keys and values, from which no refused token can be taken back. Decode "
-            "it plainly, without a draft and a drafter, or use a model with attention alone."
+            f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding."
+        )
+    if "gate" in rule.needs and gate is None:
+        raise UserError(
+            f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another"
+            " rule."
+        )
+    if "gate" in rule.needs and gate and gate.wants_q and has_no_q:
+        raise UserError(
+            "The gate reads draft probabilities, which this drafter has not. Use the drafter"
+            " 'model'."
+        )
+    if "q" in rule.needs and has_no_q:
+        raise UserError(
+            f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or"
+            " 'prob-ratio'."
+        )
+    if drafter is not None and (
+        names := [type(model).__name__ for model in models if keeps_states(model)]
+    ):
+        raise UserError(
+            f"{names[0]} keeps states besides keys and values, from which no refused token can be"
+            " taken back. Decode it plainly, without a draft and a drafter, or use a model with"
+            " attention alone."
         )
 
 
 def count_ids(
-    models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase | None, vocabulary: int | None
+    models: Sequence[PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase | None,
+    vocabulary: int | None,
 ) -> int:
-    """The number of token ids that count: those that both models know, and no more than `vocabulary`."""
+    """The number of token ids that count: those that both models know, and no more than
+    `vocabulary`.
+    """
     sizes: list[int] = [model.config.get_text_config().vocab_size for model in models]
-    target, known = sizes[0], min(sizes)
+    target = sizes[0]
+    known = min(sizes)
     if known < target:
         tokens = vocabulary or (None if tokenizer is None else num_ids(tokenizer))
         if tokens is None:
             raise UserError(
-                f"The draft model knows {known} token ids and the target {target}; whether the target writes the "
-                "others cannot be seen without its tokenizer. Pass tokenizer=..., or vocabulary= the number of ids in "
-                "use."
+                f"The draft model knows {known} token ids and the target {target}; whether the"
+                " target writes the others cannot be seen without its tokenizer. Pass"
+                " tokenizer=..., or vocabulary= the number of ids in use."
             )
         if known < (needed := min(target, tokens)):
             raise UserError(
-                f"The draft model knows {known} token ids and the target's tokenizer has {needed}. Use a draft model "
-                "with the target's tokenizer, or a drafter without a model such as 'lookup'."
+                f"The draft model knows {known} token ids and the target's tokenizer has {needed}."
+                " Use a draft model with the target's tokenizer, or a drafter without a model such"
+                " as 'lookup'."
             )
     return min(vocabulary, known) if vocabulary else known
 
@@ -72,7 +122,9 @@ GUARD = Lock()  # whoever asks for a lock first makes it
 
 @contextmanager
 def model_lock(models: Iterable[PreTrainedModel]) -> Iterator[None]:
-    """No other thread decodes with these models. Locks are taken in one order, so that nobody waits in a circle."""
+    """No other thread decodes with these models. Locks are taken in one order, so that nobody waits
+    in a circle.
+    """
     with ExitStack() as taken:
         for model in sorted(models, key=id):
             with GUARD:
@@ -81,7 +133,8 @@ def model_lock(models: Iterable[PreTrainedModel]) -> Iterator[None]:
         yield
 
 
-# ---- Which engine runs a request: the one that was asked for, or the eager one with a sentence that says why.
+# ---- Which engine runs a request: the one that was asked for, or the eager one with a sentence
+# that says why.
 
 
 ENGINES = ("eager", "compiled")
@@ -94,14 +147,19 @@ class Engine:
         if name not in ENGINES:
             raise UserError(f"There is no engine '{name}'. Known: {', '.join(ENGINES)}.")
         self.name = name
-        self.fell_back: set[str] = set()  # why requests ran on the eager engine although another was asked for
+        self.fell_back: set[str] = (
+            set()
+        )  # why requests ran on the eager engine although another was asked for
         self._failed: dict[tuple[object, ...], str] = {}  # shapes that cannot be programs, and why
 
     def run(
         self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
     ) -> list[Generation]:
-        """The answers of these rows, in their order; the compiled engine decodes each batch to its end."""
-        most, answers = slots.most(len(rows)), list[Generation]()
+        """The answers of these rows, in their order; the compiled engine decodes each batch to its
+        end.
+        """
+        most = slots.most(len(rows))
+        answers = list[Generation]()
         while len(answers) < len(rows):
             batch = rows[len(answers) : len(answers) + most]
             if self.name == "compiled":
@@ -121,11 +179,14 @@ class Engine:
 
 
 class Decoder:
-    """Speculative decoding of a target with any drafter and any acceptance rule (arXiv 2211.17192 and relatives)."""
+    """Speculative decoding of a target with any drafter and any acceptance rule (arXiv 2211.17192
+    and relatives).
+    """
 
     certificate: Any = None
-    """The certificate that this decoder was built to keep, by name or as `gistgate tune` chose; None without one.
-    Whoever passes requests on compares them with it (`gistgate.core.certificate.check_request`)."""
+    """The certificate that this decoder was built to keep, by name or as `gistgate tune` chose;
+    None without one. Whoever passes requests on compares them with it
+    (`gistgate.core.certificate.check_request`)."""
 
     def __init__(
         self,
@@ -153,19 +214,24 @@ class Decoder:
             block: K, drafted tokens per round; 0 is plain decoding.
             gate: gives the rule probabilities, when the rule needs them.
             tokenizer: finds stop strings; needed only when some are given.
-            protocol_ids: further tokens that are never accepted loosely; eos ids and the added tokens of the tokenizer
-                (chat, think and tool markers) never are.
-            vocabulary: token ids that count, where output layers are padded; default: those that both models have.
+            protocol_ids: further tokens that are never accepted loosely; eos ids and the added
+                tokens of the tokenizer (chat, think and tool markers) never are.
+            vocabulary: token ids that count, where output layers are padded; default: those that
+                both models have.
             observer: sees every block with its acceptance.
-            think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
-            engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
-                takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
-            guards: `gistgate.core.guards`, which watch every request and may make it stricter, never looser.
-            speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
-                then strict ones, whatever the rule, and a seed draws other sampled ones;
-                `gistgate.measure.speed.pays_up_to` measures the number.
+            think_markers: tokens that begin and end thinking, for the rules that tell it from
+                answering.
+            engine: "eager" calls the models as they are; "compiled" replays programs of fixed
+                shape, whose building takes seconds to minutes once, and warns where it has to fall
+                back (`resume` always does, silently).
+            guards: `gistgate.core.guards`, which watch every request and may make it stricter,
+                never looser.
+            speculate_up_to: rows above which a batch is decoded plainly; None speculates always.
+                Greedy answers are then strict ones, whatever the rule, and a seed draws other
+                sampled ones; `gistgate.measure.speed.pays_up_to` measures the number.
         """
-        self.engine, self.speculate_up_to = Engine(engine), speculate_up_to
+        self.engine = Engine(engine)
+        self.speculate_up_to = speculate_up_to
         models = models_of(target, drafter)
         check_parts(models, drafter, rule, block, gate)
         context = rule.context(tokenizer, think_markers)
@@ -184,7 +250,9 @@ class Decoder:
             vocabulary=count_ids(models, tokenizer, vocabulary),
             gate=gate,
             tokenizer=tokenizer,
-            protocol_ids=tuple(sorted({*protocol_ids, *context.protocol_ids, *added_ids(tokenizer)})),
+            protocol_ids=tuple(
+                sorted({*protocol_ids, *context.protocol_ids, *added_ids(tokenizer)})
+            ),
             observer=observer,
             context=context,
             form=form,
@@ -217,13 +285,17 @@ class Decoder:
         return self.parts.vocabulary
 
     def having(self, **changes: Any) -> Decoder:
-        """The same decoder with other parts, which are not checked again: an observer, or a rule in a wrapper."""
+        """The same decoder with other parts, which are not checked again: an observer, or a rule in
+        a wrapper.
+        """
         other = copy(self)
         other.parts = replace(self.parts, **changes)
         return other
 
     def strict(self, block: int | None = None) -> Decoder:
-        """Strict decoding with the same models, tokenizer and engine, at the same K unless another is given."""
+        """Strict decoding with the same models, tokenizer and engine, at the same K unless another
+        is given.
+        """
         block = self.block if block is None else block
         return Decoder(
             self.target,
@@ -240,7 +312,9 @@ class Decoder:
         return self.strict(0)
 
     def watched_by(self, observer: Observer) -> Decoder:
-        """The same decoder with an observer, behind one that counts for the decoder itself where there is one."""
+        """The same decoder with an observer, behind one that counts for the decoder itself where
+        there is one.
+        """
         before = getattr(self.parts.observer, "before", None)
         return self.having(observer=observer if before is None else before(observer))
 
@@ -267,21 +341,26 @@ class Decoder:
             sampling: how tokens are drawn; greedy by default.
             seeds: one per row, for sampling and for rules that draw; default: the row's place.
             costs: what a round costs each row's request right now, 0 to 1, for rules that weigh it.
-            slots: how many rows are decoded at a time, the others in their order as slots get free; all by default.
+            slots: how many rows are decoded at a time, the others in their order as slots get free;
+                all by default.
 
         Raises:
-            UserError: an empty or over-long prompt, stop strings without a tokenizer, a temperature that the rule
-                does not define, ids that a model does not know, seeds or costs that do not fit.
+            UserError: an empty or over-long prompt, stop strings without a tokenizer, a temperature
+                that the rule does not define, ids that a model does not know, seeds or costs that
+                do not fit.
         """
-        sampling, slots = sampling or Sampling(), self._slots(slots)
+        sampling = sampling or Sampling()
+        slots = self._slots(slots)
         check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         rows = []
         for index, prompt in enumerate(prompts):
-            seed, cost = seeds[index] if seeds else index, costs[index] if costs else None
+            seed = seeds[index] if seeds else index
+            cost = costs[index] if costs else None
             rows.append(Row(index, list(prompt), len(prompt), seed, cost=cost))
-        parts, stop = self._parts_for(slots.most(len(rows))), self._stop(max_new_tokens, eos_ids, stops)
+        parts = self._parts_for(slots.most(len(rows)))
+        stop = self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
             answers = self.engine.run(parts, rows, stop, sampling, slots)
         return self._counted(parts, answers)
@@ -302,11 +381,12 @@ class Decoder:
         remember: bool = True,
         slots: Slots | None = None,
     ) -> list[tuple[Generation, PrefixState | None]]:
-        """Go on from the middle of remembered texts: keep `length` tokens of each, append others, decode on.
+        """Go on from the middle of remembered texts: keep `length` tokens of each, append others,
+        decode on.
 
         Args:
-            prefixes: what is known of each text; one may appear several times. Each is asked for when its row gets a
-                slot, so that an iterator holds few at a time.
+            prefixes: what is known of each text; one may appear several times. Each is asked for
+                when its row gets a slot, so that an iterator holds few at a time.
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
             max_new_tokens: longest answer, counted from the end of the prompt.
@@ -317,7 +397,8 @@ class Decoder:
         Returns:
             For each row the answer (kept tokens included) and what is known of its text.
         """
-        sampling, slots = sampling or Sampling(), self._slots(slots)
+        sampling = sampling or Sampling()
+        slots = self._slots(slots)
         check_rows(len(continuations), seeds)
         check_ids(self.parts.models, [added for _, added in continuations])
         self._check(sampling, prompt_lengths, max_new_tokens)
@@ -325,12 +406,15 @@ class Decoder:
         def queued() -> Iterator[QueuedRow]:
             triples = zip(prefixes, continuations, prompt_lengths, strict=True)
             for index, (prefix, (kept, added), length) in enumerate(triples):
-                row = Row(index, [*prefix.text[:kept], *added], length, seeds[index] if seeds else index)
+                row = Row(
+                    index, [*prefix.text[:kept], *added], length, seeds[index] if seeds else index
+                )
                 row.reasons = [0] * len(row.answer)
                 yield QueuedRow(row, prefix, kept)
 
         queue = Queue(queued(), slots.most(len(continuations)))
-        parts, stop = self._parts_for(queue.slots), self._stop(max_new_tokens, eos_ids, stops)
+        parts = self._parts_for(queue.slots)
+        stop = self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
             done = Session(parts, queue, stop, sampling, slots, is_decided, remember).run()
         self._counted(parts, [answer for answer, _ in done])
@@ -338,34 +422,55 @@ class Decoder:
 
     @torch.inference_mode()
     def remember(self, texts: Sequence[Sequence[int]]) -> list[PrefixState]:
-        """Read texts with both models and return what they remember, to `resume` from any token of them."""
+        """Read texts with both models and return what they remember, to `resume` from any token of
+        them.
+        """
         check_ids(self.parts.models, texts)
         with model_lock(self.parts.models):
             targets = remembered(self.target, texts)
-            drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
-        return [PrefixState(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
+            drafts = (
+                [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
+            )
+        return [
+            PrefixState(list(text), *both)
+            for text, *both in zip(texts, targets, drafts, strict=True)
+        ]
 
     def _slots(self, slots: Slots | None) -> Slots:
         """The slots of a request: one for a model that keeps states, which padding would change."""
-        return replace(slots or Slots(), number=1) if self.parts.reader is SingleReader else slots or Slots()
+        return (
+            replace(slots or Slots(), number=1)
+            if self.parts.reader is SingleReader
+            else slots or Slots()
+        )
 
     def _parts_for(self, rows: int) -> DecoderParts:
-        """What decodes that many rows at a time: more than `speculate_up_to` are decoded plainly."""
+        """What decodes that many rows at a time: more than `speculate_up_to` are decoded
+        plainly.
+        """
         speculates = self.speculate_up_to is None or rows <= self.speculate_up_to
         return self.parts if speculates else self.parts.plain()
 
     def _counted(self, parts: DecoderParts, answers: list[Generation]) -> list[Generation]:
-        """The answers, with the forwards of those that were decoded plainly for want of speculation."""
+        """The answers, with the forwards of those that were decoded plainly for want of
+        speculation.
+        """
         for answer in answers if parts is not self.parts else []:
             answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
         return answers
 
     def _check(self, sampling: Sampling, lengths: Sequence[int], max_new_tokens: int) -> None:
-        """Refuse a temperature that the rule does not define, and prompts that leave no room for the answer."""
+        """Refuse a temperature that the rule does not define, and prompts that leave no room for
+        the answer.
+        """
         rule = self.rule
         if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
-            asked = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
-            raise UserError(f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there.")
+            asked = (
+                "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
+            )
+            raise UserError(
+                f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there."
+            )
         if not sampling.greedy:
             self.parts.form.check_sampled(rule)
         extra = (rule.verifier or Verifier).extra_tokens(self.parts)
@@ -376,5 +481,7 @@ class Decoder:
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
         strings = tuple(string for string in stops if string)
         if strings and self.tokenizer is None:
-            raise UserError("Stop strings are looked for in decoded text. Pass tokenizer=... to the decoder.")
+            raise UserError(
+                "Stop strings are looked for in decoded text. Pass tokenizer=... to the decoder."
+            )
         return Stop(max_new_tokens, frozenset(eos_ids), strings, self.tokenizer)

@@ -1,6 +1,8 @@
-"""Features of a gate: for every draft token, numbers and states from the same forward that verifies the token.
+"""Features of a gate: for every draft token, numbers and states from the same forward that verifies
+the token.
 
-Axis letters: B rows, K drafted tokens, D width, F features. Everything is tensor code without a host synchronisation.
+Axis letters: B rows, K drafted tokens, D width, F features. Everything is tensor code without a
+    host synchronisation.
 """
 
 import math
@@ -24,7 +26,10 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
-    raise UserError(f"{type(model).__name__} has no list of {num_layers} decoder layers. Use the layer 'post' instead.")
+    raise UserError(
+        f"{type(model).__name__} has no list of {num_layers} decoder layers. Use the layer 'post'"
+        " instead."
+    )
 
 
 def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
@@ -35,13 +40,17 @@ def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
     name, _, number = layer.partition(":")
     if name != "layer" or not number.isdigit() or int(number) >= len(layers):
         last = f"layer:{len(layers) - 1}"
-        raise UserError(f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{last}'.")
+        raise UserError(
+            f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{last}'."
+        )
     return layers[int(number)]
 
 
 @contextmanager
 def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """While open, every forward leaves the states of `layers` in the yielded dictionary, each [B, rows, D]."""
+    """While open, every forward leaves the states of `layers` in the yielded dictionary, each [B,
+    rows, D].
+    """
     seen: dict[str, Tensor] = {}
 
     def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -63,7 +72,9 @@ def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Ten
         yield seen
 
 
-FLOOR = -20.0  # smallest ln p that a head sees: below it a probability carries no meaning, and -inf would end in NaN
+# smallest ln p that a head sees: below it a probability carries no meaning, and -inf would end in
+# NaN
+FLOOR = -20.0
 LOOK_AHEAD = 2  # draft tokens behind x_j that `lookahead` reads
 SCALARS = (
     "logprob",  # ln p(x_j)
@@ -76,26 +87,44 @@ SCALARS = (
     "next_top_logprob",  # ln p(t*_{j+1})
 )
 """Columns of the feature `scalars`, in this order."""
-DRAFT = ("log_q", "log_q_of_top", "q_entropy")  # columns of `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats
+DRAFT = (
+    "log_q",
+    "log_q_of_top",
+    "q_entropy",
+)  # columns of `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats
 
 
 def state(block: Block, layer: str) -> Tensor:
     """The target's states of one layer [B, K + 1, D]."""
     if layer not in block.hidden:
-        raise UserError(f"The block holds no hidden state '{layer}'. Hand the gate to the decoder, which asks for it.")
+        raise UserError(
+            f"The block holds no hidden state '{layer}'. Hand the gate to the decoder, which asks"
+            " for it."
+        )
     return block.hidden[layer]
 
 
 def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
-    top_BR, entropy_BR = block.top_logprob, block.entropy
-    here = (logprob_BK, top_BR[:, :-1], entropy_BR[:, :-1], block.entropy3[:, :-1], top_BR[:, :-1] - logprob_BK)
-    return torch.stack((*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1)
+    top_BR = block.top_logprob
+    entropy_BR = block.entropy
+    here = (
+        logprob_BK,
+        top_BR[:, :-1],
+        entropy_BR[:, :-1],
+        block.entropy3[:, :-1],
+        top_BR[:, :-1] - logprob_BK,
+    )
+    return torch.stack(
+        (*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1
+    )
 
 
 def lookahead(block: Block, _layer: str, tokens: int = LOOK_AHEAD) -> Tensor:
-    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3 * tokens]."""
+    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3
+    * tokens].
+    """
     there_BK = block.valid.float()
     columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
     num = block.draft_ids.shape[1]
@@ -104,11 +133,16 @@ def lookahead(block: Block, _layer: str, tokens: int = LOOK_AHEAD) -> Tensor:
 
 
 def draft_confidence(block: Block, _layer: str) -> Tensor:
-    """What the draft model makes of its token [B, K, len(DRAFT)]: in a wording of its own it has no doubts."""
+    """What the draft model makes of its token [B, K, len(DRAFT)]: in a wording of its own it has no
+    doubts.
+    """
     if not block.draft_ids.shape[1]:  # nothing was drafted, so nobody named probabilities
         return block.logits.new_zeros(len(block.draft_ids), 0, len(DRAFT))
     if block.q is None:
-        raise UserError("The feature 'draft' needs draft probabilities. Use the drafter 'model', or a gate without it.")
+        raise UserError(
+            "The feature 'draft' needs draft probabilities. Use the drafter 'model', or a gate"
+            " without it."
+        )
     log_q_BKV = block.q.float().clamp_min(math.exp(FLOOR)).log()
     of_token = log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1)
     of_top = log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1)
@@ -118,7 +152,8 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
 FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
     "feature",
     {
-        # the target's state after reading x_j (AutoJudge's DT, arXiv 2504.20039), and the one before, each [B, K, D]
+        # the target's state after reading x_j (AutoJudge's DT, arXiv 2504.20039), and the one
+        # before, each [B, K, D]
         "h_tok": lambda block, layer: state(block, layer)[:, 1:],
         "h_pred": lambda block, layer: state(block, layer)[:, :-1],
         "scalars": scalars,
@@ -127,13 +162,16 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
         "draft": draft_confidence,
     },
 )
-"""Feature families. An id is `family` or `family:layer`, for example "scalars" or "h_tok:layer:2"."""
+"""Feature families. An id is `family` or `family:layer`, for example "scalars" or
+"h_tok:layer:2".
+"""
 
 
 def split_id(feature_id: str) -> tuple[str, str]:
     """Family and layer ("" where the family has none) of a feature id."""
     family, _, layer = feature_id.partition(":")
-    _, reads_states = FEATURES[family], family in ("h_tok", "h_pred")
+    _ = FEATURES[family]
+    reads_states = family in ("h_tok", "h_pred")
     if reads_states and not layer:
         raise UserError(f"The feature '{feature_id}' names no hidden layer. Write '{family}:post'.")
     if layer and not reads_states:
@@ -142,9 +180,13 @@ def split_id(feature_id: str) -> tuple[str, str]:
 
 
 def extract(block: Block, ids: Iterable[str]) -> dict[str, Tensor]:
-    """The features of every draft token, id -> [B, K, F], in the dtype and on the device of their source."""
+    """The features of every draft token, id -> [B, K, F], in the dtype and on the device of their
+    source.
+    """
     parts = {feature_id: split_id(feature_id) for feature_id in ids}
-    return {feature_id: FEATURES[family](block, layer) for feature_id, (family, layer) in parts.items()}
+    return {
+        feature_id: FEATURES[family](block, layer) for feature_id, (family, layer) in parts.items()
+    }
 
 
 def needs_q(ids: Iterable[str]) -> bool:

@@ -1,4 +1,6 @@
-"""Files that are either whole or absent: everything is written beside its place, flushed, and renamed into it."""
+"""Files that are either whole or absent: everything is written beside its place, flushed, and
+renamed into it.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,18 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
         for one in [*(part.rglob("*") if part.is_dir() else ()), part]:
             flush(one)
         if path.is_dir() and not part.is_dir():
-            raise UserError(f"{path} is a folder, and a file would take its place. Name a file, there or elsewhere.")
+            raise UserError(
+                f"{path} is a folder, and a file would take its place. Name a file, there or"
+                " elsewhere."
+            )
         if path.is_dir():  # a folder cannot be replaced by renaming, so that the old one makes way
             path.replace(aside)
         part.replace(path)
         flush(path.parent)
     except OSError as error:
         raise UserError(
-            f"{path} could not be written ({error.strerror or error}). Free some space or check the permissions; "
-            "nothing that was there before is lost."
+            f"{path} could not be written ({error.strerror or error}). Free some space or check the"
+            " permissions; nothing that was there before is lost."
         ) from error
     finally:
         if aside.exists() and not path.exists():  # an interruption between the two renames
@@ -47,7 +52,9 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Let a file or a folder's list of names reach the disk: a loss of power leaves whole contents."""
+    """Let a file or a folder's list of names reach the disk: a loss of power leaves whole
+    contents.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -65,17 +72,24 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as JSON with sorted keys, so that equal values give equal bytes."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(
+        path,
+        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
+    )
 
 
 def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
-    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    lines = (
+        json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows
+    )
     write_text(path, "".join(lines))
 
 
 def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file, without the mark that some editors put first; UserError where it is missing or no text."""
+    """Read a UTF-8 file, without the mark that some editors put first; UserError where it is
+    missing or no text.
+    """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -84,7 +98,9 @@ def read_text(path: str | Path) -> str:
         wrong, right = (path, "file") if Path(path).is_dir() else (Path(path).parent, "folder")
         raise UserError(f"{wrong} is no {right}. Correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it.") from error
+        raise UserError(
+            f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it."
+        ) from error
 
 
 def read_json(path: str | Path) -> Any:
@@ -97,15 +113,23 @@ def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where} is not valid JSON ({error}). Restore it or write it again.") from error
+        raise UserError(
+            f"{where} is not valid JSON ({error}). Restore it or write it again."
+        ) from error
 
 
 def read_sealed(
-    path: str | Path, kind: str, remedy: str, version: int | None = None, key: str = "format_version"
+    path: str | Path,
+    kind: str,
+    remedy: str,
+    version: int | None = None,
+    key: str = "format_version",
 ) -> tuple[dict[str, Any], str | None]:
-    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of older versions.
+    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of
+    older versions.
 
-    An object of another `kind`, such as the configuration of a model, and one of another version are refused.
+    An object of another `kind`, such as the configuration of a model, and one of another version
+    are refused.
     """
     value = read_json(path)
     if not isinstance(value, dict) or (version is not None and key not in value):
@@ -122,21 +146,32 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
     return [parsed(line, f"{path}, line {number},") for number, line in lines if line.strip()]
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, whole or not at all; as readable for others as any other new file."""
+def save_tensors(
+    path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors as safetensors, whole or not at all; as readable for others as any other new
+    file.
+    """
     from safetensors.torch import save
 
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata=metadata)
+    content = save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        metadata=metadata,
+    )
     write_atomic(path, lambda part: part.write_bytes(content))
 
 
 def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file, or those with these names; UserError where it is missing or damaged."""
+    """Read all tensors of a safetensors file, or those with these names; UserError where it is
+    missing or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
+            return {
+                name: file.get_tensor(name) for name in (file.keys() if names is None else names)
+            }
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (SafetensorError, OSError) as error:
@@ -144,7 +179,9 @@ def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[s
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash of settings (anything that JSON can say), files and folders (as Path), wherever they lie."""
+    """A short hash of settings (anything that JSON can say), files and folders (as Path), wherever
+    they lie.
+    """
     digest = hashlib.sha256()
     for part in parts:
         if not isinstance(part, Path):
@@ -160,7 +197,9 @@ def fingerprint(*parts: Any) -> str:
 
 
 def write_sealed(path: str | Path, value: dict[str, Any], *parts: Any) -> None:
-    """Write a JSON object with a checksum of it and of further parts, such as a fingerprint of a file beside it."""
+    """Write a JSON object with a checksum of it and of further parts, such as a fingerprint of a
+    file beside it.
+    """
     write_json(path, {**value, "checksum": checksum(value, *parts)})
 
 
@@ -170,14 +209,20 @@ def checksum(value: Any, *parts: Any) -> str:
 
 
 def check_sealed(path: Path, found: Any, value: Any, *parts: Any) -> None:
-    """Refuse content that differs from what was written with the checksum `found`; None is from an older version."""
+    """Refuse content that differs from what was written with the checksum `found`; None is from an
+    older version.
+    """
     if found is not None and found != checksum(value, *parts):
         raise UserError(
-            f"{path} is not what was written: its checksum differs, so a value or a file beside it was changed. "
-            "Restore the folder or write it again."
+            f"{path} is not what was written: its checksum differs, so a value or a file beside it"
+            " was changed. Restore the folder or write it again."
         )
 
 
 def named_files(settings: Mapping[str, Any]) -> list[Path]:
     """The files that settings of a rule name: their content decides, not their place."""
-    return [Path(value) for value in settings.values() if isinstance(value, str) and Path(value).is_file()]
+    return [
+        Path(value)
+        for value in settings.values()
+        if isinstance(value, str) and Path(value).is_file()
+    ]

@@ -1,4 +1,6 @@
-"""A gate: features in, calibrated probability that the meaning is kept out; and the folder it lives in."""
+"""A gate: features in, calibrated probability that the meaning is kept out; and the folder it lives
+in.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from transformers import PreTrainedModel
 from gistgate.core.block import Block
 from gistgate.core.certificate import TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.features import extract, layers_needed, needs_q
-from gistgate.core.files import check_sealed, load_tensors, read_sealed, save_tensors, write_sealed, write_text
+from gistgate.core.files import (
+    check_sealed,
+    load_tensors,
+    read_sealed,
+    save_tensors,
+    write_sealed,
+    write_text,
+)
 from gistgate.core.identity import (
     ModelIdentity,
     TokenizerIdentity,
@@ -36,18 +45,29 @@ FORMAT_VERSION = 2  # of the folder's layout
 
 @dataclass(frozen=True)
 class GateConfig:
-    """Everything about a gate except its weights. Equal trainings give equal bytes: no dates, no machine."""
+    """Everything about a gate except its weights. Equal trainings give equal bytes: no dates, no
+    machine.
+    """
 
     head: dict[str, Any]  # {"type": id of HEADS, ...its sizes}
     features: dict[str, int]  # feature id -> width, in the order in which the head reads them
     target: ModelIdentity  # the model whose states the gate reads
-    draft: ModelIdentity | None  # the model whose drafts it judged; None for a drafter without a model
+    draft: (
+        ModelIdentity | None
+    )  # the model whose drafts it judged; None for a drafter without a model
     tokenizer: TokenizerIdentity  # the tokenizer of both
-    map: dict[str, Any] = field(default_factory=lambda: {"type": "platt", "num_knots": 0})  # {"type": id of MAPS, ...}
+    map: dict[str, Any] = field(
+        default_factory=lambda: {"type": "platt", "num_knots": 0}
+    )  # {"type": id of MAPS, ...}
     labels: dict[str, Any] = field(default_factory=dict)  # how the training labels came about
-    prompting: dict[str, Any] = field(default_factory=dict)  # few-shot examples, chat template, system text of training
-    provenance: dict[str, Any] = field(default_factory=dict)  # parameters, library versions and hashes of the data
-    problems: str = ""  # hashes of the training problems, with spaces between: no certificate may be judged on these
+    prompting: dict[str, Any] = field(
+        default_factory=dict
+    )  # few-shot examples, chat template, system text of training
+    provenance: dict[str, Any] = field(
+        default_factory=dict
+    )  # parameters, library versions and hashes of the data
+    # hashes of the training problems, with spaces between: no certificate may be judged on these
+    problems: str = ""
     format_version: int = FORMAT_VERSION
 
     def as_json(self) -> dict[str, Any]:
@@ -82,7 +102,9 @@ class Linear(nn.Module):
 
 
 class Mlp(nn.Module):
-    """One hidden layer, so that what was read (h_tok) can be weighed against what was expected (h_pred)."""
+    """One hidden layer, so that what was read (h_tok) can be weighed against what was expected
+    (h_pred).
+    """
 
     def __init__(self, input_size: int, hidden_size: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
@@ -96,11 +118,15 @@ class Mlp(nn.Module):
 
 
 HEADS: Registry[type[nn.Module]] = Registry("gate head", {"linear": Linear, "mlp": Mlp})
-"""Classes by id: features `[..., F]` in, logits `[...]` out. The layer `first` takes the standardisation in."""
+"""Classes by id: features `[..., F]` in, logits `[...]` out. The layer `first` takes the
+standardisation in.
+"""
 
 
 def fold_standardisation(first: nn.Linear, mean_F: Tensor, scale_F: Tensor) -> None:
-    """Let a layer trained on (x - mean) / scale read x itself: weight w / scale, bias b - sum(w * mean / scale)."""
+    """Let a layer trained on (x - mean) / scale read x itself: weight w / scale, bias b - sum(w *
+    mean / scale).
+    """
     with torch.no_grad():
         weight = first.weight.double() / scale_F.double()
         bias = first.bias.double() - weight @ mean_F.double()
@@ -124,7 +150,9 @@ class Platt(nn.Module):
 
 
 class Isotonic(nn.Module):
-    """A non-decreasing polyline through (knots, values), constant outside (Zadrozny and Elkan 2002)."""
+    """A non-decreasing polyline through (knots, values), constant outside (Zadrozny and Elkan
+    2002).
+    """
 
     knots: Tensor
     values: Tensor
@@ -138,30 +166,44 @@ class Isotonic(nn.Module):
         last = self.knots.numel() - 1
         right = torch.searchsorted(self.knots, logits.contiguous()).clamp(max=last)
         left = (right - 1).clamp(min=0)
-        x0, x1, y0, y1 = self.knots[left], self.knots[right], self.values[left], self.values[right]
+        x0 = self.knots[left]
+        x1 = self.knots[right]
+        y0 = self.values[left]
+        y1 = self.values[right]
         share = ((logits - x0) / (x1 - x0).clamp_min(torch.finfo(torch.float32).tiny)).clamp(0, 1)
         return y0 + share * (y1 - y0)
 
 
-MAPS: Registry[type[nn.Module]] = Registry("probability map", {"platt": Platt, "isotonic": Isotonic})
+MAPS: Registry[type[nn.Module]] = Registry(
+    "probability map", {"platt": Platt, "isotonic": Isotonic}
+)
 
 
 class Gate(nn.Module):
-    """A trained head with its probability map. Call it with a Block; it computes in float32 where the logits are."""
+    """A trained head with its probability map. Call it with a Block; it computes in float32 where
+    the logits are.
+    """
 
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
-        self.certificate: Certificate | None = None  # of certificate.json beside the gate, unless it is another gate's
-        self.strict_reason: str | None = None  # why it may not decide yet: trained and certified on other weights only
+        self.certificate: Certificate | None = (
+            None  # of certificate.json beside the gate, unless it is another gate's
+        )
+        self.strict_reason: str | None = (
+            None  # why it may not decide yet: trained and certified on other weights only
+        )
         self.folder: Path | None = None  # where it was read from, with what lies beside it
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
-        self.layers = layers_needed(self.features)  # hidden layers of the target that the decoder has to keep for it
+        self.layers = layers_needed(
+            self.features
+        )  # hidden layers of the target that the decoder has to keep for it
         self.wants_q = needs_q(self.features)  # whether it reads draft probabilities
         sizes = {name: value for name, value in config.head.items() if name != "type"}
         self.head = HEADS[config.head["type"]](input_size=self.input_size, **sizes)
-        kind, knots = MAPS[config.map["type"]], max(int(config.map.get("num_knots", 0)), 1)
+        kind = MAPS[config.map["type"]]
+        knots = max(int(config.map.get("num_knots", 0)), 1)
         self.map = Isotonic([0.0] * knots, [0.5] * knots) if kind is Isotonic else kind()
         self.eval().requires_grad_(False)
 
@@ -175,16 +217,20 @@ class Gate(nn.Module):
         parts = [part.to(device, torch.float32) for part in extract(block, self.features).values()]
         x_BKF = torch.cat(parts, dim=-1)
         if x_BKF.shape[-1] != self.input_size:
-            widths = ", ".join(f"{name} {part.shape[-1]}" for name, part in zip(self.features, parts, strict=True))
+            widths = ", ".join(
+                f"{name} {part.shape[-1]}" for name, part in zip(self.features, parts, strict=True)
+            )
             raise UserError(
-                f"The gate reads {self.input_size} features, but the block gives {x_BKF.shape[-1]} ({widths}). "
-                f"Use the target it was trained for: '{self.config.target.name}'."
+                f"The gate reads {self.input_size} features, but the block gives {x_BKF.shape[-1]}"
+                f" ({widths}). Use the target it was trained for: '{self.config.target.name}'."
             )
         return x_BKF
 
     def probability(self, x: Tensor) -> Tensor:
         """P(meaning kept) for features `x [..., F]`."""
-        if next(self.parameters()).device != x.device:  # the first call after loading moves the gate to the model
+        if (
+            next(self.parameters()).device != x.device
+        ):  # the first call after loading moves the gate to the model
             self.to(x.device)
         probability: Tensor = self.map(self.head(x))
         return probability
@@ -192,22 +238,29 @@ class Gate(nn.Module):
     def operating_point(
         self, budget: float | None = None, drafter: str | None = None, rule: str | None = None
     ) -> OperatingPoint:
-        """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the headline budget).
+        """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the
+        headline budget).
 
         The certificate has to be about `drafter` and `rule`, if given.
         """
-        certificate, problem = self.certificate, "The gate has no setting certified"
+        certificate = self.certificate
+        problem = "The gate has no setting certified"
         if certificate is None:
-            raise UserError(f"{problem}, because no certificate.json lies beside it. Calibrate the gate.")
+            raise UserError(
+                f"{problem}, because no certificate.json lies beside it. Calibrate the gate."
+            )
         for name, wanted in {"score": TASK, "drafter": drafter, "rule": rule}.items():
             if wanted not in (None, about := getattr(certificate, name)):
                 raise UserError(
-                    f"{problem} for the {name} '{wanted}': its certificate is about '{about}'. Calibrate it for that."
+                    f"{problem} for the {name} '{wanted}': its certificate is about '{about}'."
+                    " Calibrate it for that."
                 )
         return certificate.operating_point(budget)
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
-        """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
+        """Write config.json and model.safetensors, and `card` as README.md; other files of the
+        folder stay.
+        """
         folder = Path(folder)
         save_tensors(folder / WEIGHTS_FILE, dict(self.state_dict()))
         write_sealed(folder / CONFIG_FILE, self.config.as_json(), gate_hash(self))
@@ -223,30 +276,43 @@ class Gate(nn.Module):
         tokenizer: Any = None,
         other_weights: bool = False,
     ) -> Gate:
-        """Read a gate folder and check it against the models that are given; those left out are not checked.
+        """Read a gate folder and check it against the models that are given; those left out are not
+        checked.
 
-        A certificate for others is not taken over; a warning says why. With `other_weights` the models may have other
-        weights of the same architecture; without a certificate for these `strict_reason` says so, to decode strictly.
+        A certificate for others is not taken over; a warning says why. With `other_weights` the
+        models may have other weights of the same architecture; without a certificate for these
+        `strict_reason` says so, to decode strictly.
         """
         folder = Path(folder)
-        described, sealed = read_sealed(folder / CONFIG_FILE, "gate", "Train and calibrate again.", FORMAT_VERSION)
+        described, sealed = read_sealed(
+            folder / CONFIG_FILE, "gate", "Train and calibrate again.", FORMAT_VERSION
+        )
         gate = cls(config := GateConfig.from_json(described, str(folder / CONFIG_FILE)))
-        weights, tensors = folder / WEIGHTS_FILE, load_tensors(folder / WEIGHTS_FILE)
+        weights = folder / WEIGHTS_FILE
+        tensors = load_tensors(folder / WEIGHTS_FILE)
         try:
             gate.load_state_dict(tensors)
         except RuntimeError as error:
-            raise UserError(f"{weights} does not fit its config.json ({first_line(error)}). Restore both.") from error
+            raise UserError(
+                f"{weights} does not fit its config.json ({first_line(error)}). Restore both."
+            ) from error
         if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again.")
+            raise UserError(
+                f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again."
+            )
         check_sealed(folder / CONFIG_FILE, sealed, described, gate_hash(gate))
         gate.folder = folder
         strange = gate.check(target, draft, tokenizer, other_weights)
         certificate = read_certificate(folder)
-        broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
+        broken = (
+            None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
+        )
         if broken is None:
             gate.certificate = certificate
         if strange and gate.certificate is None:
-            gate.strict_reason = until_certified(folder, config, certificate, target, draft, strange)
+            gate.strict_reason = until_certified(
+                folder, config, certificate, target, draft, strange
+            )
         elif broken is not None:
             warnings.warn(broken, stacklevel=2)
         return gate
@@ -258,16 +324,24 @@ class Gate(nn.Module):
         tokenizer: Any = None,
         other_weights: bool = False,
     ) -> list[str]:
-        """Refuse partners that the gate was not trained for; the roles whose weights differ if `other_weights` may."""
+        """Refuse partners that the gate was not trained for; the roles whose weights differ if
+        `other_weights` may.
+        """
         strange = []
-        for role, expected, model in (("target", self.config.target, target), ("draft", self.config.draft, draft)):
+        for role, expected, model in (
+            ("target", self.config.target, target),
+            ("draft", self.config.draft, draft),
+        ):
             if expected is None or model is None:
                 continue
             found = identify_model(model)
             if check_identity(role, expected, found, other_weights=other_weights):
                 strange.append(role)
             elif role == "target" and found.dtype != expected.dtype:
-                said = f"The gate was trained on states in {expected.dtype}, the target runs in {found.dtype}"
+                said = (
+                    f"The gate was trained on states in {expected.dtype}, the target runs in"
+                    f" {found.dtype}"
+                )
                 warnings.warn(f"{said}: no certificate holds.", stacklevel=2)
         if tokenizer is not None:
             check_tokenizer(self.config.tokenizer, tokenizer)
@@ -282,22 +356,35 @@ def until_certified(
     draft: PreTrainedModel | None,
     roles: Sequence[str],
 ) -> str:
-    """The clause that says the weights of which `roles` differ and which command certifies the gate on them."""
-    task = str(config.labels.get("task", "TASK"))  # a gate that learned from several is certified for each of them
+    """The clause that says the weights of which `roles` differ and which command certifies the gate
+    on them.
+    """
+    task = str(
+        config.labels.get("task", "TASK")
+    )  # a gate that learned from several is certified for each of them
     options = {"--task": "TASK" if "," in task else task, "--gate": str(folder)}
     for role, model in {"target": target, "draft": draft}.items():
         if model is not None:
-            options[f"--{role}"] = str(getattr(model, "gguf_file", None) or model.config.name_or_path or role.upper())
-    rounded, trained = getattr(draft, "quantised", None), None if config.draft is None else config.draft.quantisation
+            options[f"--{role}"] = str(
+                getattr(model, "gguf_file", None) or model.config.name_or_path or role.upper()
+            )
+    rounded = getattr(draft, "quantised", None)
+    trained = None if config.draft is None else config.draft.quantisation
     if draft is not None and (rounded or trained):
         options["--quantise-draft"] = str(rounded or "none")
     if certificate is not None:
-        options |= {"--rule": certificate.rule, "--drafter": certificate.drafter, "--block": str(certificate.block)}
+        options |= {
+            "--rule": certificate.rule,
+            "--drafter": certificate.drafter,
+            "--block": str(certificate.block),
+        }
     consent = ["--allow-code"] if config.labels.get("code") else []
-    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
+    command = shlex.join(
+        ["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent]
+    )
     clause = (
-        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
-        f"verified strictly until `{command}` has certified it here"
+        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}),"
+        f" so every token is verified strictly until `{command}` has certified it here"
     )
     if draft is None or config.draft is None or trained == rounded:
         return clause

@@ -1,4 +1,6 @@
-"""Guards watch every request and take looseness away: from answers that loop, and from prompts of another kind."""
+"""Guards watch every request and take looseness away: from answers that loop, and from prompts of
+another kind.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.files import check_sealed, fingerprint, load_tensors, read_sealed, save_tensors, write_sealed
+from gistgate.core.files import (
+    check_sealed,
+    fingerprint,
+    load_tensors,
+    read_sealed,
+    save_tensors,
+    write_sealed,
+)
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
@@ -22,14 +31,17 @@ from gistgate.core.scopes import PROSE, THINKING, Scope
 from gistgate.core.utils import UserError, dataclass_from, hints, refusing
 
 CLOSED = "closed"  # verdict: this row is verified strictly
-Verdict = float | str | None  # in this round: None as the rule says, a number the rule with that stricter knob, CLOSED
+Verdict = (
+    float | str | None
+)  # in this round: None as the rule says, a number the rule with that stricter knob, CLOSED
 
 
 class Guards:
     """Several guards as one: every row is judged at the strictest setting that a guard asks for.
 
-    Guards keep a request's state in its row. `layers` are the hidden states that a block has to carry, `verdicts` say
-    before anything is accepted what every path may do, and `committed` looks at the texts after tokens were counted.
+    Guards keep a request's state in its row. `layers` are the hidden states that a block has to
+    carry, `verdicts` say before anything is accepted what every path may do, and `committed` looks
+    at the texts after tokens were counted.
     """
 
     def __init__(self, guards: Sequence[Guard | Scope]) -> None:
@@ -47,7 +59,9 @@ class Guards:
         opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
         chosen = [strictest(rule, row) for row in zip(*opinions, strict=True)]
         for verdict in {verdict for verdict in chosen if verdict is not None}:
-            mask_B = torch.tensor([verdict == other for other in chosen], device=block.draft_ids.device)
+            mask_B = torch.tensor(
+                [verdict == other for other in chosen], device=block.draft_ids.device
+            )
             acceptance = either(mask_B, settle(narrowed(rule, verdict), block, state), acceptance)
         return acceptance
 
@@ -65,12 +79,19 @@ def strictest(rule: Rule, verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def narrowed(rule: Rule, verdict: Verdict) -> Rule:
-    """The rule at a verdict: strict where it is closed, or where the number would be no stricter than the rule is."""
+    """The rule at a verdict: strict where it is closed, or where the number would be no stricter
+    than the rule is.
+    """
     if verdict == CLOSED or rule.knob is None:
         return Exact()
-    value, now = float(verdict or 0), getattr(rule, rule.knob)
+    value = float(verdict or 0)
+    now = getattr(rule, rule.knob)
     changes: dict[str, Any] = {rule.knob: verdict}
-    narrower: Rule = rule.changed(**changes) if (value < now if rule.looser == "up" else value > now) else Exact()
+    narrower: Rule = (
+        rule.changed(**changes)
+        if (value < now if rule.looser == "up" else value > now)
+        else Exact()
+    )
     return narrower
 
 
@@ -88,22 +109,36 @@ GRAM = 4  # tokens of a gram whose variety is counted
 
 @dataclass(frozen=True)
 class LoopGuard:
-    """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat itself.
+    """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat
+    itself.
 
-    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counters: docs/guards.md.
+    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counters:
+    docs/guards.md.
     """
 
     period: int = 64  # longest period that is looked for, in tokens
     repeats: int = 4  # times a period has to stand in a row
-    span: int = 256  # tokens over which the variety of grams is taken; shorter answers are judged by their period alone
+    # tokens over which the variety of grams is taken; shorter answers are judged by their period
+    # alone
+    span: int = 256
     variety: float = 0.3  # share of distinct grams below which the span counts as a loop
-    window: int | None = 128  # tokens for which it stays closed; None keeps it closed to the end of the answer
+    window: int | None = (
+        128  # tokens for which it stays closed; None keeps it closed to the end of the answer
+    )
     id: ClassVar[str] = "loop"
     layers: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.period < 1 or self.repeats < 2 or self.span < GRAM or not (self.window is None or self.window >= 1):
-            raise UserError(f"An impossible loop guard: period and window are 1 or more, repeats 2, and span {GRAM}.")
+        if (
+            self.period < 1
+            or self.repeats < 2
+            or self.span < GRAM
+            or not (self.window is None or self.window >= 1)
+        ):
+            raise UserError(
+                "An impossible loop guard: period and window are 1 or more, repeats 2, and span"
+                f" {GRAM}."
+            )
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in {id(row): row for row in rows}.values():
@@ -113,12 +148,22 @@ class LoopGuard:
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            answer, memory, seen = row.answer, row.memory, row.memory.get("loop_seen", 0)
-            if memory.pop("loop_closed", False):  # strict accepts of the last round, counted before, are the guard's
-                row.reasons[seen:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[seen:]]
-            # The target's own token ends every round and may differ each time, so all new ends are looked at.
+            answer = row.answer
+            memory = row.memory
+            seen = row.memory.get("loop_seen", 0)
+            if memory.pop(
+                "loop_closed", False
+            ):  # strict accepts of the last round, counted before, are the guard's
+                row.reasons[seen:] = [
+                    Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[seen:]
+                ]
+            # The target's own token ends every round and may differ each time, so all new ends are
+            # looked at.
             longest = max(self.span, self.period * self.repeats)
-            loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in range(seen + 1, len(answer) + 1)]
+            loops = [
+                self.is_loop(answer[max(0, end - longest) : end])
+                for end in range(seen + 1, len(answer) + 1)
+            ]
             memory["loop_seen"] = len(answer)
             row.statistics.extra["loop_open"] = float(bool(loops) and loops[-1])
             if any(loops) and len(answer) >= memory.get(self.id, 0):
@@ -129,20 +174,30 @@ class LoopGuard:
                 memory[self.id] = len(answer) + self.window if self.window is not None else math.inf
 
     def is_loop(self, ids: Sequence[int]) -> bool:
-        """Whether the text ends in a period that stands `repeats` times, or is poor in grams over its last `span`."""
+        """Whether the text ends in a period that stands `repeats` times, or is poor in grams over
+        its last `span`.
+        """
         # Comparing one token first spares nearly all the slices.
-        near = [p for p in range(1, min(self.period, len(ids) // self.repeats) + 1) if ids[-1 - p] == ids[-1]]
+        near = [
+            p
+            for p in range(1, min(self.period, len(ids) // self.repeats) + 1)
+            if ids[-1 - p] == ids[-1]
+        ]
         if any(ids[-p * (self.repeats - 1) :] == ids[-p * self.repeats : -p] for p in near):
             return True
         num = self.span - GRAM + 1
         last = ids[-self.span :]
-        return len(last) == self.span and len({tuple(last[i : i + GRAM]) for i in range(num)}) < self.variety * num
+        return (
+            len(last) == self.span
+            and len({tuple(last[i : i + GRAM]) for i in range(num)}) < self.variety * num
+        )
 
 
 CONFIG_FILE = "domain.json"
 TENSORS_FILE = "domain.safetensors"
 TENSORS = ("mean", "basis", "variances")
-PRIOR = 16.0  # usual states that every request is taken to have shown before its first, each at distance 1
+# usual states that every request is taken to have shown before its first, each at distance 1
+PRIOR = 16.0
 SUSPECTED = 2.0  # how many times the calibration's rate of loose tokens the bet is on
 
 
@@ -150,9 +205,10 @@ SUSPECTED = 2.0  # how many times the calibration's rate of loose tokens the bet
 class DomainGuard:
     """Two questions to every request, each answered against calibration prompts.
 
-    Is the text strange? The mean Mahalanobis distance of the target's states so far. Are too many tokens loose? A bet
-    (CUSUM of a likelihood ratio) that their rate has doubled. One alarm moves the rest of the request to the setting
-    `stricter`, or closes it where there is none or the rule is not the calibrated one; two close it.
+    Is the text strange? The mean Mahalanobis distance of the target's states so far. Are too many
+    tokens loose? A bet (CUSUM of a likelihood ratio) that their rate has doubled. One alarm moves
+    the rest of the request to the setting `stricter`, or closes it where there is none or the rule
+    is not the calibrated one; two close it.
     """
 
     mean: Tensor  # mean state [D]
@@ -162,8 +218,12 @@ class DomainGuard:
     far: float = math.inf  # mean distance above which a text is strange, per dimension
     rate: float = 0.1  # share of loose tokens on calibration prompts
     bet: float = math.inf  # gain of the bet, in nats, above which too many tokens are loose
-    stricter: float | None = None  # the knob of the rule that `about` names after one alarm; None closes at once
-    about: dict[str, Any] = field(default_factory=dict)  # how the thresholds were found, and for which "rule"
+    stricter: float | None = (
+        None  # the knob of the rule that `about` names after one alarm; None closes at once
+    )
+    about: dict[str, Any] = field(
+        default_factory=dict
+    )  # how the thresholds were found, and for which "rule"
     id: ClassVar[str] = "domain"
 
     @property
@@ -181,12 +241,15 @@ class DomainGuard:
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         sure_BR = on_the_text(block)
         longest = furthest(rows, sure_BR.sum(-1).tolist())
-        sure_BR, states_BRD = sure_BR[list(longest)], block.hidden[self.layer][list(longest)]
-        sums, numbers = (self.distance(states_BRD) * sure_BR).sum(-1).tolist(), sure_BR.sum(-1).tolist()
+        sure_BR = sure_BR[list(longest)]
+        states_BRD = block.hidden[self.layer][list(longest)]
+        sums = (self.distance(states_BRD) * sure_BR).sum(-1).tolist()
+        numbers = sure_BR.sum(-1).tolist()
         for row, total, number in zip(longest.values(), sums, numbers, strict=True):
             known: Watched = row.memory.setdefault(self.id, Watched())
             was = known.strangest
-            known.total, known.number = known.total + total, known.number + number
+            known.total = known.total + total
+            known.number = known.number + number
             known.strangest = max(known.strangest, known.total / known.number)
             row.statistics.extra["domain_distance"] = known.strangest
             row.statistics.count("domain_far", was <= self.far < known.strangest)
@@ -211,7 +274,9 @@ class DomainGuard:
             row.statistics.count("domain_loose", was <= self.bet < known.highest)
 
     def save(self, folder: Path) -> None:
-        """Write domain.json and domain.safetensors into a gate folder; nothing else of it changes."""
+        """Write domain.json and domain.safetensors into a gate folder; nothing else of it
+        changes.
+        """
         save_tensors(folder / TENSORS_FILE, {name: getattr(self, name) for name in TENSORS})
         config = {name: value for name, value in asdict(self).items() if name not in TENSORS}
         # JSON knows no infinity: a threshold that nothing exceeds is left empty.
@@ -221,13 +286,21 @@ class DomainGuard:
     @classmethod
     def load(cls, folder: str | Path) -> DomainGuard:
         """Read what `save` wrote."""
-        place, weights = Path(folder) / CONFIG_FILE, Path(folder) / TENSORS_FILE
+        place = Path(folder) / CONFIG_FILE
+        weights = Path(folder) / TENSORS_FILE
         if not place.exists():
-            raise UserError(f"{folder} does not know which prompts its gate was calibrated on. Leave the guard out.")
+            raise UserError(
+                f"{folder} does not know which prompts its gate was calibrated on. Leave the guard"
+                " out."
+            )
         config, sealed = read_sealed(place, "guard", "Export the gate again.")
         tensors = load_tensors(weights)
         check_sealed(place, sealed, config, fingerprint(weights))
-        finite = {name: value for name, value in config.items() if name not in ("far", "bet") or value is not None}
+        finite = {
+            name: value
+            for name, value in config.items()
+            if name not in ("far", "bet") or value is not None
+        }
         with refusing(f"{place} is damaged or of another version", "Export the gate again."):
             if {*config, *tensors} != {*hints(cls)}:
                 raise ValueError("other entries are expected")
@@ -235,7 +308,9 @@ class DomainGuard:
 
 
 def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
-    """Of the paths of every row's tree the first that has most states on the text, by its place in the batch."""
+    """Of the paths of every row's tree the first that has most states on the text, by its place in
+    the batch.
+    """
     best: dict[int, int] = {}
     for place, row in enumerate(rows):
         if id(row) not in best or numbers[place] > numbers[best[id(row)]]:
@@ -247,7 +322,8 @@ def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
 class Watched:
     """What is known about one request."""
 
-    total: float = PRIOR  # sum of distances; it begins as if some usual states had been seen, so that few cannot alarm
+    # sum of distances; it begins as if some usual states had been seen, so that few cannot alarm
+    total: float = PRIOR
     number: float = PRIOR  # states in that sum
     strangest: float = 0.0  # largest mean so far: an alarm stays
     gain: float = 0.0
@@ -261,19 +337,25 @@ class Watched:
 
 
 def step(loose: int, tokens: int, rate: float) -> float:
-    """What a bet on `SUSPECTED` times the rate gains by a round, in nats: a log-likelihood ratio of two coins."""
+    """What a bet on `SUSPECTED` times the rate gains by a round, in nats: a log-likelihood ratio of
+    two coins.
+    """
     rate = min(max(rate, 1e-3), 0.45)
     other = SUSPECTED * rate
     return loose * math.log(other / rate) + (tokens - loose) * math.log((1 - other) / (1 - rate))
 
 
 def on_the_text(block: Block) -> Tensor:
-    """Rows whose state belongs to the text whatever the rule accepts: up to the first refusal [B, K + 1]."""
+    """Rows whose state belongs to the text whatever the rule accepts: up to the first refusal [B, K
+    + 1].
+    """
     return torch.nn.functional.pad(block.strict.long().cumprod(-1), (1, 0), value=1).bool()
 
 
 def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [D], R orthonormal directions [R, D], variances [R + 1], of which all others share the last (PPCA)."""
+    """Mean [D], R orthonormal directions [R, D], variances [R + 1], of which all others share the
+    last (PPCA).
+    """
     x = states_ND.double()
     mean = x.mean(0)
     _, singular, basis = torch.linalg.svd(x - mean, full_matrices=False)
@@ -288,8 +370,12 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
 Guard = LoopGuard | DomainGuard
 
 
-def make_guards(names: Sequence[str], gate: Any = None, tokenizer: Any = None) -> list[Guard | Scope]:
-    """Guards and scopes by their ids; `gate` is the folder that "domain" is read from, or a gate loaded from it."""
+def make_guards(
+    names: Sequence[str], gate: Any = None, tokenizer: Any = None
+) -> list[Guard | Scope]:
+    """Guards and scopes by their ids; `gate` is the folder that "domain" is read from, or a gate
+    loaded from it.
+    """
     folder = gate.folder if isinstance(gate, Gate) else gate
     guards: list[Guard | Scope] = []
     for name in names:
@@ -301,16 +387,26 @@ def make_guards(names: Sequence[str], gate: Any = None, tokenizer: Any = None) -
             known = ", ".join((LoopGuard.id, DomainGuard.id, PROSE, THINKING))
             raise UserError(f"There is no guard '{name}'. Known: {known}.")
         elif folder is None:
-            raise UserError("The guard 'domain' compares with a gate's calibration prompts. Name the gate's folder.")
+            raise UserError(
+                "The guard 'domain' compares with a gate's calibration prompts. Name the gate's"
+                " folder."
+            )
         else:
             guards.append(DomainGuard.load(folder))
     return guards
 
 
-def check_guards(guards: Sequence[Guard | Scope], gate: Gate | None, target: PreTrainedModel) -> None:
-    """Refuse a guard that was fitted with another gate or on other weights; older ones do not say the weights."""
+def check_guards(
+    guards: Sequence[Guard | Scope], gate: Gate | None, target: PreTrainedModel
+) -> None:
+    """Refuse a guard that was fitted with another gate or on other weights; older ones do not say
+    the weights.
+    """
     for about in [guard.about for guard in guards if isinstance(guard, DomainGuard)]:
         here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}
         for part, value in here.items():
             if value is not None and about.get(part) not in (None, value):
-                raise UserError(f"The guard 'domain' was fitted with another {part}. Leave it out, or export anew.")
+                raise UserError(
+                    f"The guard 'domain' was fitted with another {part}. Leave it out, or export"
+                    " anew."
+                )

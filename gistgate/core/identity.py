@@ -1,4 +1,6 @@
-"""The models and the tokenizer that a gate was trained for: its states mean nothing to others, even of one shape."""
+"""The models and the tokenizer that a gate was trained for: its states mean nothing to others, even
+of one shape.
+"""
 
 import hashlib
 import json
@@ -18,7 +20,8 @@ SAMPLES = 16  # values read from each parameter for the fingerprint
 LIGHTER = ("quantisation", "draft_vocabulary")  # what only drafts have that were made lighter
 # Properties of a model that have to agree. Name and revision are for people: folders move.
 BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", *LIGHTER, "fingerprint")
-# A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules.
+# A text that tokenizers with one vocabulary divide differently, if they differ in their merges or
+# their rules.
 PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
 
 
@@ -34,7 +37,9 @@ class ModelIdentity:
     vocabulary_size: int  # rows of the output layer, padding included
     dtype: str  # dtype the states were computed in; another one moves them a little
     fingerprint: str | None  # hash of sampled weights; None where some weights were not in memory
-    quantisation: str | None = None  # how a draft's weights were rounded when loaded, "int8" or "int4"; None: not
+    quantisation: str | None = (
+        None  # how a draft's weights were rounded when loaded, "int8" or "int4"; None: not
+    )
     draft_vocabulary: str | None = None  # hash of the token ids that a draft may propose; None: all
 
 
@@ -48,7 +53,9 @@ class TokenizerIdentity:
 
 
 def identify_model(model: PreTrainedModel, name: str | None = None) -> ModelIdentity:
-    """The identity of a loaded model. `name` defaults to what it was loaded from, without the folders above it."""
+    """The identity of a loaded model. `name` defaults to what it was loaded from, without the
+    folders above it.
+    """
     config = model.config.get_text_config()
     return ModelIdentity(
         name=name or portable_name(model.config.name_or_path),
@@ -72,7 +79,9 @@ def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIden
 
 
 def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str | None]:
-    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the others in `known`."""
+    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the
+    others in `known`.
+    """
     found: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
     if "encoding" in known:  # how it divides a text, with the tokens that it adds in front
         found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
@@ -82,13 +91,17 @@ def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str
 
 
 def model_scope(identity: ModelIdentity) -> dict[str, Any]:
-    """The entries of a model in the scope of a certificate; name and revision are left out, because folders move."""
+    """The entries of a model in the scope of a certificate; name and revision are left out, because
+    folders move.
+    """
     entries = {key: getattr(identity, key) for key in (*BINDING, "dtype")}
     return {key: value for key, value in entries.items() if value is not None or key not in LIGHTER}
 
 
 def gate_hash(gate: Any) -> str:
-    """Hash of what a gate computes: its weights, features, head and map, but neither its card nor its certificate."""
+    """Hash of what a gate computes: its weights, features, head and map, but neither its card nor
+    its certificate.
+    """
     described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
     digest = hashlib.sha256(fingerprint(described).encode())
     for key, tensor in sorted(gate.state_dict().items()):
@@ -98,12 +111,16 @@ def gate_hash(gate: Any) -> str:
 
 
 def portable_name(name: str) -> str:
-    """A hub id as it is; of a path only the last part, because the folders above it belong to one machine."""
+    """A hub id as it is; of a path only the last part, because the folders above it belong to one
+    machine.
+    """
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str | None:
-    """A hash of a few values of every parameter, the same in every floating dtype; None if some are not in memory."""
+    """A hash of a few values of every parameter, the same in every floating dtype; None if some are
+    not in memory.
+    """
     parameters = [parameter.detach() for _, parameter in sorted(model.named_parameters())]
     return None if any(one.device.type == "meta" for one in parameters) else hash_of(parameters)
 
@@ -124,16 +141,31 @@ def sampled(parameter: Tensor) -> Tensor:
 
 
 def check_identity(
-    role: str, expected: ModelIdentity, found: ModelIdentity, what: str = "gate", other_weights: bool = False
+    role: str,
+    expected: ModelIdentity,
+    found: ModelIdentity,
+    what: str = "gate",
+    other_weights: bool = False,
 ) -> bool:
-    """Refuse a model that `what` was not made for; returns whether weights differ, as `other_weights` permits."""
+    """Refuse a model that `what` was not made for; returns whether weights differ, as
+    `other_weights` permits.
+    """
     for prop in BINDING:
-        want, have = getattr(expected, prop), getattr(found, prop)
-        if prop != "fingerprint" and want != have and not (other_weights and prop == "quantisation"):
+        want = getattr(expected, prop)
+        have = getattr(found, prop)
+        if (
+            prop != "fingerprint"
+            and want != have
+            and not (other_weights and prop == "quantisation")
+        ):
             option = lightening(prop, want)
-            raise UserError(misfit(what, role, prop.replace("_", " "), want, have, expected.name, option))
+            raise UserError(
+                misfit(what, role, prop.replace("_", " "), want, have, expected.name, option)
+            )
     known = None not in (expected.fingerprint, found.fingerprint)  # a missing one cannot differ
-    differ = expected.quantisation != found.quantisation or (known and expected.fingerprint != found.fingerprint)
+    differ = expected.quantisation != found.quantisation or (
+        known and expected.fingerprint != found.fingerprint
+    )
     if differ and not other_weights:
         want, have = (str(model.fingerprint)[:12] for model in (expected, found))
         raise UserError(misfit(what, role, "weights", want, have, expected.name))
@@ -144,24 +176,38 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
     """Refuse a tokenizer with other tokens or ids."""
     found = identify_tokenizer(tokenizer)
     if found.vocabulary != expected.vocabulary:
-        want, have = (f"{one.num_tokens} tokens, hash {one.vocabulary[:12]}" for one in (expected, found))
+        want, have = (
+            f"{one.num_tokens} tokens, hash {one.vocabulary[:12]}" for one in (expected, found)
+        )
         raise UserError(misfit("gate", "tokenizer", "vocabulary", want, have, expected.name))
 
 
 def lightening(prop: str, wanted: str | None) -> str | None:
     """The option that gives a draft this property; None for what a model has of itself."""
-    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}.get(prop)
+    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}.get(
+        prop
+    )
     if option is None or wanted is None:
         return option and f"without {option}"
-    return f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
+    return (
+        f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
+    )
 
 
 def misfit(
-    what: str, role: str, prop: str, expected: object, found: object, name: str, option: str | None = None
+    what: str,
+    role: str,
+    prop: str,
+    expected: object,
+    found: object,
+    name: str,
+    option: str | None = None,
 ) -> str:
     """The sentence for a wrong pairing; `option` says which option loads the model otherwise."""
-    load = f"Load the {role} {option}" if option else f"Load '{name}', for which the {what} was made"
+    load = (
+        f"Load the {role} {option}" if option else f"Load '{name}', for which the {what} was made"
+    )
     return (
-        f"This {what} does not fit the {role}: its {prop} should be {expected}, but is {found}. {load}, or make a "
-        f"{what} for this {role}."
+        f"This {what} does not fit the {role}: its {prop} should be {expected}, but is {found}."
+        f" {load}, or make a {what} for this {role}."
     )

@@ -1,4 +1,6 @@
-"""One request: its rows, what was counted about them, where an answer stops, and how many rows run at a time."""
+"""One request: its rows, what was counted about them, where an answer stops, and how many rows run
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Statistics:
     carried: int = 0  # strict accepts behind a loose accept of the same block
     own: int = 0  # tokens that the target added itself
     histogram: dict[int, int] = field(default_factory=dict)  # rounds by accepted draft tokens
-    seconds: dict[str, float] = field(default_factory=dict)  # by part, shared evenly by the rows of a batch
+    seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # by part, shared evenly by the rows of a batch
     extra: dict[str, float] = field(default_factory=dict)  # what rules and drafters count besides
 
     @property
@@ -56,16 +60,27 @@ class Statistics:
                 return {key: a.get(key, 0) + b.get(key, 0) for key in sorted(a.keys() | b.keys())}
             return a + b
 
-        return Statistics(**{name: added(value, getattr(other, name)) for name, value in vars(self).items()})
+        return Statistics(
+            **{name: added(value, getattr(other, name)) for name, value in vars(self).items()}
+        )
 
     def as_dict(self, timed: bool = True) -> dict[str, Any]:
         """Plain JSON; without seconds when equal runs have to give equal bytes."""
-        values = {**asdict(self), "histogram": {str(length): num for length, num in sorted(self.histogram.items())}}
-        return values if timed else {name: value for name, value in values.items() if name != "seconds"}
+        values = {
+            **asdict(self),
+            "histogram": {str(length): num for length, num in sorted(self.histogram.items())},
+        }
+        return (
+            values
+            if timed
+            else {name: value for name, value in values.items() if name != "seconds"}
+        )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Statistics:
-        return cls(**{**values, "histogram": {int(k): v for k, v in values.get("histogram", {}).items()}})
+        return cls(
+            **{**values, "histogram": {int(k): v for k, v in values.get("histogram", {}).items()}}
+        )
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:
@@ -73,11 +88,17 @@ def total(parts: Sequence[Statistics]) -> Statistics:
 
 
 def text_behind(tokenizer: Any, before: Sequence[int], ids: Sequence[int], **how: Any) -> str:
-    """The text of tokens behind others: many tokenizers leave the first space of a text away, where none is first."""
+    """The text of tokens behind others: many tokenizers leave the first space of a text away, where
+    none is first.
+    """
     near = list(before[-8:])
-    known, whole = (str(tokenizer.decode(part, **how)) if part else "" for part in (near, [*near, *ids]))
+    known, whole = (
+        str(tokenizer.decode(part, **how)) if part else "" for part in (near, [*near, *ids])
+    )
     # Half a character in front would take in what follows it.
-    return whole[len(known) :] if whole.startswith(known) else str(tokenizer.decode(list(ids), **how))
+    return (
+        whole[len(known) :] if whole.startswith(known) else str(tokenizer.decode(list(ids), **how))
+    )
 
 
 @dataclass
@@ -92,8 +113,12 @@ class Row:
     finish: str | None = None
     statistics: Statistics = field(default_factory=Statistics)
     generator: torch.Generator | None = None
-    cost: float | None = None  # what a round costs this request right now, 0 to 1; for the rule `wisv`
-    memory: dict[str, Any] = field(default_factory=dict)  # what rules and guards remember, by their ids
+    cost: float | None = (
+        None  # what a round costs this request right now, 0 to 1; for the rule `wisv`
+    )
+    memory: dict[str, Any] = field(
+        default_factory=dict
+    )  # what rules and guards remember, by their ids
 
     @property
     def answer(self) -> list[int]:
@@ -107,7 +132,9 @@ class Row:
         """`num` fresh numbers in (0, 1), the same for the same seed whatever the neighbours do."""
         if self.generator is None:
             self.generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(num, generator=self.generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+        return torch.rand(num, generator=self.generator, dtype=torch.float64).clamp(
+            1e-12, 1 - 1e-12
+        )
 
     def generation(self) -> Generation:
         assert self.finish is not None
@@ -145,7 +172,9 @@ def spend(rows: Sequence[Row], **seconds: float) -> None:
 
 
 def count_notes(rows: Sequence[Row], notes: Sequence[str], max_new_tokens: int) -> None:
-    """Count what a drafter noted of each row; one without room drafts nothing, whatever its neighbours do."""
+    """Count what a drafter noted of each row; one without room drafts nothing, whatever its
+    neighbours do.
+    """
     for row, note in zip(rows, notes, strict=False):
         if note and row.room(max_new_tokens) > 0:
             row.statistics.count(note)
@@ -159,7 +188,8 @@ class Usage:
     available: int = 0  # slots of all rounds, whether or not the request had rows for all of them
 
     def count(self, busy: int, available: int) -> None:
-        self.busy, self.available = self.busy + busy, self.available + available
+        self.busy = self.busy + busy
+        self.available = self.available + available
 
 
 @dataclass(frozen=True)
@@ -167,12 +197,16 @@ class Slots:
     """The batch of a request: a finished row leaves its slot to one that waits."""
 
     number: int | None = None  # rows decoded at a time; None: all of the request
-    progress: Callable[[int], object] = lambda _finished: None  # called with 1 for every finished row
+    progress: Callable[[int], object] = lambda _finished: (
+        None
+    )  # called with 1 for every finished row
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
         if self.number is not None and self.number < 1:
-            raise UserError(f"A batch of {self.number} rows decodes nothing. Use a batch size of 1 or more.")
+            raise UserError(
+                f"A batch of {self.number} rows decodes nothing. Use a batch size of 1 or more."
+            )
 
     def most(self, num_rows: int) -> int:
         return num_rows if self.number is None else min(self.number, num_rows)
@@ -187,8 +221,12 @@ class Stop:
     strings: Sequence[str] = ()  # the token that completes one stays in the answer
     tokenizer: PreTrainedTokenizerBase | None = None
 
-    def cut(self, answer: Sequence[int], new: Sequence[int], before: Sequence[int] = ()) -> tuple[int, str | None]:
-        """How many `new` tokens stay behind `before` and `answer`, and why it ends: "eos", "stop", "length" or None."""
+    def cut(
+        self, answer: Sequence[int], new: Sequence[int], before: Sequence[int] = ()
+    ) -> tuple[int, str | None]:
+        """How many `new` tokens stay behind `before` and `answer`, and why it ends: "eos", "stop",
+        "length" or None.
+        """
         room = self.max_new_tokens - len(answer)
         ends = [(index + 1, "eos") for index, token in enumerate(new) if token in self.eos_ids][:1]
         if (at := self._first_string(answer, new[:room], before)) is not None:
@@ -197,16 +235,24 @@ class Stop:
             ends.append((room, "length"))
         return min(ends, key=lambda end: end[0]) if ends else (len(new), None)
 
-    def _first_string(self, answer: Sequence[int], new: Sequence[int], before: Sequence[int]) -> int | None:
+    def _first_string(
+        self, answer: Sequence[int], new: Sequence[int], before: Sequence[int]
+    ) -> int | None:
         """Tokens of `new` up to the first that completes a stop string."""
         if not self.strings or self.tokenizer is None:
             return None
-        # A stop string of n bytes cannot reach further back than n tokens, and the answer so far holds none.
-        tail = list(answer[-max(len(string.encode(errors="surrogatepass")) for string in self.strings) :])
+        # A stop string of n bytes cannot reach further back than n tokens, and the answer so far
+        # holds none.
+        tail = list(
+            answer[-max(len(string.encode(errors="surrogatepass")) for string in self.strings) :]
+        )
         before = before if len(tail) == len(answer) else ()
         if not self._has_stop([*tail, *new], before):
             return None
-        return next((num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]], before)), None)
+        return next(
+            (num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]], before)),
+            None,
+        )
 
     def _has_stop(self, ids: Sequence[int], before: Sequence[int]) -> bool:
         text = text_behind(self.tokenizer, before, ids, skip_special_tokens=False)
@@ -214,7 +260,9 @@ class Stop:
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends an answer: the tokenizer's eos and those of the model's generation settings."""
+    """Every id that ends an answer: the tokenizer's eos and those of the model's generation
+    settings.
+    """
     listed = model.generation_config.eos_token_id if model.generation_config else None
     ids = listed if isinstance(listed, list) else [listed]
     return sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None})
@@ -224,38 +272,54 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]]) -> None:
-    """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added tokens may give."""
+    """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added
+    tokens may give.
+    """
     known = min(model.get_input_embeddings().weight.shape[0] for model in models)
     for index, prompt in enumerate(prompts):
         strange = next((token for token in prompt if not 0 <= token < known), None)
         if strange is not None:
             raise UserError(
-                f"Prompt {index} holds the token id {strange}, and the models know the ids 0 to {known - 1}. Use the "
-                "tokenizer that belongs to them, or leave this token out."
+                f"Prompt {index} holds the token id {strange}, and the models know the ids 0 to"
+                f" {known - 1}. Use the tokenizer that belongs to them, or leave this token out."
             )
 
 
-def check_rows(rows: int, seeds: Sequence[int] | None, costs: Sequence[float] | None = None) -> None:
-    """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no shares."""
+def check_rows(
+    rows: int, seeds: Sequence[int] | None, costs: Sequence[float] | None = None
+) -> None:
+    """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no
+    shares.
+    """
     for name, given in (("seeds", seeds), ("costs", costs)):
         if given is not None and len(given) != rows:
             raise UserError(f"There are {len(given)} {name} for {rows} prompts. Give one for each.")
     if large := [seed for seed in seeds or () if not -(2**63) <= seed < 2**64]:
         raise UserError(f"The seed {large[0]} does not fit into 64 bits. Give a smaller one.")
     if wrong := [cost for cost in costs or () if not 0 <= cost <= 1]:
-        raise UserError(f"A round costs {wrong[0]}, but costs are shares from 0 to 1. Divide by the largest.")
+        raise UserError(
+            f"A round costs {wrong[0]}, but costs are shares from 0 to 1. Divide by the largest."
+        )
 
 
-def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int) -> None:
-    """Refuse empty prompts and those that leave no room for the answer, by their lengths in tokens."""
+def check_prompts(
+    models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int
+) -> None:
+    """Refuse empty prompts and those that leave no room for the answer, by their lengths in
+    tokens.
+    """
     for index, length in enumerate(lengths):
         if not length:
-            raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
+            raise UserError(
+                f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's"
+                " bos."
+            )
     longest = max(lengths, default=0)
     for model in models:
         context = context_of(model.config.get_text_config())
         if context and longest + max_new_tokens > context:
             raise UserError(
-                f"A prompt of {longest} tokens and an answer of up to {max_new_tokens} exceed the context of "
-                f"{type(model).__name__}, {context} tokens. Shorten the prompt or lower max_new_tokens."
+                f"A prompt of {longest} tokens and an answer of up to {max_new_tokens} exceed the"
+                f" context of {type(model).__name__}, {context} tokens. Shorten the prompt or lower"
+                " max_new_tokens."
             )

@@ -1,4 +1,6 @@
-"""What a rule is, and how its opinion becomes the accepted prefix of a block (axis letters as in `block`)."""
+"""What a rule is, and how its opinion becomes the accepted prefix of a block (axis letters as in
+`block`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,53 +13,78 @@ from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.utils import UserError
 
 State = dict[str, Tensor]
-"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
-in the rows that come in later. The decoder drops the rows that leave."""
+"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch
+begins, zero in the rows that come in later. The decoder drops the rows that leave."""
 
 
 class Context:
-    """What a rule knows besides the block; by default nothing. A rule that knows more has a subclass of its own."""
+    """What a rule knows besides the block; by default nothing. A rule that knows more has a
+    subclass of its own.
+    """
 
     protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely
-    needs_eager: str = ""  # why the compiled engine cannot provide it, as the end of a sentence about the rule
+    needs_eager: str = (
+        ""  # why the compiled engine cannot provide it, as the end of a sentence about the rule
+    )
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
-        """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
+        """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the
+        block.
+        """
         return {}
 
 
 class Rule:
-    """Says for each position of a block whether the draft token may stay, given that all before it stay.
+    """Says for each position of a block whether the draft token may stay, given that all before it
+    stay.
 
-    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
-    synchronisation. The defaults are those of a rule that needs nothing but the target's rows and remembers nothing.
-    Subclasses say who they are as class keywords: `class Prob(Rule, id="prob", knob="r", looser="down")`.
+    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code
+    without a host synchronisation. The defaults are those of a rule that needs nothing but the
+    target's rows and remembers nothing. Subclasses say who they are as class keywords: `class
+    Prob(Rule, id="prob", knob="r", looser="down")`.
     """
 
     id: ClassVar[str]
     knob: ClassVar[str | None]  # the scalar setting that calibration moves; None when there is none
     looser: ClassVar[Literal["up", "down"]]  # which way the knob accepts more
-    needs: ClassVar[frozenset[str]] = frozenset()  # of "gate", "q" (draft probabilities), "uniforms" (also when greedy)
-    temperatures: ClassVar[str] = "all"  # requests that it is defined for: "all", "greedy" or "sampled"
-    alternative: ClassVar[str] = ""  # which rule to take at the other temperatures; said in refusals
+    needs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # of "gate", "q" (draft probabilities), "uniforms" (also when greedy)
+    temperatures: ClassVar[str] = (
+        "all"  # requests that it is defined for: "all", "greedy" or "sampled"
+    )
+    alternative: ClassVar[str] = (
+        ""  # which rule to take at the other temperatures; said in refusals
+    )
     grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)  # other settings that compete on development prompts; 1 to 4
-    counters: ClassVar[tuple[str, ...]] = ()  # names in the state that belong into the statistics of an answer
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+    )  # other settings that compete on development prompts; 1 to 4
+    counters: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names in the state that belong into the statistics of an answer
     lossless: ClassVar[bool] = False
-    """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
-    its opinion counts as it is, and all that it accepts is strict."""
-    verifier: ClassVar[Any] = None  # subclass of `gistgate.core.session.Verifier` that reads a draft; None: itself
-    superset: bool = True  # composed as `strict OR rule`; False: the rule's opinion replaces the strict one
+    """True when the rule leaves the target's distribution alone by itself, along another path than
+    `block.strict`: its opinion counts as it is, and all that it accepts is strict."""
+    verifier: ClassVar[Any] = (
+        None  # subclass of `gistgate.core.session.Verifier` that reads a draft; None: itself
+    )
+    superset: bool = (
+        True  # composed as `strict OR rule`; False: the rule's opinion replaces the strict one
+    )
 
     def __init_subclass__(cls, **traits: Any) -> None:
         for name, value in traits.items():
             setattr(cls, name, value)
 
     def __post_init__(self) -> None:
-        """Refuse settings out of their ranges, and those that are none of the names that a setting may have."""
+        """Refuse settings out of their ranges, and those that are none of the names that a setting
+        may have.
+        """
         annotations = get_type_hints(type(self), include_extras=True)
         for item in fields(self):  # type: ignore[arg-type]
-            value, hint = getattr(self, item.name), annotations[item.name]
+            value = getattr(self, item.name)
+            hint = annotations[item.name]
             names = get_args(hint) if get_origin(hint) is Literal else (value,)
             ranges = [one for one in getattr(hint, "__metadata__", ()) if not one.holds(value)]
             if ranges or value not in names:
@@ -66,7 +93,9 @@ class Rule:
 
     @property
     def known_by(self) -> tuple[object, ...]:
-        """What tells its verdicts apart from those of other rules: its settings, and tables beside them."""
+        """What tells its verdicts apart from those of other rules: its settings, and tables beside
+        them.
+        """
         return (repr(self),)
 
     def accept(self, block: Block, state: State) -> Tensor:
@@ -93,21 +122,24 @@ class Rule:
 def kept_probs(block: Block, rule: str) -> Tensor:
     """The gate's probability that the meaning is kept [B, K], for the rule of this id."""
     if block.gate_probs is None:
-        raise UserError(f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+        raise UserError(
+            f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder)."
+        )
     return block.gate_probs
 
 
 def allowed(block: Block) -> Tensor:
     """Where looseness is permitted at all [B, K].
 
-    Not at tokens with p = 0, not outside the request's scope, not where x or t* steers the protocol (a loose end token
-    would end the answer), and not at the first token, which decides most about an answer. Stop strings are texts, so
-    that a loose token can complete one.
+    Not at tokens with p = 0, not outside the request's scope, not where x or t* steers the protocol
+    (a loose end token would end the answer), and not at the first token, which decides most about
+    an answer. Stop strings are texts, so that a loose token can complete one.
     """
     may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
         ids_BK2 = torch.stack([block.draft_ids, block.top_ids[:, :-1]], dim=-1)
-        # A handful of ids: comparing them all melts into one kernel of a compiled round, which `isin` would not.
+        # A handful of ids: comparing them all melts into one kernel of a compiled round, which
+        # `isin` would not.
         may &= (ids_BK2[..., None] != block.protocol).all(-1).all(-1)
     if block.inside is not None:
         may &= block.inside
@@ -116,7 +148,8 @@ def allowed(block: Block) -> Tensor:
 
 def settle(rule: Rule, block: Block, state: State) -> Acceptance:
     """Longest accepted prefix, the reasons along it, and the target's own token behind it."""
-    opinion_BK, strict_BK = rule.accept(block, state), block.strict
+    opinion_BK = rule.accept(block, state)
+    strict_BK = block.strict
     if rule.lossless:
         stays_BK = strict_BK = opinion_BK & block.valid
     elif rule.superset:
@@ -128,7 +161,9 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
             stays_BK = torch.where(block.first, strict_BK, stays_BK)
     length_B = leading(stays_BK)
     own_B = rule.own(block, length_B)
-    if block.begins is not None and not rule.lossless:  # the first token of an answer is the strict rule's
+    if (
+        block.begins is not None and not rule.lossless
+    ):  # the first token of an answer is the strict rule's
         own_B = torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
     return Acceptance(length_B, own_B, reasons(strict_BK))
 
@@ -152,14 +187,17 @@ def reasons(strict_BK: Tensor) -> Tensor:
 def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> Tensor:
     """The token that the target adds behind the accepted prefix [B].
 
-    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p - q]_+), which
-    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192); p times path `ratios` [B, K + 1].
+    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p
+        - q]_+), which
+    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192); p times path
+    `ratios` [B, K + 1].
     """
     last = block.draft_ids.shape[1] - 1
     if block.greedy or last < 0:
         return target_draw(block, length_B)
     assert block.uniforms is not None
-    logp_BV, next_B = row_at(block.logprobs, length_B), length_B.clamp_max(last)
+    logp_BV = row_at(block.logprobs, length_B)
+    next_B = length_B.clamp_max(last)
     p_BV = scaled_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
     if ratios is not None:
         scaled_BV = row_at(ratios, length_B)[:, None] * p_BV
@@ -180,14 +218,20 @@ def row_at(values: Tensor, place_B: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """One index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1), by inverse transform."""
+    """One index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1), by
+    inverse transform.
+    """
     mass = weights.double().cumsum(-1)
-    found = torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True).squeeze(-1)
+    found = torch.searchsorted(
+        mass, (uniform.double() * mass[..., -1])[..., None], right=True
+    ).squeeze(-1)
     return found.clamp_max(weights.shape[-1] - 1)
 
 
 def target_draw(block: Block, length_B: Tensor) -> Tensor:
-    """The token that p itself chooses behind the accepted prefix [B], for rules that replace the strict test."""
+    """The token that p itself chooses behind the accepted prefix [B], for rules that replace the
+    strict test.
+    """
     if block.greedy:
         return row_at(block.top_ids, length_B)
     assert block.uniforms is not None
@@ -196,7 +240,9 @@ def target_draw(block: Block, length_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Exact(Rule, id="exact", knob=None, looser="up"):
-    """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
+    """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x)
+    (sampled).
+    """
 
     def accept(self, block: Block, state: State) -> Tensor:
         return block.strict

@@ -1,4 +1,6 @@
-"""One request in the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones."""
+"""One request in the loop: draft, verify, accept, commit. Queued rows take the slots of finished
+ones.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from gistgate.core.guards import Guards
 
 Settle = Callable[[Block, int], tuple[Block, Acceptance]]
-"""Judges a block with a number of paths for every row, those of one row together; returns the block, with what was
-learned of it, and what of every path stays."""
+"""Judges a block with a number of paths for every row, those of one row together; returns the
+block, with what was learned of it, and what of every path stays."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Judged:
 
 
 class Chains:
-    """What the loop has to know about drafts whose tokens follow each other; `Drafter.form` names another class."""
+    """What the loop has to know about drafts whose tokens follow each other; `Drafter.form` names
+    another class.
+    """
 
     def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
         """Refuse models that cannot read such drafts, and rules that cannot judge them."""
@@ -86,14 +90,18 @@ class DecoderParts:
     tokenizer: PreTrainedTokenizerBase | None = None
     protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely, besides eos
     observer: Observer | None = None
-    context: Context = field(default_factory=Context)  # what the rule knows about tokenizer and requests
+    context: Context = field(
+        default_factory=Context
+    )  # what the rule knows about tokenizer and requests
     form: Chains = field(default_factory=Chains)  # what the drafts look like
     guards: Guards | None = None  # who watches every request and may make it stricter
     reader: type[Reader] = Reader  # reads texts with the target
 
     def plain(self) -> DecoderParts:
         """The same without speculation: the target's own tokens, one per forward."""
-        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains())
+        return replace(
+            self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains()
+        )
 
     @property
     def models(self) -> list[PreTrainedModel]:
@@ -134,14 +142,21 @@ def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrain
 
 
 class Verifier:
-    """Reads the draft behind each text in one forward; a rule whose drafts are read otherwise names a subclass."""
+    """Reads the draft behind each text in one forward; a rule whose drafts are read otherwise names
+    a subclass.
+    """
 
     def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
-        self.parts, self.sampling = parts, sampling
+        self.parts = parts
+        self.sampling = sampling
         self.reader = parts.reader(parts.target, 0)
         self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
-        self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
-        self.states: dict[str, Tensor] = {}  # hidden states of the last forward, filled while the session runs
+        self.protocol = torch.tensor(
+            [*stop.eos_ids, *parts.protocol_ids], device=parts.target.device
+        )
+        self.states: dict[
+            str, Tensor
+        ] = {}  # hidden states of the last forward, filled while the session runs
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
@@ -149,8 +164,12 @@ class Verifier:
         return 0
 
     def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
-        """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting it."""
-        ids, valid = left_padded(self.reader.unread([row.text for row in rows]), self.parts.target.device)
+        """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting
+        it.
+        """
+        ids, valid = left_padded(
+            self.reader.unread([row.text for row in rows]), self.parts.target.device
+        )
         num = draft.ids.shape[1]
         if valid is not None or not bool(draft.valid.all()):
             pending = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
@@ -169,12 +188,18 @@ class Verifier:
         )
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
-        """The target's rows for the draft [B, K + 1, V], which stands at the end of `ids [B, N]`."""
+        """The target's rows for the draft [B, K + 1, V], which stands at the end of `ids [B,
+        N]`.
+        """
         layout = self.parts.form.layout(draft)
-        return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[..., : self.parts.vocabulary]
+        return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[
+            ..., : self.parts.vocabulary
+        ]
 
 
-FEWEST = 8  # rows come in when one in so many slots is free: every admission costs a forward and a copy of the caches
+# rows come in when one in so many slots is free: every admission costs a forward and a copy of the
+# caches
+FEWEST = 8
 NOTHING = PrefixState([], RowCache([]), RowCache([]))
 
 
@@ -187,7 +212,9 @@ class QueuedRow:
     kept: int = 0  # tokens of the prefix that the row's text begins with
 
     def known(self, cache: RowCache) -> int:
-        """Tokens that need no reading; the last one is read again, because its row predicts the next one."""
+        """Tokens that need no reading; the last one is read again, because its row predicts the
+        next one.
+        """
         return min(self.kept, len(self.row.text) - 1, cache.length)
 
 
@@ -196,7 +223,8 @@ class Queue:
 
     def __init__(self, rows: Iterable[QueuedRow], slots: int) -> None:
         """`rows` is asked for a row only when there is a slot for it."""
-        self._rows, self.slots = iter(rows), slots
+        self._rows = iter(rows)
+        self.slots = slots
 
     def next(self, live: int) -> list[QueuedRow]:
         """The rows that come in beside `live` others; none while too few slots are free."""
@@ -207,10 +235,18 @@ class Queue:
 
 
 def commit(
-    row: Row, accepted: Sequence[int], reasons: Sequence[int], own: int, stop: Stop, draft_forwards: int
+    row: Row,
+    accepted: Sequence[int],
+    reasons: Sequence[int],
+    own: int,
+    stop: Stop,
+    draft_forwards: int,
 ) -> None:
-    """Append the accepted tokens and the target's own one to the row, as far as its stop allows, and count them."""
-    new, why = [*accepted, own], [*reasons, int(Reason.OWN)]
+    """Append the accepted tokens and the target's own one to the row, as far as its stop allows,
+    and count them.
+    """
+    new = [*accepted, own]
+    why = [*reasons, int(Reason.OWN)]
     kept, row.finish = stop.cut(row.answer, new, row.text[: row.prompt_length])
     row.text += new[:kept]
     row.reasons += why[:kept]
@@ -239,8 +275,13 @@ class Session:
         remember: bool = False,
     ) -> None:
         """Begin with an empty batch; `is_decided` and `remember` as in `Decoder.resume`."""
-        self.parts, self.queue, self.stop, self.sampling, self.slots = parts, queue, stop, sampling, slots
-        self.is_decided, self.remember = is_decided, remember
+        self.parts = parts
+        self.queue = queue
+        self.stop = stop
+        self.sampling = sampling
+        self.slots = slots
+        self.is_decided = is_decided
+        self.remember = remember
         self.device = parts.target.device
         self.verifier: Verifier = (parts.rule.verifier or Verifier)(parts, sampling, stop)
         self.rows: list[Row] = []
@@ -248,7 +289,9 @@ class Session:
         self.results: dict[int, tuple[Generation, PrefixState | None]] = {}
 
     def run(self) -> list[tuple[Generation, PrefixState | None]]:
-        """Decode round after round until every row has ended; answers in the order of the rows' indices."""
+        """Decode round after round until every row has ended; answers in the order of the rows'
+        indices.
+        """
         try:
             with tap(self.parts.target, self.parts.layers) as self.verifier.states:
                 while self._admit():
@@ -272,10 +315,15 @@ class Session:
         return bool(self.rows)
 
     def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
-        """Make room in both models for rows; beside `live` ones, all but their last token is read at their cost."""
-        begun, live, drafter = perf_counter(), len(self.rows), self.parts.drafter
+        """Make room in both models for rows; beside `live` ones, all but their last token is read
+        at their cost.
+        """
+        begun = perf_counter()
+        live = len(self.rows)
+        drafter = self.parts.drafter
         texts = [one.row.text for one in queued]
-        targets, drafts = [one.prefix.target for one in queued], [one.prefix.draft for one in queued]
+        targets = [one.prefix.target for one in queued]
+        drafts = [one.prefix.draft for one in queued]
         known = [one.known(cache) for one, cache in zip(queued, targets, strict=True)]
         if live:
             self.verifier.reader.admit(texts, targets, known)
@@ -290,12 +338,19 @@ class Session:
             else:
                 drafter.restore(drafts, known)
         ended = perf_counter()
-        spend([one.row for one in queued], verify=between - begun, draft=ended - between, total=ended - begun)
+        spend(
+            [one.row for one in queued],
+            verify=between - begun,
+            draft=ended - between,
+            total=ended - begun,
+        )
 
     def _has_ended(self, row: Row) -> bool:
         """Whether a row that comes in needs no round: a continued text may end where it was cut."""
         if row.answer and row.finish is None:
-            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:], row.text[: row.prompt_length])
+            _, row.finish = self.stop.cut(
+                row.answer[:-1], row.answer[-1:], row.text[: row.prompt_length]
+            )
         return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
 
     def _round(self) -> None:
@@ -304,26 +359,39 @@ class Session:
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()
-        first, num = self.parts.most_drafted, draft.ids.shape[1]
-        if uniforms is not None:  # of these K are for accepting the draft, and one for drawing the own token
-            uniforms = torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(self.device)
+        first = self.parts.most_drafted
+        num = draft.ids.shape[1]
+        if (
+            uniforms is not None
+        ):  # of these K are for accepting the draft, and one for drawing the own token
+            uniforms = torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(
+                self.device
+            )
         block = self.verifier.verify(self.rows, draft, uniforms)  # 2. verify   one forward
         verified = perf_counter()
         judged = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
         accepted = perf_counter()
         self._commit(judged, draft)  # 4. commit   cut at the stop, count, roll back
-        spend(self.rows, draft=drafted - started, verify=verified - drafted, accept=accepted - verified)
+        spend(
+            self.rows,
+            draft=drafted - started,
+            verify=verified - drafted,
+            accept=accepted - verified,
+        )
         spend(self.rows, total=perf_counter() - started)
         self._retire([row for row in self.rows if row.finish is not None])
 
     def _uniforms(self) -> Tensor | None:
-        """Fresh numbers [B, 2K + 1]: K (for a tree: N) for drafting, as many for accepting, one for the own token."""
+        """Fresh numbers [B, 2K + 1]: K (for a tree: N) for drafting, as many for accepting, one for
+        the own token.
+        """
         if self.sampling.greedy and not self.parts.random:
             return None
         return torch.stack([row.uniforms(2 * self.parts.most_drafted + 1) for row in self.rows])
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
-        parts, drafter = self.parts, self.parts.drafter
+        parts = self.parts
+        drafter = self.parts.drafter
         room_B = torch.tensor([row.room(self.stop.max_new_tokens) for row in self.rows])
         most = min(parts.block, int(room_B.max()))
         if drafter is None or most < 1:
@@ -334,7 +402,8 @@ class Session:
             num_draft,
             vocabulary=parts.vocabulary,
             sampling=self.sampling,
-            # The numbers behind these decide about acceptance: a drafter that drew with them would bias it.
+            # The numbers behind these decide about acceptance: a drafter that drew with them would
+            # bias it.
             uniforms=None if uniforms is None else uniforms[:, : parts.most_drafted],
             want_q=parts.wants_q,
         )
@@ -345,7 +414,8 @@ class Session:
 
     def _accept(self, block: Block, draft: Draft) -> Judged:
         judged = self.parts.form.judge(block, draft, self.parts.rule, self._settle)
-        block, acceptance = judged.block, judged.acceptance
+        block = judged.block
+        acceptance = judged.acceptance
         self.state = self.parts.rule.advance(block, acceptance, self.state)
         if self.parts.observer is not None:
             self.parts.observer(block, acceptance, self.rows)
@@ -354,8 +424,12 @@ class Session:
         return judged
 
     def _settle(self, block: Block, times: int) -> tuple[Block, Acceptance]:
-        """The verdict on a block of `times` paths for every row, with what rule and gate know of it filled in."""
-        parts, rows, state = self.parts, self.rows, self.state
+        """The verdict on a block of `times` paths for every row, with what rule and gate know of it
+        filled in.
+        """
+        parts = self.parts
+        rows = self.rows
+        state = self.state
         if times > 1:
             rows = [row for row in rows for _ in range(times)]
             state = {name: value.repeat_interleave(times, 0) for name, value in state.items()}
@@ -372,15 +446,23 @@ class Session:
         return block, parts.guards.settle(parts.rule, block, state, rows)
 
     def _commit(self, judged: Judged, draft: Draft) -> None:
-        kept, ids = judged.acceptance, judged.block.draft_ids.tolist()
-        columns = (self.rows, ids, kept.length.tolist(), kept.own_ids.tolist(), kept.reasons.tolist())
+        kept = judged.acceptance
+        ids = judged.block.draft_ids.tolist()
+        columns = (
+            self.rows,
+            ids,
+            kept.length.tolist(),
+            kept.own_ids.tolist(),
+            kept.reasons.tolist(),
+        )
         for row, x, length, own, why in zip(*columns, strict=True):
             commit(row, x[:length], why[:length], own, self.stop, draft.forwards)
             if row.finish is None and self.is_decided is not None:
                 row.finish = self.is_decided(row)
         if self.parts.guards is not None:
             self.parts.guards.committed(self.rows)
-        # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row leaves.
+        # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row
+        # leaves.
         if self.parts.drafter is not None and draft.ids.shape[1]:
             self.parts.form.keep(self.verifier.reader, self.parts.drafter, draft, judged)
 

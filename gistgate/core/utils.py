@@ -1,4 +1,6 @@
-"""Errors for the user, registries by id, dataclasses from JSON objects, and ranges of their fields."""
+"""Errors for the user, registries by id, dataclasses from JSON objects, and ranges of their
+fields.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is one sentence or two: the cause, then the remedy."""
+    """Something the user can mend. The message is one sentence or two: the cause, then the
+    remedy.
+    """
 
 
 INTERRUPTED = 130  # status with which Typer ends a program after Ctrl-C
@@ -32,7 +46,9 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def refusing(sentence: str, remedy: str) -> Iterator[None]:
-    """While open, an object from a file that misses an entry or holds a wrong one is refused; the cause is said."""
+    """While open, an object from a file that misses an entry or holds a wrong one is refused; the
+    cause is said.
+    """
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -42,8 +58,11 @@ def refusing(sentence: str, remedy: str) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or in the machine; torch says so in several ways."""
-    text, kind = str(error).lower(), type(error).__name__
-    in_torch = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    text = str(error).lower()
+    kind = type(error).__name__
+    in_torch = isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
     return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or in_torch
 
 
@@ -60,7 +79,8 @@ class Registry(UserDict[str, T]):
     """Things by id, of which those written as "module:name" are imported on first use."""
 
     def __init__(self, kind: str, entries: Mapping[str, Any]) -> None:
-        self.data, self.kind = dict(entries), kind  # what the entries are, as messages call it: "rule", "drafter"
+        self.data = dict(entries)  # what the entries are, as messages call it: "rule", "drafter"
+        self.kind = kind
 
     def __getitem__(self, name: str) -> T:
         if name not in self:
@@ -84,7 +104,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def dataclass_from(kind: type[T], value: Any) -> T:
-    """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values are not."""
+    """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values
+    are not.
+    """
     if not isinstance(value, Mapping):
         raise ValueError(f"{shown(value)} stands where an object is expected")
     known = hints(kind)
@@ -103,8 +125,11 @@ def hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation promises, down to the entries of lists and dictionaries."""
-    origin, inner = get_origin(hint), get_args(hint)
+    """Whether a value is what an annotation promises, down to the entries of lists and
+    dictionaries.
+    """
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint is Any:
         return True
     if origin in (Union, UnionType):
@@ -112,22 +137,33 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in inner
     if origin is dict:
-        return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+        return isinstance(value, dict) and all(
+            fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items()
+        )
     if origin is tuple:
         return isinstance(value, tuple | list) and all(fits(item, inner[0]) for item in value)
     if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool) and math.isfinite(value)
+        return (
+            isinstance(value, int | hint) and not isinstance(value, bool) and math.isfinite(value)
+        )
     return isinstance(value, hint)
 
 
 def in_words(hint: Any) -> str:
     """An annotation in words."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin in (Union, UnionType):
         return " or ".join([*(in_words(arm) for arm in inner if arm is not NoneType), "null"])
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", tuple: "a list"}
+    words = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a text",
+        tuple: "a list",
+    }
     return words.get(origin or hint, "an object")
 
 
@@ -139,7 +175,9 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Between:
-    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is left out."""
+    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is
+    left out.
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -147,7 +185,9 @@ class Between:
     below: bool = False  # leaves `high` out
 
     def __str__(self) -> str:
-        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+        return (
+            f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+        )
 
     def holds(self, value: float) -> bool:
         """Whether a number lies in it; NaN lies nowhere."""
@@ -166,8 +206,14 @@ Count = Annotated[int, Between(1)]
 
 
 def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """Added tokens of a tokenizer (markers, ends of text): never accepted loosely, and any draft may propose them."""
-    return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
+    """Added tokens of a tokenizer (markers, ends of text): never accepted loosely, and any draft
+    may propose them.
+    """
+    return (
+        ()
+        if tokenizer is None
+        else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
+    )
 
 
 @contextmanager

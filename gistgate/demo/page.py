@@ -1,4 +1,6 @@
-"""The page of one answer: every token with its reason, strict decoding beside it, numbers, certificate, provenance."""
+"""The page of one answer: every token with its reason, strict decoding beside it, numbers,
+certificate, provenance.
+"""
 
 import base64
 import hashlib
@@ -33,7 +35,9 @@ class Run:
     statistics: Statistics
 
 
-def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | None = None, **request: Any) -> Run:
+def record(
+    decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | None = None, **request: Any
+) -> Run:
     """Decode one prompt and return the traced answer; `request` goes to `Decoder.generate`."""
     answer, tokens = trace(decoder, ids, tokenizer, **request)
     return Run(rule_name(decoder.rule) if name is None else name, tokens, answer.statistics)
@@ -41,7 +45,11 @@ def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | Non
 
 def rule_name(rule: Any) -> str:
     """The rule's id and the value of its knob."""
-    return str(rule.id) if rule.knob is None else f"{rule.id}, {rule.knob} {getattr(rule, rule.knob):g}"
+    return (
+        str(rule.id)
+        if rule.knob is None
+        else f"{rule.id}, {rule.knob} {getattr(rule, rule.knob):g}"
+    )
 
 
 def numbers(statistics: Statistics) -> dict[str, str]:
@@ -57,56 +65,91 @@ def numbers(statistics: Statistics) -> dict[str, str]:
     }
 
 
-def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int | None, tuple[slice, slice]]]:
-    """Two answers, given as the texts of their tokens, in spans of both; those that differ are numbered from 1."""
-    numbers, codes = count(1), SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    return [(None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d))) for kind, a, b, c, d in codes]
+def aligned(
+    left: Sequence[str], right: Sequence[str]
+) -> list[tuple[int | None, tuple[slice, slice]]]:
+    """Two answers, given as the texts of their tokens, in spans of both; those that differ are
+    numbered from 1.
+    """
+    numbers = count(1)
+    codes = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    return [
+        (None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d)))
+        for kind, a, b, c, d in codes
+    ]
 
 
-def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
-    """What the certificate says about `rule`, its knob at `value`; `uncovered`: why it does not cover the requests."""
+def claim(
+    options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None
+) -> str:
+    """What the certificate says about `rule`, its knob at `value`; `uncovered`: why it does not
+    cover the requests.
+    """
     if options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
-    certificate: Certificate | None = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
+    certificate: Certificate | None = decoder.certificate or getattr(
+        decoder.parts.gate, "certificate", None
+    )
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
     if certificate is None:
         return "Not certified: there is no certificate."
-    settings = {item.name: getattr(rule, item.name) for item in fields(rule)} | {str(rule.knob): value}
+    settings = {item.name: getattr(rule, item.name) for item in fields(rule)} | {
+        str(rule.knob): value
+    }
     wish = replace(options, rule=rule.id, settings=settings, budget=None, certificate=None)
-    has_draft, has_gate = options.draft is not None, decoder.parts.gate is not None
+    has_draft = options.draft is not None
+    has_gate = decoder.parts.gate is not None
     choice = choose(wish, certificate, has_gate=has_gate, has_draft=has_draft)
-    doubts = (*choice.doubts, *other_parts(choice, certificate, options, decoder.target, decoder.drafter))
+    doubts = (
+        *choice.doubts,
+        *other_parts(choice, certificate, options, decoder.target, decoder.drafter),
+    )
     doubts = doubts if uncovered is None else (*doubts, uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
-    point = next(point for point in certificate.certified if point.settings[str(rule.knob)] == value)
-    return (  # the budget first: the point's own bound was computed after the prompts had chosen the point
-        f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} % confidence "
-        f"(bound {100 * point.bound:.2f}), from {point.n} prompts."
+    point = next(
+        point for point in certificate.certified if point.settings[str(rule.knob)] == value
+    )
+    # the budget first: the point's own bound was computed after the prompts had chosen the point
+    return (
+        f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} %"
+        f" confidence (bound {100 * point.bound:.2f}), from {point.n} prompts."
     )
 
 
 def tables_of(decoder: Decoder) -> dict[str, dict[str, Any]]:
     """The certificate, and where the gate and its partners come from, as far as there are any."""
     tables: dict[str, dict[str, Any]] = {}
-    if (certificate := decoder.certificate or getattr(decoder.parts.gate, "certificate", None)) is not None:
+    if (
+        certificate := decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
+    ) is not None:
         names = ("rule", "drafter", "block", "score", "source", "made")
         points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
         tables["Certificate"] = {**{name: getattr(certificate, name) for name in names}, **points}
     if (config := getattr(decoder.parts.gate, "config", None)) is not None:
         parts = {name: getattr(config, name) for name in ("target", "draft", "tokenizer")}
-        tables["Provenance"] = {**{name: asdict(part) for name, part in parts.items() if part}, **config.provenance}
+        tables["Provenance"] = {
+            **{name: asdict(part) for name, part in parts.items() if part},
+            **config.provenance,
+        }
     return tables
 
 
 def render(
-    template: str | Path, *, scripts: tuple[Path, ...], styles: tuple[Path, ...], connects: str = "'none'",
-    beside: tuple[Path, ...] = (), **values: Any,
-) -> str:  # fmt: skip
-    """Fill a template of this folder, or one that is given by its whole path; all `values` are escaped.
+    template: str | Path,
+    *,
+    scripts: tuple[Path, ...],
+    styles: tuple[Path, ...],
+    connects: str = "'none'",
+    beside: tuple[Path, ...] = (),
+    **values: Any,
+) -> str:
+    """Fill a template of this folder, or one that is given by its whole path; all `values` are
+    escaped.
 
-    The content security policy allows `scripts` and `styles`, which stand inside the page, and requests to `connects`.
+    The content security policy allows `scripts` and `styles`, which stand inside the page, and
+    requests to `connects`.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -116,11 +159,15 @@ def render(
 
     path = TEMPLATES / template
     loader = FileSystemLoader([path.parent, *beside, TEMPLATES])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    script, style = ("\n".join(file.read_text(encoding="utf-8") for file in files) for files in (scripts, styles))
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    script, style = (
+        "\n".join(file.read_text(encoding="utf-8") for file in files) for files in (scripts, styles)
+    )
     policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src {connects}; "
-        f"script-src '{digest(script)}'; style-src '{digest(style)}'"
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src"
+        f" {connects}; script-src '{digest(script)}'; style-src '{digest(style)}'"
     )
     page = environment.get_template(path.name)
     return page.render(script=Markup(script), style=Markup(style), policy=policy, **values)
@@ -136,24 +183,34 @@ MEANINGS = {  # reason -> what the legend says about it
 
 
 def shown(token: TracedToken) -> dict[str, str]:
-    """Text, reason and note of a token (why it is there, what gate and target think), ready for a page; unescaped."""
+    """Text, reason and note of a token (why it is there, what gate and target think), ready for a
+    page; unescaped.
+    """
     gate = "" if token.kept is None else f", gate {token.kept:.3f}"
     note = f"{token.reason}{gate}, target {token.probability:.3f}"
     return {"text": visible(token.text), "reason": token.reason, "note": note}
 
 
 def visible(text: str) -> str:
-    """The text with characters that cannot be seen, or that reorder others, written as their code points."""
+    """The text with characters that cannot be seen, or that reorder others, written as their code
+    points.
+    """
     named = UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
     return named.replace("\n", "↵\n") or "∅"
 
 
 def trace_page(
-    prompt: str, run: Run, strict: Run | None = None, claim: str | None = None, tables: Mapping[str, Any] | None = None
+    prompt: str,
+    run: Run,
+    strict: Run | None = None,
+    claim: str | None = None,
+    tables: Mapping[str, Any] | None = None,
 ) -> str:
-    """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it where it is given.
+    """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it
+    where it is given.
 
-    `claim` is one sentence about what is certified for the setting of `run`; `tables` follow under their names.
+    `claim` is one sentence about what is certified for the setting of `run`; `tables` follow under
+    their names.
     """
     return render(
         "trace.html.j2",
@@ -169,7 +226,9 @@ def trace_page(
 
 
 def side_by_side(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the templates show of answers: `numbers`, `answers` in segments, and `differences` that number these."""
+    """What the templates show of answers: `numbers`, `answers` in segments, and `differences` that
+    number these.
+    """
     texts = [[token.text for token in one.tokens] for one in runs]
     found = aligned(texts[0], texts[-1])
     answers = [
@@ -183,18 +242,35 @@ def side_by_side(runs: Sequence[Run]) -> dict[str, Any]:
         for side, one in enumerate(runs)
     ]
     rows = [
-        {"number": number, "texts": [visible("".join(text[span])) for text, span in zip(texts, spans, strict=True)]}
+        {
+            "number": number,
+            "texts": [
+                visible("".join(text[span])) for text, span in zip(texts, spans, strict=True)
+            ],
+        }
         for number, spans in found
         if number is not None
     ]
-    return {"numbers": [numbers(one.statistics) for one in runs], "answers": answers, "differences": rows}
+    return {
+        "numbers": [numbers(one.statistics) for one in runs],
+        "answers": answers,
+        "differences": rows,
+    }
 
 
-def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]) -> None:
-    """Decode one prompt as the user of the command line wishes and strictly, and write the page of both."""
-    decoder, tokenizer, told = loaded.decoder, loaded.target.tokenizer, None
+def write_trace(
+    path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]
+) -> None:
+    """Decode one prompt as the user of the command line wishes and strictly, and write the page of
+    both.
+    """
+    decoder = loaded.decoder
+    tokenizer = loaded.target.tokenizer
+    told = None
     if (knob := decoder.rule.knob) is not None:
-        told = claim(loaded.options, decoder, decoder.rule, getattr(decoder.rule, knob), loaded.uncovered)
+        told = claim(
+            loaded.options, decoder, decoder.rule, getattr(decoder.rule, knob), loaded.uncovered
+        )
     run = record(decoder, ids, tokenizer, **request)
     strict = record(decoder.strict(), ids, tokenizer, STRICT, **request)
     write_text(path, trace_page(prompt, run, strict, claim=told, tables=tables_of(decoder)))
@@ -207,6 +283,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             rows |= flat(value, f"{prefix}{name}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            text = (
+                value
+                if isinstance(value, str)
+                else json.dumps(value, ensure_ascii=False, default=str)
+            )
             rows[f"{prefix}{name}"] = visible(text)
     return rows

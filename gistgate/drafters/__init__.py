@@ -17,5 +17,6 @@ DRAFTERS: Registry[Any] = Registry(
         "hybrid": "gistgate.drafters.adaptive:ModelOrTextDrafter",
     },
 )
-"""Id -> class of the drafter, for those that are made of nothing or of the draft model alone. `CorpusDrafter` and
-`SenseDrafter` are made of what they search, `AdaptiveDrafter` of the drafters to choose from."""
+"""Id -> class of the drafter, for those that are made of nothing or of the draft model alone.
+`CorpusDrafter` and `SenseDrafter` are made of what they search, `AdaptiveDrafter` of the drafters
+to choose from."""

@@ -1,7 +1,8 @@
-"""Several drafters, of which every row has the one that promises most; none where drafting does not pay.
+"""Several drafters, of which every row has the one that promises most; none where drafting does not
+pay.
 
-A proposal of n tokens that are each accepted with probability a is worth 1 + a + .. + a^n tokens for the price of
-v + n c plain forwards. B rows, K drafted tokens, V vocabulary.
+A proposal of n tokens that are each accepted with probability a is worth 1 + a + .. + a^n tokens
+for the price of v + n c plain forwards. B rows, K drafted tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Option:
 
     drafter: Drafter
     cost: float = 0.0  # c: a drafted token in plain forwards of the target
-    min_match: int = 0  # only where the latest so many tokens of the text occurred in it before; 0: always
+    min_match: int = (
+        0  # only where the latest so many tokens of the text occurred in it before; 0: always
+    )
     prior: float | None = None  # acceptance that it begins every request with; None: that of all
 
 
@@ -54,7 +57,9 @@ class Recent:
         """With another round; what was before counts `memory` times as much."""
         tested = accepted + (accepted < proposed)
         before = (self.accepted, self.tested, self.proposed, self.rounds)
-        return Recent(*(a * memory + b for a, b in zip(before, (accepted, tested, proposed, 1), strict=True)))
+        return Recent(
+            *(a * memory + b for a, b in zip(before, (accepted, tested, proposed, 1), strict=True))
+        )
 
 
 def speed(rate: float, num: int, cost: float, verify: float) -> float:
@@ -68,11 +73,16 @@ class RowChoice:
 
     recent: list[Recent]  # of every option
     taken: tuple[int, int] = (-1, 0)  # the option that was taken and the tokens it proposed
-    guess: tuple[int, list[int]] = (0, [])  # length of the text, and what it proposed itself that was not taken
+    guess: tuple[int, list[int]] = (
+        0,
+        [],
+    )  # length of the text, and what it proposed itself that was not taken
 
 
 class AdaptiveDrafter(RowDrafter):
-    """One drafter for every row and round, or none; requests count `choice_0`.., `choice_none`, `choice_gave_up`."""
+    """One drafter for every row and round, or none; requests count `choice_0`.., `choice_none`,
+    `choice_gave_up`.
+    """
 
     learns = True
 
@@ -81,19 +91,37 @@ class AdaptiveDrafter(RowDrafter):
         options: Sequence[Option],  # drafters of chains, of which at most one has a model
         verify: float = 1.0,  # v, reading a draft in plain forwards of the target
         *,
-        block: int = 8,  # tokens that promises are compared at; not the round's K, which depends on other rows
+        # tokens that promises are compared at; not the round's K, which depends on other rows
+        block: int = 8,
         prior: float = 0.8,  # acceptance that a drafter begins every request with
-        weight: float = 16.0,  # tested tokens that the prior counts for: few give up after one unlucky round
+        # tested tokens that the prior counts for: few give up after one unlucky round
+        weight: float = 16.0,
         memory: float = 0.9,  # what a round counts for after the next one
     ) -> None:
         drafters = [option.drafter for option in options]
         with_model = [place for place, one in enumerate(drafters) if one.model is not None]
         if not options or len(with_model) > 1 or any(one.nodes for one in drafters):
-            raise UserError("choice: the options are one or more drafters of chains, at most one of them a model.")
+            raise UserError(
+                "choice: the options are one or more drafters of chains, at most one of them a"
+                " model."
+            )
         costs = [min(option.cost, option.min_match) for option in options]
-        if not (verify > 0 and block >= 1 and min(costs) >= 0 and 0 <= prior <= 1 and weight > 0 and 0 < memory <= 1):
-            raise UserError("choice: verify and weight are above 0, block 1 or more, costs 0 or more, others shares.")
-        self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
+        if not (
+            verify > 0
+            and block >= 1
+            and min(costs) >= 0
+            and 0 <= prior <= 1
+            and weight > 0
+            and 0 < memory <= 1
+        ):
+            raise UserError(
+                "choice: verify and weight are above 0, block 1 or more, costs 0 or more, others"
+                " shares."
+            )
+        self.options = tuple(options)
+        self.verify = verify
+        self.block = block
+        self.memory = memory
         self.gives_q = all(one.gives_q for one in drafters)
         self.layers = frozenset().union(*(one.layers for one in drafters))
         priors = [prior if option.prior is None else option.prior for option in options]
@@ -131,8 +159,12 @@ class AdaptiveDrafter(RowDrafter):
             self._tell([0] * len(texts))
         return joined
 
-    def _pick(self, row: int, text: Sequence[int], ask: Callable[[int], Draft]) -> tuple[tuple[int, int], str]:
-        """The option that a row takes with the tokens it found, (-1, 0) for none, and how this is counted."""
+    def _pick(
+        self, row: int, text: Sequence[int], ask: Callable[[int], Draft]
+    ) -> tuple[tuple[int, int], str]:
+        """The option that a row takes with the tokens it found, (-1, 0) for none, and how this is
+        counted.
+        """
         wishes = self.wishes(row, text)
         for place in wishes or ():
             if found := int(ask(place).valid[row].sum()):
@@ -140,7 +172,9 @@ class AdaptiveDrafter(RowDrafter):
         return (-1, 0), "choice_gave_up" if wishes is None else "choice_none"
 
     def wishes(self, row: int, text: Sequence[int]) -> list[int] | None:
-        """Options worth asking, the most promising first; None when none ever will be in this request."""
+        """Options worth asking, the most promising first; None when none ever will be in this
+        request.
+        """
         speeds = [
             speed(recent.rate, self.block, option.cost, self.verify)
             for option, recent in zip(self.options, self.rows[row].recent, strict=True)
@@ -168,7 +202,10 @@ class AdaptiveDrafter(RowDrafter):
     def _tell(self, accepted: Sequence[int]) -> None:
         """Tell those that proposed what stayed: nothing where a row took another one's."""
         for asked in self._asked:
-            mine = [num if row.taken[0] == asked else 0 for row, num in zip(self.rows, accepted, strict=True)]
+            mine = [
+                num if row.taken[0] == asked else 0
+                for row, num in zip(self.rows, accepted, strict=True)
+            ]
             self.options[asked].drafter.keep(mine)
         self._asked = []
 
@@ -177,11 +214,15 @@ class AdaptiveDrafter(RowDrafter):
         for option in self.options:
             option.drafter.select(rows)
 
-    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+    def admit(
+        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
         super().admit(present, texts, caches, lengths)
         nothing = [RowCache([]) for _ in texts], [0] * len(texts)
         for place, option in enumerate(self.options):
-            option.drafter.admit(present, texts, *((caches, lengths) if place == self._keeper else nothing))
+            option.drafter.admit(
+                present, texts, *((caches, lengths) if place == self._keeper else nothing)
+            )
 
     def read(self, texts: Texts) -> list[RowCache]:
         return self.options[self._keeper].drafter.read(texts)
@@ -195,8 +236,15 @@ class AdaptiveDrafter(RowDrafter):
 
 
 def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary: int) -> Draft:
-    """Of each row the draft that was taken; with probabilities where one has some; tokens of others are certain."""
-    draft = ragged([drafts[at].ids[row, :found].tolist() if found else [] for row, (at, found) in enumerate(taken)])
+    """Of each row the draft that was taken; with probabilities where one has some; tokens of others
+    are certain.
+    """
+    draft = ragged(
+        [
+            drafts[at].ids[row, :found].tolist() if found else []
+            for row, (at, found) in enumerate(taken)
+        ]
+    )
     draft = replace(draft, forwards=sum(one.forwards for one in drafts.values()))
     given = {place: one.q for place, one in drafts.items() if one.q is not None}
     if not given or not draft.ids.shape[1]:
@@ -214,7 +262,9 @@ class Costs:
 
     step: float  # one plain target step, in seconds
     draft: float  # c: one draft step, in target steps
-    verify: Mapping[int, float]  # v(K): verifying K drafted tokens and the one before them, in target steps, by K
+    verify: Mapping[
+        int, float
+    ]  # v(K): verifying K drafted tokens and the one before them, in target steps, by K
 
     def verification(self, block: float) -> float:
         """v at any K: linear between the measured ones, and the nearest of them outside."""
@@ -222,16 +272,22 @@ class Costs:
         return float(np.interp(block, known, [self.verify[k] for k in known]))
 
 
-UNPROVEN, WEIGHT = 0.5, 8.0  # acceptance that a text begins requests with, and the tested tokens that it counts for
+UNPROVEN = (
+    0.5  # acceptance that a text begins requests with, and the tested tokens that it counts for
+)
+WEIGHT = 8.0
 
 
 class ModelOrTextDrafter(AdaptiveDrafter):
-    """A choice between the request's own text and a draft model, by the tokens that each has found."""
+    """A choice between the request's own text and a draft model, by the tokens that each has
+    found.
+    """
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
         super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
-        self.stopping, self.stops_early = drafter.stopping, drafter.stops_early
+        self.stopping = drafter.stopping
+        self.stops_early = drafter.stops_early
         self.costs = costs
 
     @property
@@ -240,16 +296,23 @@ class ModelOrTextDrafter(AdaptiveDrafter):
         model = self.options[1].drafter.binding
         return {**model, "cost": self.costs.draft, "verify": verify, "block": self.block}
 
-    def _pick(self, row: int, text: Sequence[int], ask: Callable[[int], Draft]) -> tuple[tuple[int, int], str]:
+    def _pick(
+        self, row: int, text: Sequence[int], ask: Callable[[int], Draft]
+    ) -> tuple[tuple[int, int], str]:
         known = self.rows[row]
         start, guess = known.guess
         written = list(text[start : start + len(guess)])
         if guess and written:  # an untaken proposal counts by how much of it was written after all
-            agreed = next((n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b), len(written))
+            agreed = next(
+                (n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b),
+                len(written),
+            )
             known.recent[0] = known.recent[0].after(len(written), agreed, self.memory)
         suffix = ask(0)
-        found, (by_text, by_model) = int(suffix.valid[row].sum()), known.recent
-        drafted, v = by_model.drafted(self.block), self.costs.verification
+        found = int(suffix.valid[row].sum())
+        by_text, by_model = known.recent
+        drafted = by_model.drafted(self.block)
+        v = self.costs.verification
         promised = speed(by_text.rate, found, 0.0, v(found))
         drafting = speed(by_model.rate, drafted, self.costs.draft, v(drafted))
         known.guess = (len(text), suffix.ids[row, :found].tolist())

@@ -24,7 +24,8 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: PreTrainedModel, stopping: Stopping | None = None) -> None:
         """Draft with `model`, up to K tokens or as far as `stopping` finds that it pays."""
-        self.model, self.stopping = model, stopping
+        self.model = model
+        self.stopping = stopping
         self.stops_early = self.stops_early or stopping is not None
         self._drafts: Drafts | None = None
         self.start(1)
@@ -38,12 +39,17 @@ class ModelDrafter(Drafter):
         self._drafted = 0
 
     def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
-        device, sampling, uniforms = self.model.device, request["sampling"], request["uniforms"]
+        device = self.model.device
+        sampling = request["sampling"]
+        uniforms = request["uniforms"]
         ids, valid = left_padded(self.reader.unread(texts), device)
-        tokens, rows = [], []
+        tokens = []
+        rows = []
         self._drafts = None if self.stopping is None else Drafts(self.stopping, len(texts))
         for step in range(num_draft):
-            z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]])
+            z_BV = sampling.logits(
+                self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]]
+            )
             x_B = z_BV.argmax(-1)
             if not sampling.greedy or request["want_q"]:
                 q_BV = z_BV.softmax(-1)
@@ -52,16 +58,24 @@ class ModelDrafter(Drafter):
                     assert uniforms is not None
                     x_B = draw(q_BV, uniforms[:, step].to(device))
             tokens.append(x_B)
-            ids, valid = x_B[:, None], None
+            ids = x_B[:, None]
+            valid = None
             if self._enough(x_B, z_BV):
                 break
         self._drafted = len(tokens)
-        x_BK, q_BKV = torch.stack(tokens, dim=1), torch.stack(rows, dim=1) if rows else None
-        valid_BK = torch.ones_like(x_BK, dtype=torch.bool) if self._drafts is None else self._drafts.valid(x_BK)
+        x_BK = torch.stack(tokens, dim=1)
+        q_BKV = torch.stack(rows, dim=1) if rows else None
+        valid_BK = (
+            torch.ones_like(x_BK, dtype=torch.bool)
+            if self._drafts is None
+            else self._drafts.valid(x_BK)
+        )
         return Draft(x_BK, valid_BK, q_BKV, forwards=len(tokens))
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
-        """Whether drafting ends with these tokens [B], drawn from processed logits, before `num_draft`."""
+        """Whether drafting ends with these tokens [B], drawn from processed logits, before
+        `num_draft`.
+        """
         return self._drafts is not None and self._drafts.add(z_BV, drawn)
 
     def keep(self, accepted: Sequence[int]) -> None:
@@ -73,7 +87,9 @@ class ModelDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)
 
-    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+    def admit(
+        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
         self.reader.admit(texts, caches, lengths)
 
     def read(self, texts: Texts) -> list[RowCache]:

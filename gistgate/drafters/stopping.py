@@ -1,6 +1,8 @@
-"""When a draft ends: behind the first token that is too unlikely to survive for what it costs (docs/drafts.md).
+"""When a draft ends: behind the first token that is too unlikely to survive for what it costs
+(docs/drafts.md).
 
-Sampled requests stay lossless because a token that was drawn is always proposed, also the one that ends the draft.
+Sampled requests stay lossless because a token that was drawn is always proposed, also the one that
+ends the draft.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from torch import Tensor
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, dataclass_from, refusing
 
-IDENTITY = ((0.0, 0.0), (1.0, 1.0))  # the draft's probability taken for the probability that a token is accepted
+IDENTITY = (
+    (0.0, 0.0),
+    (1.0, 1.0),
+)  # the draft's probability taken for the probability that a token is accepted
 
 
 @dataclass(frozen=True)
@@ -25,15 +30,30 @@ class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
     floor: float  # estimated survival below which a draft ends, in [0, 1]
-    points: tuple[tuple[float, float], ...] = IDENTITY  # (probability, share accepted), linear between and rising
-    joint: bool = True  # the survival of all tokens so far; False: of the last one, given those before it
-    measured: dict[str, Any] = field(default_factory=dict)  # what it was made for: rule, settings, K, costs and counts
+    points: tuple[tuple[float, float], ...] = (
+        IDENTITY  # (probability, share accepted), linear between and rising
+    )
+    joint: bool = (
+        True  # the survival of all tokens so far; False: of the last one, given those before it
+    )
+    measured: dict[str, Any] = field(
+        default_factory=dict
+    )  # what it was made for: rule, settings, K, costs and counts
 
     def __post_init__(self) -> None:
         flat = [value for point in self.points for value in point]
-        rises = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(self.points, self.points[1:], strict=False))
-        if not all(0 <= value <= 1 for value in (self.floor, *flat)) or not rises or not self.points:
-            raise UserError("stopping: floor and points lie in [0, 1], and points rise. See `gistgate fit-draft`.")
+        rises = all(
+            a[0] < b[0] and a[1] <= b[1] for a, b in zip(self.points, self.points[1:], strict=False)
+        )
+        if (
+            not all(0 <= value <= 1 for value in (self.floor, *flat))
+            or not rises
+            or not self.points
+        ):
+            raise UserError(
+                "stopping: floor and points lie in [0, 1], and points rise. See `gistgate"
+                " fit-draft`."
+            )
 
     def acceptance(self, confidence: float) -> float:
         """How often a token of this draft probability is accepted."""
@@ -59,7 +79,11 @@ class Stopping:
     @property
     def binding(self) -> dict[str, Any]:
         """What decides proposals, as plain JSON."""
-        return {"floor": self.floor, "joint": self.joint, "points": [list(point) for point in self.points]}
+        return {
+            "floor": self.floor,
+            "joint": self.joint,
+            "points": [list(point) for point in self.points],
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the policy as JSON."""
@@ -71,11 +95,16 @@ class Drafts:
 
     def __init__(self, stopping: Stopping, batch: int) -> None:
         self.stopping = stopping
-        self.estimates, self.lengths = [1.0] * batch, [0] * batch
+        self.estimates = [1.0] * batch
+        self.lengths = [0] * batch
 
     def add(self, z_BV: Tensor, x_B: Tensor) -> bool:
-        """Take in processed draft logits and the tokens drawn from them; True once every row has ended its draft."""
-        confidences = (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
+        """Take in processed draft logits and the tokens drawn from them; True once every row has
+        ended its draft.
+        """
+        confidences = (
+            (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
+        )
         for row, confidence in enumerate(confidences):
             if self.estimates[row] >= self.stopping.floor:  # it still drafts
                 self.lengths[row] += 1
@@ -89,14 +118,23 @@ class Drafts:
 
 
 def stopping_from(said: Any) -> Stopping:
-    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file."""
+    """A policy from what a user says: a number, which is a confidence threshold as in transformers,
+    or a file.
+    """
     try:
         threshold = float(said)
     except (TypeError, ValueError):
         value = read_json(said)
-        with refusing(f"{said} says nothing about when drafts end", "Write it with `gistgate fit-draft`."):
+        with refusing(
+            f"{said} says nothing about when drafts end", "Write it with `gistgate fit-draft`."
+        ):
             points = tuple((float(x), float(y)) for x, y in value["points"])
-            return dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
+            return dataclass_from(
+                Stopping, {**value, "points": points, "floor": float(value["floor"])}
+            )
     if not 0 <= threshold <= 1:
-        raise UserError(f"No draft ends at {said}. Give a probability, or a file that `gistgate fit-draft` wrote.")
+        raise UserError(
+            f"No draft ends at {said}. Give a probability, or a file that `gistgate fit-draft`"
+            " wrote."
+        )
     return Stopping(threshold, joint=False)

@@ -17,7 +17,9 @@ class Text:
     """One text in a tree."""
 
     ids: list[int] = field(default_factory=list)
-    open: list[tuple[int, Node]] = field(default_factory=list)  # (length, node) of suffixes that others begin like
+    open: list[tuple[int, Node]] = field(
+        default_factory=list
+    )  # (length, node) of suffixes that others begin like
 
 
 NOTHING: dict[int, Node] = {}  # the children of every leaf; nobody adds to them
@@ -30,7 +32,8 @@ class Node:
 
     def __init__(self, text: Text | None = None, place: int = 0) -> None:
         self.count = 1  # times that the run occurs, at the ends of texts too
-        self.text, self.place = text, place  # text and place of the next token of a suffix that is alone from here on
+        self.text = text  # text and place of the next token of a suffix that is alone from here on
+        self.place = place
         self.children: dict[int, Node] = NOTHING if text is not None else {}
 
 
@@ -52,7 +55,8 @@ class SuffixTree:
     def append(self, text: Text, token: int) -> None:
         """`text` goes on with `token`."""
         text.ids.append(token)
-        entering, text.open = [(0, self.root), *text.open], []
+        entering = [(0, self.root), *text.open]
+        text.open = []
         for length, node in entering:
             child = node.children.get(token)
             if child is None:
@@ -60,8 +64,11 @@ class SuffixTree:
                 continue
             child.count += 1
             length += 1
-            if (first := child.text) is not None:  # a leaf: the suffix that was alone here is stored a token further
-                child.text, child.children = None, {}
+            if (
+                first := child.text
+            ) is not None:  # a leaf: the suffix that was alone here is stored a token further
+                child.text = None
+                child.children = {}
                 if length < self.depth and child.place < len(first.ids):
                     child.children[first.ids[child.place]] = Node(first, child.place + 1)
                 elif length < self.depth:
@@ -84,7 +91,9 @@ class SuffixTree:
         return Place(node, 0, len(run))
 
     def follow(self, place: Place) -> dict[int, int]:
-        """What comes next at a place, and how often; empty at the ends of texts and at the depth of the tree."""
+        """What comes next at a place, and how often; empty at the ends of texts and at the depth of
+        the tree.
+        """
         if place.length >= self.depth:
             return {}
         if place.node.text is None:
@@ -98,14 +107,25 @@ class SuffixTree:
             return Place(place.node.children[token], 0, place.length + 1)
         return Place(place.node, place.ahead + 1, place.length + 1)
 
-    def walk(self, place: Place, num: int, min_probability: float, vocabulary: int) -> tuple[list[int], float]:
-        """Up to `num` most frequent tokens of the vocabulary behind a place, and the summed path probabilities."""
+    def walk(
+        self, place: Place, num: int, min_probability: float, vocabulary: int
+    ) -> tuple[list[int], float]:
+        """Up to `num` most frequent tokens of the vocabulary behind a place, and the summed path
+        probabilities.
+        """
         ids: list[int] = []
-        path, score = 1.0, 0.0
+        path = 1.0
+        score = 0.0
         while len(ids) < num:
             total = place.node.count
-            least = min_probability * total / path - 1e-9  # a count on the edge stays, however it is rounded
-            counts = {token: n for token, n in self.follow(place).items() if n >= least and token < vocabulary}
+            least = (
+                min_probability * total / path - 1e-9
+            )  # a count on the edge stays, however it is rounded
+            counts = {
+                token: n
+                for token, n in self.follow(place).items()
+                if n >= least and token < vocabulary
+            }
             if not counts:
                 break
             token = max(counts, key=counts.__getitem__)
@@ -133,20 +153,26 @@ class RowTexts:
 
 @dataclass
 class SuffixDrafter(RowDrafter):
-    """For every match length walk the most frequent continuation; the path with the best score wins.
+    """For every match length walk the most frequent continuation; the path with the best score
+    wins.
 
-    Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.
+    Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l +
+    `offset` tokens.
     """
 
     factor: float = 1.0  # tokens proposed for every matched one
     offset: float = 0.0  # tokens proposed besides
-    min_probability: float = 0.1  # path probability (product of child count / node count) below which a proposal ends
+    min_probability: float = (
+        0.1  # path probability (product of child count / node count) below which a proposal ends
+    )
     depth: int = 32  # longest run of tokens that is counted, match and proposal together
 
     def __post_init__(self) -> None:
         grows = self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1
         if not (grows and 0 <= self.min_probability <= 1 and self.depth >= 2):
-            raise UserError("suffix: factor + offset is 1 or more, min_probability in [0, 1], depth 2 or more.")
+            raise UserError(
+                "suffix: factor + offset is 1 or more, min_probability in [0, 1], depth 2 or more."
+            )
 
     def new_row(self) -> RowTexts:
         return RowTexts(SuffixTree(self.depth))
@@ -161,14 +187,18 @@ class SuffixDrafter(RowDrafter):
         return ragged(chains)
 
     def _read(self, row: RowTexts, text: Sequence[int]) -> RowTexts:
-        """Count the tokens that are new; a text that is not the continuation of the last one is counted anew."""
+        """Count the tokens that are new; a text that is not the continuation of the last one is
+        counted anew.
+        """
         if list(text[: len(row.own.ids)]) != row.own.ids:
             row = self.new_row()
         for token in text[len(row.own.ids) :]:
             row.tree.append(row.own, token)
         return row
 
-    def best(self, row: RowTexts, text: Sequence[int], num_draft: int, vocabulary: int) -> Match | None:
+    def best(
+        self, row: RowTexts, text: Sequence[int], num_draft: int, vocabulary: int
+    ) -> Match | None:
         """The match whose path scores best, of equals the longer; None without any."""
         best: Match | None = None
         for length in range(min(len(text), self.depth - 1), 0, -1):

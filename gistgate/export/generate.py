@@ -1,6 +1,7 @@
-"""`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate. What it has
-prepared becomes arguments of our decoder, and the rest is refused; its lists of processors and criteria hold whatever a
-caller, a model's defaults or a task asked for, so that nothing is ignored in silence."""
+"""`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a
+gate. What it has prepared becomes arguments of our decoder, and the rest is refused; its lists of
+processors and criteria hold whatever a caller, a model's defaults or a task asked for, so that
+nothing is ignored in silence."""
 
 import warnings
 from collections import OrderedDict
@@ -40,21 +41,42 @@ from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions
 MODES = ("greedy_search", "sample")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # What is prepared for the model's forward; the decoder makes its own except for the mask.
-INPUTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
+INPUTS = {
+    "attention_mask",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+}
 
 
-def check_supported(model: PreTrainedModel, config: GenerationConfig, prepared: dict[str, Any]) -> None:
+def check_supported(
+    model: PreTrainedModel, config: GenerationConfig, prepared: dict[str, Any]
+) -> None:
     """Refuse what the decoder does not do."""
     mode = str(config.get_generation_mode().value)
     if mode not in MODES or model.config.is_encoder_decoder:
-        kind = "an encoder-decoder model" if model.config.is_encoder_decoder else mode.replace("_", " ")
-        raise UserError(f"This decoder does greedy decoding and sampling of decoder-only models, but got {kind}.")
+        kind = (
+            "an encoder-decoder model"
+            if model.config.is_encoder_decoder
+            else mode.replace("_", " ")
+        )
+        raise UserError(
+            "This decoder does greedy decoding and sampling of decoder-only models, but got"
+            f" {kind}."
+        )
     for name in OUTPUTS:
         if getattr(config, name, False):
-            raise UserError(f"generate got {name}=True, which this decoder does not collect. Turn it off.")
+            raise UserError(
+                f"generate got {name}=True, which this decoder does not collect. Turn it off."
+            )
     for name, value in prepared.items():
         if name not in INPUTS and value is not None:
-            raise UserError(f"generate got {name}=, which this decoder does not pass to the model. Leave it away.")
+            raise UserError(
+                f"generate got {name}=, which this decoder does not pass to the model. Leave it"
+                " away."
+            )
 
 
 def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
@@ -70,30 +92,40 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
             found["top_p"] = float(processor.top_p)
         else:
             raise UserError(
-                f"generate asks for a {kind.__name__}, but this decoder knows temperature, top_k and top_p alone. "
-                "Remove the argument behind it. If you passed none, the model's generation_config asks for it: pass "
-                "its neutral value, such as repetition_penalty=1.0."
+                f"generate asks for a {kind.__name__}, but this decoder knows temperature, top_k"
+                " and top_p alone. Remove the argument behind it. If you passed none, the model's"
+                " generation_config asks for it: pass its neutral value, such as"
+                " repetition_penalty=1.0."
             )
     return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
 
 
 def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str, ...], Any]:
-    """Where answers end: the longest row (with prompt and padding), ids, texts, and the tokenizer of a criterion."""
-    lengths, eos, strings, tokenizers = [], [], [], []
+    """Where answers end: the longest row (with prompt and padding), ids, texts, and the tokenizer
+    of a criterion.
+    """
+    lengths = []
+    eos = []
+    strings = []
+    tokenizers = []
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
             lengths.append(int(criterion.max_length))
         elif isinstance(criterion, EosTokenCriteria):
-            eos += [int(one) for one in torch.as_tensor(criterion.eos_token_id).reshape(-1).tolist()]
+            eos += [
+                int(one) for one in torch.as_tensor(criterion.eos_token_id).reshape(-1).tolist()
+            ]
         elif isinstance(criterion, StopStringCriteria):
             strings += criterion.stop_strings
-        elif isinstance(getattr(criterion, "sequence", None), str):  # how lm-evaluation-harness writes a stop
+        elif isinstance(
+            getattr(criterion, "sequence", None), str
+        ):  # how lm-evaluation-harness writes a stop
             strings.append(criterion.sequence)
             tokenizers.append(criterion.tokenizer)
         else:
             raise UserError(
-                f"generate got the stopping criterion {type(criterion).__name__}, which cannot look inside a block of "
-                "tokens. Use max_new_tokens, eos_token_id or stop_strings."
+                f"generate got the stopping criterion {type(criterion).__name__}, which cannot look"
+                " inside a block of tokens. Use max_new_tokens, eos_token_id or stop_strings."
             )
     if not lengths:
         raise UserError("generate has no length limit. Pass max_new_tokens=.")
@@ -101,32 +133,51 @@ def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str,
 
 
 def decode_gated(
-    decoder: Decoder, strings: Sequence[str] | None, report: list[Generation] | None, is_gated: bool,
-    model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
-    generation_config: GenerationConfig, **prepared: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
-    """Continue the rows of `input_ids [B, T]`, as `model.generate(custom_generate=...)` asks; returns [B, T + new]."""
+    decoder: Decoder,
+    strings: Sequence[str] | None,
+    report: list[Generation] | None,
+    is_gated: bool,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    **prepared: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Continue the rows of `input_ids [B, T]`, as `model.generate(custom_generate=...)` asks;
+    returns [B, T + new].
+    """
     check_supported(model, generation_config, prepared)
     sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
     max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
     if decoder.tokenizer is None:
         decoder = decoder.having(tokenizer=tokenizer)
-    named = None if strings is None and not more and decoder.tokenizer is not None else [*(strings or ()), *more]
+    named = (
+        None
+        if strings is None and not more and decoder.tokenizer is not None
+        else [*(strings or ()), *more]
+    )
     stops = ends_of(decoder, named)
-    if decoder.certificate is not None or sampling.greedy:  # one that was named, or preferred by `gistgate tune`
+    if (
+        decoder.certificate is not None or sampling.greedy
+    ):  # one that was named, or preferred by `gistgate tune`
         asked = stops_of(stops, decoder.tokenizer)
         check_use(decoder, chat=None, temperature=sampling.temperature, stops=asked)
     elif is_gated and decoder.rule.knob is not None:
         warnings.warn(
-            f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
-            "decoding was certified.",
+            "No certificate covers this: tokens are sampled at temperature"
+            f" {sampling.temperature:g}, but greedy decoding was certified.",
             stacklevel=2,
         )
     num_rows, width = input_ids.shape
     mask = prepared.get("attention_mask")
     mask_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     # Seeds come from torch's own generator, so that `torch.manual_seed` repeats a run.
-    seeds = None if sampling.greedy else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
+    seeds = (
+        None
+        if sampling.greedy
+        else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
+    )
     answers = decoder.generate(
         [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
         max_new_tokens=max_length - width,
@@ -141,14 +192,21 @@ def decode_gated(
     if pad is None:  # an eos then fills ended rows, as in `generate`
         pad = eos_ids[0] if eos_ids else 0
     longest = max(len(answer.ids) for answer in answers)
-    new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long)
+    new = torch.tensor(
+        [answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long
+    )
     ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
-    return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
+    return (
+        GenerateDecoderOnlyOutput(sequences=ids)
+        if generation_config.return_dict_in_generate
+        else ids
+    )
 
 
 T = TypeVar("T")
 
-# What was loaded for a target: `generate` is called once per batch, and loading takes longer than a batch.
+# What was loaded for a target: `generate` is called once per batch, and loading takes longer than a
+# batch.
 LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
 MOST = 16  # parts that are kept for a target
 TURN = RLock()  # two threads load nothing twice
@@ -156,7 +214,10 @@ TURN = RLock()  # two threads load nothing twice
 
 def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
     """The options with models, gates and probes in place of their names."""
-    draft, gate, segments, lighter = options.draft, options.gate, options.segments, options.lighter
+    draft = options.draft
+    gate = options.gate
+    segments = options.segments
+    lighter = options.lighter
     if draft is not None:  # made lighter before anything is compared with it
         loading = partial(load_draft, draft, target, tokenizer, **lighter)
         key = ("draft", *key_of(draft), *lighter.values(), target.dtype, target.device)
@@ -169,18 +230,26 @@ def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any
         from gistgate.segments.probes import load_probes
 
         key = ("segments", *key_of(segments), *map(id, partners))
-        segments = once(target, key, partial(load_probes, folder_of(segments), target, *partners), *partners)
+        segments = once(
+            target, key, partial(load_probes, folder_of(segments), target, *partners), *partners
+        )
     return replace(options, draft=draft, gate=gate, segments=segments)
 
 
 def checked_gate(
     gate: Gate | str | Path, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
 ) -> Gate:
-    """The gate, checked against its partners; a loaded one loses a certificate that does not hold, with a warning."""
+    """The gate, checked against its partners; a loaded one loses a certificate that does not hold,
+    with a warning.
+    """
     if isinstance(gate, str | Path):
         return Gate.load(folder_of(gate), target, draft, tokenizer, other_weights=True)
     gate.check(target, draft, tokenizer)
-    broken = None if gate.certificate is None else gate.certificate.mismatch(gate, target, draft, tokenizer)
+    broken = (
+        None
+        if gate.certificate is None
+        else gate.certificate.mismatch(gate, target, draft, tokenizer)
+    )
     if broken is not None:
         warnings.warn(broken, stacklevel=2)
         gate = copy(gate)
@@ -189,7 +258,9 @@ def checked_gate(
 
 
 def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *partners: Any) -> T:
-    """What `load` returned first for this target and key; `partners`, whose ids are in the key, keep them."""
+    """What `load` returned first for this target and key; `partners`, whose ids are in the key,
+    keep them.
+    """
     with TURN:
         known = LOADED.setdefault(target, OrderedDict())
         if key not in known:
@@ -202,7 +273,9 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *
 
 
 def key_of(part: Any) -> tuple[Any, ...]:
-    """A loaded part by its id; a folder or hub id by its name, and when configuration and certificate were written."""
+    """A loaded part by its id; a folder or hub id by its name, and when configuration and
+    certificate were written.
+    """
     if not isinstance(part, str | Path):
         return (id(part),)
     files = [Path(part) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
@@ -217,7 +290,9 @@ def folder_of(name: str | Path) -> Path:
         found = [cached_file(str(name), file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
         cached_file(str(name), CERTIFICATE_FILE, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name.") from error
+        raise UserError(
+            f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name."
+        ) from error
     return Path(str(found[0])).parent
 
 
@@ -233,22 +308,29 @@ REFUSED = {  # arguments of `generate` that make no sense here, and what to do i
 
 
 def generate(
-    model: PreTrainedModel, draft_model: PreTrainedModel | str | Path | None = None, gate: Any = None,
-    stop_strings: str | Sequence[str] | None = None, tokenizer: Any = None, report: list[Any] | None = None,
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | str | Path | None = None,
+    gate: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    report: list[Any] | None = None,
     **kwargs: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Continue `input_ids [B, T]`, left-padded or not; returns [B, T + new], as `generate` does.
 
     Args:
         model: the target.
-        draft_model: the draft, loaded or as a folder or hub id; then it gets the target's dtype and device.
-        gate: a loaded gate, or the folder or hub id of one; it is checked against target, draft and tokenizer.
+        draft_model: the draft, loaded or as a folder or hub id; then it gets the target's dtype and
+            device.
+        gate: a loaded gate, or the folder or hub id of one; it is checked against target, draft and
+            tokenizer.
         stop_strings: texts that end an answer; needs `tokenizer`.
-        tokenizer: finds stop strings, lets the gate check the vocabulary, and knows the chat, think and tool markers
-            that are never accepted loosely; without it a warning says so.
+        tokenizer: finds stop strings, lets the gate check the vocabulary, and knows the chat, think
+            and tool markers that are never accepted loosely; without it a warning says so.
         report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
-        kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
-            of `DecodeOptions`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
+        kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter
+            and the other fields of `DecodeOptions`; settings of the rule (risk=0.05); and the
+            arguments of transformers' `generate`.
     """
     # Callers may hand over None for everything that they leave open; transformers passes it on.
     said = {**kwargs, "draft": draft_model, "gate": gate}
@@ -256,35 +338,44 @@ def generate(
     for name, remedy in REFUSED.items():
         if arguments.pop(name, False) is not False:
             raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
-    if getattr(model.generation_config, "stop_strings", None):  # transformers would look for their tokenizer in vain
+    if getattr(
+        model.generation_config, "stop_strings", None
+    ):  # transformers would look for their tokenizer in vain
         raise UserError(
-            "The model's generation_config names stop_strings. Set them to None. Pass them as stop_strings=."
+            "The model's generation_config names stop_strings. Set them to None. Pass them as"
+            " stop_strings=."
         )
     config = arguments.get("generation_config")
-    if of_config := getattr(config, "stop_strings", None):  # transformers would not find their tokenizer
+    if of_config := getattr(
+        config, "stop_strings", None
+    ):  # transformers would not find their tokenizer
         arguments["generation_config"] = copy(config)
         arguments["generation_config"].stop_strings = None
     stop_strings = of_config if stop_strings is None else stop_strings
     if stop_strings and tokenizer is None:
-        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
+        raise UserError(
+            "stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as"
+            " well."
+        )
     if isinstance(arguments.get("guards"), str):
         arguments["guards"] = [arguments["guards"]]
     options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
-    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate that was loaded.
+    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate
+    # that was loaded.
     options = replace(options, certificate=tuned_choice(replace(options, gate=gate)).certificate)
     if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
     decoder = build_decoder(model, tokenizer, options)
     if tokenizer is None and decoder.rule.knob is not None:
         warnings.warn(
-            "Without tokenizer= the chat, think and tool markers are unknown, so that they may be accepted loosely. "
-            "Pass tokenizer= as well.",
+            "Without tokenizer= the chat, think and tool markers are unknown, so that they may be"
+            " accepted loosely. Pass tokenizer= as well.",
             stacklevel=2,
         )
     strings = (stop_strings,) if isinstance(stop_strings, str) else stop_strings
     is_gated = options.gate is not None or options.segments is not None
     decoding = partial(decode_gated, decoder, strings, report, is_gated)
-    # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
-    # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
-    # like this one, `model.generate` is this very function.
+    # Entering generate a second time, now with a callable, leaves merging and checking of all
+    # settings, lengths, special tokens and masks to transformers. Through the type: on a model that
+    # was loaded together with a folder like this one, `model.generate` is this very function.
     return type(model).generate(model, custom_generate=decoding, **arguments)

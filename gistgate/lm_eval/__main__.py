@@ -1,10 +1,13 @@
-"""lm-eval's own command line with the model `gistgate`, whose module `python -m` would load and register twice."""
+"""lm-eval's own command line with the model `gistgate`, whose module `python -m` would load and
+register twice.
+"""
 
 import sys
 
 from gistgate.core.utils import UserError, printable
 
-ALLOW, CONFIRM = "--allow-code", "--confirm_run_unsafe_code"  # ours and lm-eval's, for the same consent
+ALLOW = "--allow-code"  # ours and lm-eval's, for the same consent
+CONFIRM = "--confirm_run_unsafe_code"
 
 
 def main() -> None:
@@ -12,8 +15,12 @@ def main() -> None:
     try:
         import lm_eval.__main__ as harness
     except ImportError:
-        raise SystemExit("lm-eval is not installed. Run `pip install '.[pipeline]'` in GistGate's clone.") from None
-    if len(sys.argv) < 2 or {"-h", "--help"} & {*sys.argv}:  # help asks no model, whose libraries take seconds
+        raise SystemExit(
+            "lm-eval is not installed. Run `pip install '.[pipeline]'` in GistGate's clone."
+        ) from None
+    if len(sys.argv) < 2 or {"-h", "--help"} & {
+        *sys.argv
+    }:  # help asks no model, whose libraries take seconds
         harness.cli_evaluate()
         return
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
@@ -26,8 +33,12 @@ def main() -> None:
             with own_code_eval():  # programs of a model run with our limits
                 harness.cli_evaluate()
         except ValueError as error:
-            if CONFIRM.strip("-") in str(error):  # lm-eval's own sentence names its task behind a colon
-                check_allowed(str(error).partition(": ")[2].split(" ")[0], unsafe=True, allowed=False)
+            if CONFIRM.strip("-") in str(
+                error
+            ):  # lm-eval's own sentence names its task behind a colon
+                check_allowed(
+                    str(error).partition(": ")[2].split(" ")[0], unsafe=True, allowed=False
+                )
             raise
     except UserError as error:
         print(printable(str(error)), file=sys.stderr)

@@ -1,4 +1,6 @@
-"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget."""
+"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one
+budget.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError, nearest
-from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, fresh_prompts, hashes_of, used_problems
+from gistgate.lm_eval.prompts import (
+    Prompt,
+    PromptMaker,
+    decode_prompts,
+    fresh_prompts,
+    hashes_of,
+    used_problems,
+)
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
 from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
 from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
@@ -49,14 +58,21 @@ if TYPE_CHECKING:
 
 LONGEST = 2048  # context assumed where a model does not say its own, in tokens
 MEMORY_MB = 1000  # room for prompts that are read once and decoded at many settings
-SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that an interruption loses one chunk at most
+SCRATCH = Path(
+    ".scratch/certificates"
+)  # where decoded answers wait, so that an interruption loses one chunk at most
 
 
 def certify(options: Options) -> tuple[Certificate, Path]:
-    """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing could be certified."""
+    """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing
+    could be certified.
+    """
     check_options(options)
     if not options.gate and (options.out is None or options.target is None):
-        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
+        raise UserError(
+            "Without --gate, say where the certificate goes (--out) and which model decodes"
+            " (--target)."
+        )
     models = load_models(options)
     task = load_task(spec_of(options, models.gate))
     scorer = make_scorer(options, models, task)
@@ -68,31 +84,45 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     draft = models.draft if asks_draft(method.drafter) else None
     scope = {
         **scope_with(draft, options, models, method),
-        **({"judge": model_scope(identify_model(scorer.judge.model))} if isinstance(scorer, PairwiseJudge) else {}),
+        **(
+            {"judge": model_scope(identify_model(scorer.judge.model))}
+            if isinstance(scorer, PairwiseJudge)
+            else {}
+        ),
         **task_scope(task, calibration, models.tokenizer),
     }
     look = Look(
-        claim=f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
+        claim=(
+            f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with"
+            f" {method.drafter}"
+        ),
         marks=[mark for prompt in prompts["calibration"] for mark in marks_of(task, prompt)],
         spent=1 - confidence,
         error=1 - options.confidence,
         remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
     )
-    request = Request((options.budget,), confidence, len(calibration), options.stop, growth=options.growth)  # type: ignore[arg-type]
+    request = Request(
+        (options.budget,), confidence, len(calibration), options.stop, growth=options.growth
+    )  # type: ignore[arg-type]
     finding = calibrate(method, outcomes, request, look, scope)
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
         raise UserError(refusal)
     if isinstance(scorer, TaskScore):
         warn_of_little_to_lose(options.budget, scorer, outcomes)
-    source, today = f"training documents of the task '{options.task}' and prompts like these", datetime.now(UTC).date()
+    source = f"training documents of the task '{options.task}' and prompts like these"
+    today = datetime.now(UTC).date()
     certificate = finding.certificate(scorer.id, scope, source, made=today.isoformat())
     from gistgate.export.write import FOLDER, write_code
 
     path = certificate.save(folder := options.out or Path(options.gate or "."))
     earlier = models.gate.certificate if models.gate is not None and options.out is None else None
     if earlier is not None and earlier.scope.get("task") != scope["task"]:
-        earlier.save(folder / OTHERS / str(earlier.scope.get("task")))  # that of another task goes on holding
-    if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
+        earlier.save(
+            folder / OTHERS / str(earlier.scope.get("task"))
+        )  # that of another task goes on holding
+    if (
+        folder / FOLDER
+    ).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(folder)
     return certificate, path
 
@@ -100,28 +130,42 @@ def certify(options: Options) -> tuple[Certificate, Path]:
 def check_options(options: Promise) -> None:
     """Refuse a claim that nobody can certify."""
     if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
-        raise UserError("A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct that.")
+        raise UserError(
+            "A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified. Correct"
+            " that."
+        )
     level(options.confidence, options.looks)  # refuses what no number of prompts can reach
     if options.stop not in get_args(Stop):
-        raise UserError(f"There is no way to stop called '{options.stop}'. Use one of: {', '.join(get_args(Stop))}.")
+        raise UserError(
+            f"There is no way to stop called '{options.stop}'. Use one of:"
+            f" {', '.join(get_args(Stop))}."
+        )
 
 
 def planned(options: Promise, n: int, ternary: bool, lost: float = 0.0) -> float:
     """Say what n prompts can certify, or refuse; returns the confidence of one look."""
     confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, ternary, options.stop, lost, options.prompts))
+    print(
+        plan_sentence(options.budget, confidence, n, ternary, options.stop, lost, options.prompts)
+    )
     check_possible(options.budget, confidence, n, ternary, options.stop)
     return confidence
 
 
 def warn_of_little_to_lose(budget: float, scorer: TaskScore, outcomes: Outcomes) -> None:
-    """Say that a certificate promises nothing where losing every right answer would keep its budget."""
+    """Say that a certificate promises nothing where losing every right answer would keep its
+    budget.
+    """
     prompts = outcomes.prompts["development"]
-    scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)]
+    scores = [
+        scorer.score(prompt, ids)
+        for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)
+    ]
     if (score := sum(scores) / max(1, len(scores))) <= budget:
         warnings.warn(
-            f"Strict decoding scores {100 * score:.1f} % on the development prompts, within the budget of "
-            f"{100 * budget:g} points, so this certificate promises nothing. Take an easier task or a smaller budget.",
+            f"Strict decoding scores {100 * score:.1f} % on the development prompts, within the"
+            f" budget of {100 * budget:g} points, so this certificate promises nothing. Take an"
+            " easier task or a smaller budget.",
             stacklevel=2,
         )
 
@@ -144,34 +188,58 @@ def load_models(options: Options) -> Models:
     draft_name = options.draft or (trained.name if trained else None)
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
-        raise UserError("--quantise-draft, --draft-vocabulary, --draft-gguf: no draft is named. Add --draft.")
+        raise UserError(
+            "--quantise-draft, --draft-vocabulary, --draft-gguf: no draft is named. Add --draft."
+        )
     if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
-        raise UserError("The gate's draft proposes a part of the vocabulary. Name its file with --draft-vocabulary.")
+        raise UserError(
+            "The gate's draft proposes a part of the vocabulary. Name its file with"
+            " --draft-vocabulary."
+        )
     bits = options.quantise_draft or (trained.quantisation if trained else None)
-    named: dict[str, Any] = {"gguf": options.draft_gguf, "quantised": bits, "vocabulary": options.draft_vocabulary}
-    role, is_named = "target", bool(options.target)
+    named: dict[str, Any] = {
+        "gguf": options.draft_gguf,
+        "quantised": bits,
+        "vocabulary": options.draft_vocabulary,
+    }
+    role = "target"
+    is_named = bool(options.target)
     try:
         target = load_target(options.target or name, dtype, gguf=options.gguf)
-        role, is_named = "draft", bool(options.draft)
-        draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
+        role = "draft"
+        is_named = bool(options.draft)
+        draft = (
+            load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
+        )
     except UserError as error:
         if is_named:
             raise
-        hint = "The gate records this name, and of a folder elsewhere the last part alone. Name the model with"
+        hint = (
+            "The gate records this name, and of a folder elsewhere the last part alone. Name the"
+            " model with"
+        )
         raise UserError(f"{error} {hint} --{role}.") from error
     for model in (target.model, draft):
         if model is not None:
             model.requires_grad_(False)
     target.tokenizer.padding_side = "left"
-    gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
+    gate = (
+        Gate.load(options.gate, target.model, draft, target.tokenizer, True)
+        if options.gate
+        else None
+    )
     return Models(target.model, draft, target.tokenizer, gate)
 
 
 def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
-    """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
+    """What `load_task` has to load. A gate's metric and limit count on the task that it was trained
+    on.
+    """
     prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
     if options.chat is not None:
-        prompting = replace(prompting, chat_template=options.chat, system=prompting.system if options.chat else None)
+        prompting = replace(
+            prompting, chat_template=options.chat, system=prompting.system if options.chat else None
+        )
     if options.num_fewshot is not None:
         prompting = replace(prompting, num_fewshot=options.num_fewshot)
     if options.system is not None:
@@ -179,13 +247,24 @@ def spec_of(options: Promise, gate: Gate | None) -> TaskSpec:
     if options.template:
         prompting = replace(prompting, arguments=parse_template(options.template))
     if (options.system or options.template) and not prompting.chat_template:
-        raise UserError("A system text and a template need a chat. Add --chat, or leave --system and --template out.")
-    taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
+        raise UserError(
+            "A system text and a template need a chat. Add --chat, or leave --system and --template"
+            " out."
+        )
+    taught = (
+        {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
+    )
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
-    known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
+    known: dict[str, Any] = {
+        name: taught.get(name) if value is None else value for name, value in said.items()
+    }
     known = {name: value for name, value in known.items() if value is not None}
     return TaskSpec(
-        str(options.task), data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known
+        str(options.task),
+        data=options.task_data,
+        prompting=prompting,
+        allow_code=options.allow_code,
+        **known,
     )
 
 
@@ -200,37 +279,51 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     if options.score not in scorers:
         raise UserError(f"There is no score '{options.score}'. {nearest(options.score, scorers)}")
     if (options.judge is not None) != (options.score == "judge"):
-        raise UserError("--score judge and --judge, the model that it asks, belong together. Name both, or none.")
+        raise UserError(
+            "--score judge and --judge, the model that it asks, belong together. Name both, or"
+            " none."
+        )
     return scorers[options.score]()
 
 
-def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
-    """Development and calibration prompts, without what a pipeline used or judged and the gate was trained on."""
+def prompts_of(
+    options: Options, models: Models, task: Task, ternary: bool
+) -> dict[str, list[Prompt]]:
+    """Development and calibration prompts, without what a pipeline used or judged and the gate was
+    trained on.
+    """
     read_by = [model for model in (models.target, models.draft) if model is not None]
     context = min(context_of(model.config.get_text_config()) or LONGEST for model in read_by)
-    maker, known = PromptMaker(task, models.tokenizer, context), known_marks(models.gate)
+    maker = PromptMaker(task, models.tokenizer, context)
+    known = known_marks(models.gate)
     order = random.Random(f"{options.seed} certificates")
     unused = fresh_prompts(maker, task.documents("train"), order, used_problems(task))
     found = [prompt for prompt in unused if known.isdisjoint(marks_of(task, prompt))]
     available = max(0, len(found) - options.development)
     confidence = level(options.confidence, options.looks)
-    n = min(available, options.prompts or default_n(options.budget, confidence, ternary, available, options.stop))
+    n = min(
+        available,
+        options.prompts or default_n(options.budget, confidence, ternary, available, options.stop),
+    )
     calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
     if not n or len(calibration) < n:
         raise UserError(
-            f"'{options.task}' has {len(found)} unused training documents, of which {options.development} choose "
-            f"settings and {len(calibration)} are left for draw {options.draw} of {n} calibration prompts. Lower "
-            "--development, --prompts or --draw, or take a task with more documents."
+            f"'{options.task}' has {len(found)} unused training documents, of which"
+            f" {options.development} choose settings and {len(calibration)} are left for draw"
+            f" {options.draw} of {n} calibration prompts. Lower --development, --prompts or --draw,"
+            " or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
 
 
 def known_marks(gate: Gate | None) -> set[str]:
-    """Marks of what pipelines judged and of the gate's problems; a gate of an earlier version does not say them."""
+    """Marks of what pipelines judged and of the gate's problems; a gate of an earlier version does
+    not say them.
+    """
     if gate is not None and not gate.config.problems:
         warnings.warn(
-            "The gate does not say which problems it was trained on. If this task has them, the certificate promises "
-            "too much. Train the gate again with this version.",
+            "The gate does not say which problems it was trained on. If this task has them, the"
+            " certificate promises too much. Train the gate again with this version.",
             stacklevel=2,
         )
     return judged_marks() | set(gate.config.problems.split() if gate else ())
@@ -247,7 +340,10 @@ def method_of(options: Options, models: Models) -> Method:
     rule_id, preset = meant(name)
     rule = RULES[rule_id]
     if rule.knob is None or not rule.grid:
-        raise UserError(f"The rule '{name}' has no knob to calibrate. Choose another, such as prob-ratio or fly.")
+        raise UserError(
+            f"The rule '{name}' has no knob to calibrate. Choose another, such as prob-ratio or"
+            " fly."
+        )
     said = parse_settings(options.settings)
     if rule.knob in said:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
@@ -256,41 +352,69 @@ def method_of(options: Options, models: Models) -> Method:
     usual = certificate.drafter if certificate else "model"
     if models.draft is None and asks_draft(usual):
         usual = "lookup"
-    block = options.block if options.block is not None else (certificate.block if certificate else BLOCK)
+    block = (
+        options.block
+        if options.block is not None
+        else (certificate.block if certificate else BLOCK)
+    )
     variants = ({},) if fixed else tuple(rule.variants)
-    return Method(rule_id, options.drafter or usual, block, rule.knob, tuple(rule.grid), fixed, variants)
+    return Method(
+        rule_id, options.drafter or usual, block, rule.knob, tuple(rule.grid), fixed, variants
+    )
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
-        raise UserError(f"'{method.drafter}' reads data; the pipeline certifies it (docs/rules.md). Choose another.")
+        raise UserError(
+            f"'{method.drafter}' reads data; the pipeline certifies it (docs/rules.md). Choose"
+            " another."
+        )
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)
 
 
-def scope_with(draft: PreTrainedModel | None, options: Options, models: Models, method: Method) -> dict[str, Any]:
+def scope_with(
+    draft: PreTrainedModel | None, options: Options, models: Models, method: Method
+) -> dict[str, Any]:
     """What decodes; `draft` is the draft model or None where the drafter does not ask it."""
-    drafter, parts = drafter_of(options, models, method), (models.target, draft, models.tokenizer, models.gate)
-    return decoding_scope(method, *parts, options.batch_size, drafting=None if drafter is None else drafter.binding)
+    drafter = drafter_of(options, models, method)
+    parts = (models.target, draft, models.tokenizer, models.gate)
+    return decoding_scope(
+        method, *parts, options.batch_size, drafting=None if drafter is None else drafter.binding
+    )
 
 
 def outcomes_of(
-    options: Options, models: Models, method: Method, prompts: dict[str, list[Prompt]], scorer: Scorer
+    options: Options,
+    models: Models,
+    method: Method,
+    prompts: dict[str, list[Prompt]],
+    scorer: Scorer,
 ) -> Outcomes:
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
-    memory, shared = PromptCache(MEMORY_MB), scope_with(models.draft, options, models, method)
-    machine = (str(models.target.device), torch.__version__)  # an interrupted start goes on where rounding is the same
+    memory = PromptCache(MEMORY_MB)
+    shared = scope_with(models.draft, options, models, method)
+    machine = (
+        str(models.target.device),
+        torch.__version__,
+    )  # an interrupted start goes on where rounding is the same
     depends = (shared, *machine, Path(gistgate.__file__).parent)
 
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:
-            choice, drafter = Choice(rule, settings, method.block), drafter_of(options, models, method)
+            choice = Choice(rule, settings, method.block)
+            drafter = drafter_of(options, models, method)
             decoder = assemble(models.target, models.tokenizer, choice, drafter, gate)
             seeds = range(start, start + len(asked))
-            return decode_prompts(decoder, asked, seeds, batch_size=options.batch_size, memory=memory)
+            return decode_prompts(
+                decoder, asked, seeds, batch_size=options.batch_size, memory=memory
+            )
 
         return cached(decode, SCRATCH, rule, *depends)
 
-    strict, loose = reader("exact", None), reader(method.rule, models.gate)
-    return Outcomes(prompts, scorer, lambda asked, start: [one.ids for one in strict({}, asked, start)], loose)
+    strict = reader("exact", None)
+    loose = reader(method.rule, models.gate)
+    return Outcomes(
+        prompts, scorer, lambda asked, start: [one.ids for one in strict({}, asked, start)], loose
+    )

@@ -1,4 +1,6 @@
-"""An lm-eval model that generates through our decoder; importing this module registers it as `gistgate`."""
+"""An lm-eval model that generates through our decoder; importing this module registers it as
+`gistgate`.
+"""
 
 import math
 import re
@@ -23,42 +25,71 @@ from transformers import PreTrainedModel
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import certificate_in_use, check_greedy, check_use, stops_of, warn_uncovered
+from gistgate.core.certificate import (
+    certificate_in_use,
+    check_greedy,
+    check_use,
+    stops_of,
+    warn_uncovered,
+)
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.choose import GATED, STRICT
-from gistgate.models.loading import encode, or_refuse, placed, rendered, template, warn_generation_config, whole_model
+from gistgate.models.loading import (
+    encode,
+    or_refuse,
+    placed,
+    rendered,
+    template,
+    warn_generation_config,
+    whole_model,
+)
 from gistgate.models.options import AUTO, NAMES
 from gistgate.rules import complete, meant
 
 # Generation arguments of tasks that change nothing here, and those that we know.
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
-WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
+# prompts that the harness hands over at once for each row: a finished row is followed by the next
+WAITING = 32
 
-Served = defaultdict[tuple[int, ...], list[Generation]]  # answers by the ids of their prompt, one for each request
+Served = defaultdict[
+    tuple[int, ...], list[Generation]
+]  # answers by the ids of their prompt, one for each request
 
 
 MADE: dict[int, dict[str, Any]] = {}  # how the harness made a prompt, by the hash of its text
-MAKE, ASKING = ConfigurableTask.fewshot_context, set[int]()  # lm-eval's own method, and the models that ask
+MAKE = ConfigurableTask.fewshot_context  # lm-eval's own method, and the models that ask
+ASKING = set[int]()
 
 
 def remembering(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
-    """The harness's method that makes a prompt; a certificate asks how, and requests hold the text alone."""
-    text, chat = MAKE(task, doc, num_fewshot, **how), bool(how.get("apply_chat_template"))
-    in_one = chat and num_fewshot and not how.get("fewshot_as_multiturn")  # no certificate has them in one turn
+    """The harness's method that makes a prompt; a certificate asks how, and requests hold the text
+    alone.
+    """
+    text = MAKE(task, doc, num_fewshot, **how)
+    chat = bool(how.get("apply_chat_template"))
+    in_one = (
+        chat and num_fewshot and not how.get("fewshot_as_multiturn")
+    )  # no certificate has them in one turn
     number = f"{num_fewshot} in one turn" if in_one else num_fewshot
-    MADE[hash(str(text))] = {"chat": chat, "system": how.get("system_instruction"), "num_fewshot": number}
+    MADE[hash(str(text))] = {
+        "chat": chat,
+        "system": how.get("system_instruction"),
+        "num_fewshot": number,
+    }
     return text
 
 
 def remember(model: Any) -> None:
-    """Let `remembering` take the place of lm-eval's method while a model lives that compares requests.
+    """Let `remembering` take the place of lm-eval's method while a model lives that compares
+    requests.
 
-    lm-eval makes prompts before it asks a model anything, and hands over neither the task nor how they were made.
+    lm-eval makes prompts before it asks a model anything, and hands over neither the task nor how
+    they were made.
     """
     ASKING.add(key := id(model))
     ConfigurableTask.fewshot_context = remembering
@@ -87,16 +118,28 @@ class GatedLM(HFLM):
     ) -> None:
         """Take a loaded model and a decoder around it, or names, as `--model_args` does.
 
-        `kwargs` are the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings of
-        the rule (theta=0.9), and all that lm-eval's `hf` model takes. Requests that a named certificate does not cover
-        are refused, and so is a gate that has nothing certified.
+        `kwargs` are the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule,
+        ...), settings of the rule (theta=0.9), and all that lm-eval's `hf` model takes. Requests
+        that a named certificate does not cover are refused, and so is a gate that has nothing
+        certified.
         """
         if not pretrained:
-            raise UserError(f"--model_args names no model ({', '.join(kwargs) or 'nothing'}). Write pretrained=NAME.")
-        options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
+            raise UserError(
+                f"--model_args names no model ({', '.join(kwargs) or 'nothing'}). Write"
+                " pretrained=NAME."
+            )
+        options = replace(
+            options_from(kwargs), guards=tuple(name for name in guards.split("+") if name)
+        )
         self.is_in_segments = options.segments is not None
         rule = options.rule or (GATED if options.gate else STRICT)
-        self.known = {*NAMES, "guards", "seed", *complete(meant(rule)[0], {}), *signature(HFLM.__init__).parameters}
+        self.known = {
+            *NAMES,
+            "guards",
+            "seed",
+            *complete(meant(rule)[0], {}),
+            *signature(HFLM.__init__).parameters,
+        }
         begin = super().__init__
         if isinstance(pretrained, str):
             pretrained, place = placed(pretrained, kwargs.pop("gguf_file", None))
@@ -107,21 +150,35 @@ class GatedLM(HFLM):
         keep_freed_memory(self.model.device)
         warn_generation_config(self.model)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
-            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        self.decoder = decoder or build_decoder(self.model, self.tokenizer, options, policy="refuse")
+            self._rank = self.accelerator.process_index
+            self._world_size = self.accelerator.num_processes
+        self.decoder = decoder or build_decoder(
+            self.model, self.tokenizer, options, policy="refuse"
+        )
         if self.decoder.target is not self.model:
-            raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
+            raise UserError(
+                "The decoder was made for another target. Pass the model that it decodes as"
+                " `pretrained`."
+            )
         self.certificate = self.decoder.certificate
         if self.certificate or certificate_in_use(self.decoder):
             remember(self)
-        self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
-        self.rows, self.is_quiet = 0, False
-        self.prompting: list[dict[str, Any]] = []  # how the prompts of the present requests were made, each way once
-        self.served = Served(list)  # every answer; after a run of several processes the first one has all
+        self.seed = seed
+        self.is_to_measure = options.speculate_up_to == AUTO
+        self.rows = 0
+        self.is_quiet = False
+        self.prompting: list[
+            dict[str, Any]
+        ] = []  # how the prompts of the present requests were made, each way once
+        self.served = Served(
+            list
+        )  # every answer; after a run of several processes the first one has all
         self.present = Served(list)  # those of the present requests
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
-        """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
+        """The harness's own method; the weights have to be whole, finite and in safetensors, as
+        everywhere else.
+        """
 
         def whole(name: str, **options: Any) -> PreTrainedModel:
             try:
@@ -129,16 +186,21 @@ class GatedLM(HFLM):
             except TypeError as error:  # the model refuses what nobody else took of the arguments
                 if (wrong := re.search(r"unexpected keyword argument '(\w+)'", str(error))) is None:
                     raise
-                raise UserError(f"--model_args has no '{wrong[1]}'. {nearest(wrong[1], self.known)}") from error
+                raise UserError(
+                    f"--model_args has no '{wrong[1]}'. {nearest(wrong[1], self.known)}"
+                ) from error
 
         with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
+        """The harness's own method with prompts for many rows; processes bring their counters
+        together afterwards.
+        """
         rows: int | str = self.batch_size_per_gpu
         self.is_quiet = disable_tqdm or self.rank != 0
-        self.rows, self.present = rows if isinstance(rows, int) else 0, Served(list)
+        self.rows = rows if isinstance(rows, int) else 0
+        self.present = Served(list)
         ways = {tuple(MADE.get(hash(one.args[0]), {}).items()) for one in requests}
         self.prompting = [{**dict(way), "arguments": self.chat_template_args} for way in ways]
         with replaced(self, "batch_size_per_gpu", rows * WAITING if self.rows else rows):
@@ -153,26 +215,45 @@ class GatedLM(HFLM):
         """The harness's own method: the text of the template, which its command line may name."""
         if isinstance(chat_template, str):
             self.chat_template_args |= {"chat_template": chat_template}
-        return template(self.tokenizer, self.chat_template_args.get("chat_template")) if chat_template else None
+        return (
+            template(self.tokenizer, self.chat_template_args.get("chat_template"))
+            if chat_template
+            else None
+        )
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The harness's own method, which would leave away a system text that the template refuses."""
-        return rendered(self.tokenizer, chat_history, add_generation_prompt, **self.chat_template_args)
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The harness's own method, which would leave away a system text that the template
+        refuses.
+        """
+        return rendered(
+            self.tokenizer, chat_history, add_generation_prompt, **self.chat_template_args
+        )
 
-    def tok_batch_encode(self, strings: list[str], left_truncate_len: int | None = None, **how: Any) -> Any:
+    def tok_batch_encode(
+        self, strings: list[str], left_truncate_len: int | None = None, **how: Any
+    ) -> Any:
         """The harness's own method; prompts become ids as everywhere in GistGate."""
         rows = [torch.tensor(encode(self.tokenizer, text)) for text in strings]
         if self.add_bos_token is not None or max(map(len, rows)) > (left_truncate_len or math.inf):
-            return super().tok_batch_encode(strings, left_truncate_len=left_truncate_len, **how)  # it warns of a cut
+            return super().tok_batch_encode(
+                strings, left_truncate_len=left_truncate_len, **how
+            )  # it warns of a cut
         parts = (rows, self.tokenizer.pad_token_id), ([torch.ones_like(row) for row in rows], 0)
         return tuple(pad_sequence(one, True, value, "left") for one, value in parts)
 
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
-        """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T + n]`, right-padded."""
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any
+    ) -> Tensor:
+        """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T +
+        n]`, right-padded.
+        """
         mask = kwargs.get("attention_mask")
         mask = torch.ones_like(context) if mask is None else mask
         prompts = [row[keep.bool()].tolist() for row, keep in zip(context, mask, strict=True)]
-        # The harness adds the text of eos to the stops; its id does that better, and wordings may contain the text.
+        # The harness adds the text of eos to the stops; its id does that better, and wordings may
+        # contain the text.
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         request: dict[str, Any] = {
             "max_new_tokens": max_length - context.shape[1],
@@ -186,25 +267,33 @@ class GatedLM(HFLM):
             self.is_to_measure = False
         request |= {"batch_size": self.rows or len(prompts), "seeds": self._seeds(prompts)}
         silent = self.is_quiet or None  # None: silent where no terminal is
-        with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
+        with tqdm(
+            total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent
+        ) as shown:
             answers = decode_all(self.decoder, prompts, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             for served in (self.served, self.present):
                 served[tuple(prompt)].append(answer)
-        longest, pad = max(len(answer.ids) for answer in answers), self.tokenizer.pad_token_id
+        longest = max(len(answer.ids) for answer in answers)
+        pad = self.tokenizer.pad_token_id
         new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])
         return torch.cat([context, new.to(context)], dim=1)
 
     def _check(self, temperature: float, stops: list[str]) -> None:
-        """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
+        """Refuse requests that a named certificate does not cover; warn of those that one beside a
+        gate does not.
+        """
         for way in self.prompting or [{}]:
             check_use(self.decoder, temperature=temperature, stops=stops, **way)
         if self.is_in_segments and not (self.certificate or certificate_in_use(self.decoder)):
             warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
-        asked, seeds = Counter[tuple[int, ...]](), []
+        """Seeds that follow the prompts, not their places in a batch; repeated prompts get
+        others.
+        """
+        asked = Counter[tuple[int, ...]]()
+        seeds = []
         for prompt in prompts:
             repeats = len(self.served.get(tuple(prompt), [])) + asked[tuple(prompt)]
             seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
@@ -218,7 +307,8 @@ class GatedLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
-        rule, counted = self.decoder.rule, self.statistics
+        rule = self.decoder.rule
+        counted = self.statistics
         ours = {
             "rule": rule.id,
             "settings": {field.name: getattr(rule, field.name) for field in fields(rule)},  # type: ignore[arg-type]
@@ -236,9 +326,14 @@ def sampling(kwargs: dict[str, Any]) -> Sampling:
     neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
     for name, value in kwargs.items():
         if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:
-            raise UserError(f"The task asks for {name}={value}, which this decoder cannot do. Remove it from the task.")
+            raise UserError(
+                f"The task asks for {name}={value}, which this decoder cannot do. Remove it from"
+                " the task."
+            )
     if not kwargs.get("do_sample"):
         return Sampling()
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    said = {name: kwargs[name] for name in usual if kwargs.get(name) is not None}  # a temperature of 0 is greedy
+    said = {
+        name: kwargs[name] for name in usual if kwargs.get(name) is not None
+    }  # a temperature of 0 is greedy
     return Sampling(**{**usual, **said})

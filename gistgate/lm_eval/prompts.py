@@ -21,29 +21,48 @@ from gistgate.models.loading import encode
 
 Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens
 USED = Path("data/prompts")  # where a finished run keeps its prompts
-DIGITS = 10  # hexadecimal digits that stand for one problem: of 10,000, two share one with a chance of 1e-8
+# hexadecimal digits that stand for one problem: of 10,000, two share one with a chance of 1e-8
+DIGITS = 10
 
 
 class PromptMaker:
     """Makes prompts out of documents, and counts those that do not fit."""
 
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
-        self.task, self.tokenizer = task, tokenizer
-        self.room = context_length - task.max_new_tokens  # longest prompt that leaves space for an answer, in tokens
-        self.too_long = {"train": 0, "test": 0}  # documents left out because their prompt is longer, by split
+        self.task = task
+        self.tokenizer = tokenizer
+        self.room = (
+            context_length - task.max_new_tokens
+        )  # longest prompt that leaves space for an answer, in tokens
+        self.too_long = {
+            "train": 0,
+            "test": 0,
+        }  # documents left out because their prompt is longer, by split
         if self.room < 1:
-            raise UserError(f"An answer may take all {context_length} tokens. Lower max_gen_toks or max_new_tokens.")
+            raise UserError(
+                f"An answer may take all {context_length} tokens. Lower max_gen_toks or"
+                " max_new_tokens."
+            )
 
     def test_prompts(self, number: int) -> list[Prompt]:
-        """What lm-eval serves for the first `number` test documents, without those that do not fit."""
+        """What lm-eval serves for the first `number` test documents, without those that do not
+        fit.
+        """
         docs = self.task.documents("test")
         if len(docs) < number:
-            found = f"prompts.test is {number}, but '{self.task.name}' has {len(docs)} test documents."
+            found = (
+                f"prompts.test is {number}, but '{self.task.name}' has {len(docs)} test documents."
+            )
             raise UserError(f"{found} Lower it; the other sizes share the training documents.")
         contexts = self.task.test_contexts(number, self.tokenizer)
-        made = (self.prompt("test", at, doc, text) for at, (doc, text) in enumerate(zip(docs, contexts, strict=False)))
+        made = (
+            self.prompt("test", at, doc, text)
+            for at, (doc, text) in enumerate(zip(docs, contexts, strict=False))
+        )
         if not (prompts := [prompt for prompt in made if prompt is not None]):
-            raise UserError(f"All {number} test prompts are longer than {self.room} tokens. Lower num_fewshot.")
+            raise UserError(
+                f"All {number} test prompts are longer than {self.room} tokens. Lower num_fewshot."
+            )
         return prompts
 
     def prompt(self, split: str, index: int, doc: Document, context: str) -> Prompt | None:
@@ -62,7 +81,9 @@ class PromptMaker:
         }
 
 
-def fresh_prompts(maker: PromptMaker, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[Prompt]:
+def fresh_prompts(
+    maker: PromptMaker, docs: Sequence[Document], order: Random, seen: set[str]
+) -> Iterator[Prompt]:
     """Prompts of the documents in random order, every problem once."""
     for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
@@ -70,8 +91,12 @@ def fresh_prompts(maker: PromptMaker, docs: Sequence[Document], order: Random, s
             yield prompt
 
 
-def distinct_documents(task: Task, docs: Sequence[Document], order: Random, seen: set[str]) -> Iterator[int]:
-    """Places of the documents in random order, every problem once and none of `seen`, which grows."""
+def distinct_documents(
+    task: Task, docs: Sequence[Document], order: Random, seen: set[str]
+) -> Iterator[int]:
+    """Places of the documents in random order, every problem once and none of `seen`, which
+    grows.
+    """
     for index in order.sample(range(len(docs)), len(docs)):
         problem = task.problem(docs[index])
         if problem not in seen:
@@ -80,22 +105,34 @@ def distinct_documents(task: Task, docs: Sequence[Document], order: Random, seen
 
 
 def hashes_of(problems: Iterable[str]) -> str:
-    """The hashes of problems, sorted and with spaces between, as a gate keeps those that it was trained on."""
+    """The hashes of problems, sorted and with spaces between, as a gate keeps those that it was
+    trained on.
+    """
     return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
 
 
 def used_problems(task: Task) -> set[str]:
-    """The problems of a finished run, each of which shaped the gate or its settings, or was judged."""
+    """The problems of a finished run, each of which shaped the gate or its settings, or was
+    judged.
+    """
     found = set()
     for prompt in (row for file in sorted(USED.glob("*.jsonl")) for row in read_json_lines(file)):
-        with suppress(KeyError, TypeError, TemplateError):  # of another task, which this one cannot show
+        with suppress(
+            KeyError, TypeError, TemplateError
+        ):  # of another task, which this one cannot show
             found.add(task.problem(prompt["doc"]))
     return found
 
 
-def decode_prompts(decoder: Decoder, prompts: Sequence[Prompt], seeds: Sequence[int], **batches: Any) -> list[Answer]:
-    """Answers in the order of the prompts; `batches` (batch_size, memory, progress) go to `decode_all`."""
+def decode_prompts(
+    decoder: Decoder, prompts: Sequence[Prompt], seeds: Sequence[int], **batches: Any
+) -> list[Answer]:
+    """Answers in the order of the prompts; `batches` (batch_size, memory, progress) go to
+    `decode_all`.
+    """
     request = {name: prompts[0][name] for name in ("max_new_tokens", "stops")}
     request["eos_ids"] = eos_ids(decoder.target, decoder.tokenizer)
-    done = decode_all(decoder, [prompt["ids"] for prompt in prompts], seeds=list(seeds), **request, **batches)
+    done = decode_all(
+        decoder, [prompt["ids"] for prompt in prompts], seeds=list(seeds), **request, **batches
+    )
     return [Answer(answer.ids, answer.statistics) for answer in done]

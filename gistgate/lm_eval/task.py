@@ -1,6 +1,8 @@
-"""An lm-eval task defines meaning: its prompts, its stops, what an answer is worth, and which answers are the same.
+"""An lm-eval task defines meaning: its prompts, its stops, what an answer is worth, and which
+answers are the same.
 
-Prompts are identical to those that the harness serves, and a metric behind a filter judges as it does there.
+Prompts are identical to those that the harness serves, and a metric behind a filter judges as it
+does there.
 """
 
 from __future__ import annotations
@@ -45,13 +47,21 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
         manager = TaskManager(include_path=str(folder))
     entry = manager.task_index.get(name)
     if entry is None:
-        file, home, near = Path(name), folder or TASKS, difflib.get_close_matches(name, manager.all_subtasks, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Write {home}/{name}.yaml or choose another task."
+        file = Path(name)
+        home = folder or TASKS
+        near = difflib.get_close_matches(name, manager.all_subtasks, n=1)
+        hint = (
+            f"Did you mean '{near[0]}'?"
+            if near
+            else f"Write {home}/{name}.yaml or choose another task."
+        )
         if file.suffix in (".yaml", ".yml"):
             is_away = file.is_file() and file.parent.resolve() != home.resolve()
             copied = f"copy the file to {home} and " if is_away else ""
             hint = f"Tasks are named without folder and ending: {copied}write '{file.stem}'."
-        raise UserError(f"There is no task '{name}' in {f'{folder} or in ' if folder else ''}lm-eval. {hint}")
+        raise UserError(
+            f"There is no task '{name}' in {f'{folder} or in ' if folder else ''}lm-eval. {hint}"
+        )
     if name not in manager.all_subtasks:
         raise UserError(f"'{name}' is a group of tasks. Name one task of it.")
     return manager, entry
@@ -61,9 +71,14 @@ def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub."""
     files = {}
     for split in sorted({config[key] for key in SPLITS if config.get(key)}):
-        found = [path for path in (folder / f"{split}.jsonl", folder / f"{split}.json") if path.is_file()]
+        found = [
+            path for path in (folder / f"{split}.jsonl", folder / f"{split}.json") if path.is_file()
+        ]
         if not found:
-            raise UserError(f"{folder / split}.jsonl is missing, and the task wants that split. Check `task_data`.")
+            raise UserError(
+                f"{folder / split}.jsonl is missing, and the task wants that split. Check"
+                " `task_data`."
+            )
         files[split] = str(found[0])
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
@@ -73,28 +88,39 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Prompting:
-    """How a document becomes a prompt; a gate keeps these entries, because it is trained on what users serve."""
+    """How a document becomes a prompt; a gate keeps these entries, because it is trained on what
+    users serve.
+    """
 
-    num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
+    num_fewshot: int | None = (
+        0  # solved examples in front of the question; None takes the task's own number
+    )
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template; chat_template chooses one by name
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the chat template; chat_template chooses one by name
 
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
 
 
 def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
-    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter")."""
+    """The filter and the metric's name: the task's first of each, or those of `wanted`
+    ("metric,filter").
+    """
     filters = {ensemble.name: ensemble for ensemble in harness._filters}
     metrics = list(harness._metric_fn_list)
     metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
-    name, option = name or next(iter(filters)), "`task_metric` (`gistgate calibrate`: --metric)"
+    name = name or next(iter(filters))
+    option = "`task_metric` (`gistgate calibrate`: --metric)"
     if metric not in metrics or name not in filters:
         known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
         raise UserError(f"The task has no metric '{wanted}'. Set {option} to one of: {known}.")
     if not harness.higher_is_better().get(metric, True):
-        raise UserError(f"Of the metric '{metric}' less is better. Set {option} to one where more is better.")
+        raise UserError(
+            f"Of the metric '{metric}' less is better. Set {option} to one where more is better."
+        )
     return filters[name], metric
 
 
@@ -107,8 +133,12 @@ class TaskSpec:
     """Which task, judged by what, on which data, and how it is asked."""
 
     name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
-    metric: str | None = None  # metric and filter that decide, as lm-eval writes them; None: the task's first
-    data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
+    metric: str | None = (
+        None  # metric and filter that decide, as lm-eval writes them; None: the task's first
+    )
+    data: str | None = (
+        None  # folder with a .jsonl file for each split, which replaces the task's own data
+    )
     prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
     max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
     allow_code: bool = False  # whether a task may run programs that the model writes
@@ -116,18 +146,25 @@ class TaskSpec:
 
 def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
     """The task of `folder`, else of lm-eval's own, prompted as `spec.prompting` says."""
-    name, (manager, entry) = spec.name, entry_of(spec.name, folder)
+    name = spec.name
+    manager, entry = entry_of(spec.name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), spec.allow_code)
-    overrides, index = local_data(Path(spec.data), entry.cfg or {}) if spec.data else None, manager.task_index
+    overrides = local_data(Path(spec.data), entry.cfg or {}) if spec.data else None
+    index = manager.task_index
     try:
         with own_code_eval() if spec.allow_code else nullcontext():
-            task = manager._factory.build(index[name], overrides=overrides, registry=index)  # loads the documents
+            task = manager._factory.build(
+                index[name], overrides=overrides, registry=index
+            )  # loads the documents
     except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
         raise UserError(
-            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
-            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
+            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)})."
+            " Check its YAML and its data; without the hub, set `task_data` in params.yaml to a"
+            " folder with a .jsonl file for each split."
         ) from error
-    check_allowed(name, getattr(task, "UNSAFE_CODE", False), spec.allow_code)  # an included file may have said so
+    check_allowed(
+        name, getattr(task, "UNSAFE_CODE", False), spec.allow_code
+    )  # an included file may have said so
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         raise UserError(NO_TEXT.format(name))
     return Task(task, spec)
@@ -138,10 +175,19 @@ NO_TRAINING = "The task '{}' has no training split. Choose one that names a `tra
 
 
 def check_files(name: str, file: Path) -> None:
-    """Refuse a task that could not be loaded for want of a text or of training documents, as its files say."""
-    text = "\n".join(part.read_text(encoding="utf-8") for part in files_of(file) if part.suffix != ".py")
-    kind, split = (re.search(rf"^{key}: *['\"]?(?!null)(\w+)", text, re.M) for key in ("output_type", "training_split"))
-    if not re.search("^class:", text, re.M) and ((other := kind and kind[1] != "generate_until") or split is None):
+    """Refuse a task that could not be loaded for want of a text or of training documents, as its
+    files say.
+    """
+    text = "\n".join(
+        part.read_text(encoding="utf-8") for part in files_of(file) if part.suffix != ".py"
+    )
+    kind, split = (
+        re.search(rf"^{key}: *['\"]?(?!null)(\w+)", text, re.M)
+        for key in ("output_type", "training_split")
+    )
+    if not re.search("^class:", text, re.M) and (
+        (other := kind and kind[1] != "generate_until") or split is None
+    ):
         raise UserError((NO_TEXT if other else NO_TRAINING).format(name))
 
 
@@ -155,29 +201,42 @@ def known(value: Any) -> Any:
 
 
 class Task:
-    """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
+    """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind
+    one filter.
+    """
 
     judges = True  # whether right answers are known
     examples = 0  # solved ones in front of a question
 
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
-        self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
+        self.harness = harness
+        self.name = spec.name
+        self.prompting = spec.prompting
         if not harness.has_training_docs():
             raise UserError(NO_TRAINING.format(self.name))
         settings = dict(harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
-            log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
+            log.warning(
+                "The task '%s' asks for samples; it is decoded greedily, once per document.",
+                self.name,
+            )
         limits = [settings.pop(name) for name in LENGTHS if settings.get(name)]
         until = settings.get("until") or []
         settings["until"] = [until] if isinstance(until, str) else list(until)
-        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, spec.max_new_tokens][0])}
+        settings |= {
+            "do_sample": False,
+            "temperature": 0.0,
+            "max_gen_toks": int([*limits, spec.max_new_tokens][0]),
+        }
         harness.set_config("generation_kwargs", settings)
         harness.set_config("repeats", 1)
-        asked, own = self.prompting.num_fewshot, harness.config.num_fewshot or 0
+        asked = self.prompting.num_fewshot
+        own = harness.config.num_fewshot or 0
         if asked is not None and asked < own:
             log.warning(
-                "The task '%s' is made for %d solved examples and gets %d, so that answers may have another form than "
-                "its filter expects. Set prompting.num_fewshot to null (or --num-fewshot %d), or choose another task.",
+                "The task '%s' is made for %d solved examples and gets %d, so that answers may have"
+                " another form than its filter expects. Set prompting.num_fewshot to null (or"
+                " --num-fewshot %d), or choose another task.",
                 *(self.name, own, asked, own),
             )
         self.examples = own if asked is None else asked
@@ -191,42 +250,62 @@ class Task:
 
     @property
     def max_new_tokens(self) -> int:
-        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it names none."""
+        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it
+        names none.
+        """
         return int(self.harness.config.generation_kwargs["max_gen_toks"])
 
     def documents(self, split: str) -> list[Document]:
-        """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the task's order."""
+        """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the
+        task's order.
+        """
         docs = list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
         lacking: dict[str, int] = {}  # the first document with each set of empty fields
         for at, doc in enumerate(docs):
-            lacking.setdefault(", ".join(name for name, value in doc.items() if value is None) or "none", at)
+            lacking.setdefault(
+                ", ".join(name for name, value in doc.items() if value is None) or "none", at
+            )
         for names, at in lacking.items():
             try:
                 with replaced(templates, "finalize", known):
-                    str(known(self.harness.doc_to_text(docs[at]))), str(known(self.harness.doc_to_target(docs[at])))
+                    (
+                        str(known(self.harness.doc_to_text(docs[at]))),
+                        str(known(self.harness.doc_to_target(docs[at]))),
+                    )
             except (AttributeError, LookupError, TemplateError, TypeError, ValueError) as error:
                 raise UserError(
-                    f"Document {at} of the {split} split of '{self.name}' lacks what its prompt or reference needs "
-                    f"({first_line(error)}; empty fields: {names}). Complete it, or leave it out."
+                    f"Document {at} of the {split} split of '{self.name}' lacks what its prompt or"
+                    f" reference needs ({first_line(error)}; empty fields: {names}). Complete it,"
+                    " or leave it out."
                 ) from error
         return docs
 
     def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem: words and numbers, or the text in tasks that need other signs."""
+        """What makes two documents the same problem: words and numbers, or the text in tasks that
+        need other signs.
+        """
         text = " ".join(self.question(doc).split())
         return words_of(text) if self._tells_by_words else text
 
     @cached_property
     def _tells_by_words(self) -> bool:
-        """Whether words and numbers tell nearly all training documents apart, as in word problems, but not in sums."""
+        """Whether words and numbers tell nearly all training documents apart, as in word problems,
+        but not in sums.
+        """
         texts = {" ".join(self.question(doc).split()) for doc in self.documents("train")}
-        signs = {words_of(text, r"\s_.,;:!?'\"‘’“”–—") for text in texts}  # without what stands in a sentence
+        signs = {
+            words_of(text, r"\s_.,;:!?'\"‘’“”–—") for text in texts
+        }  # without what stands in a sentence
         words = len(set(map(words_of, texts)))
         return words >= max(0.9 * len(texts), 0.99 * len(signs))
 
     def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-        """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
-        return self.cut(str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token)
+        """The answer that lm-eval would score for these new tokens: decoded and cut at the first
+        stop.
+        """
+        return self.cut(
+            str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token
+        )
 
     def cut(self, text: str, end: str | None = None) -> str:
         """An answer as lm-eval scores it: without its first stop, or `end`, and what is behind."""
@@ -239,7 +318,9 @@ class Task:
         return str(self.harness.doc_to_text(doc))
 
     def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase | None) -> str:
-        """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
+        """The prompt of one document. Few-shot examples depend on the document alone and never
+        contain it.
+        """
         return self._context(doc, self._prompting(tokenizer))
 
     def prompt(self, doc: Document) -> str | list[dict[str, str]]:
@@ -247,30 +328,47 @@ class Task:
         return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
 
     def messages(self, doc: Document) -> list[dict[str, str]]:
-        """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
-        prompting = {**self._prompting(None), "chat_template": lambda history, *_, **__: json.dumps(history)}
+        """The prompt of one document as the messages of a chat, for a server that has the chat
+        template itself.
+        """
+        prompting = {
+            **self._prompting(None),
+            "chat_template": lambda history, *_, **__: json.dumps(history),
+        }
         messages: list[dict[str, str]] = json.loads(self._context(doc, prompting))
         return messages
 
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
-        seed, sampler = hashlib.sha256(self.question(doc).encode()).digest()[:4], self.harness.sampler
+        seed = hashlib.sha256(self.question(doc).encode()).digest()[:4]
+        sampler = self.harness.sampler
         self.harness.set_fewshot_seed(int.from_bytes(seed, "big"))
 
         def others(n: int, **_: Any) -> Any:
-            """`n` examples other than the document; lm-eval draws one more where it has to leave one out."""
+            """`n` examples other than the document; lm-eval draws one more where it has to leave
+            one out.
+            """
             pool = sampler.fewshot_docs()
             if len(pool) < n or (len(pool) == n and doc in pool):
-                raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
+                raise UserError(
+                    f"The task has too few documents to show {n} others as examples. Lower"
+                    " num_fewshot."
+                )
             return sampler.sample(n=n, eval_doc=doc if len(pool) > n else None)
 
         with replaced(self.harness, "sampler", SimpleNamespace(sample=others)):
-            number, prefix = self.examples, self.harness.doc_to_prefix(doc)
-            context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
+            number = self.examples
+            prefix = self.harness.doc_to_prefix(doc)
+            context = self.harness.fewshot_context(
+                doc, num_fewshot=number, gen_prefix=prefix, **prompting
+            )
         return str(context)
 
     def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`."""
-        self.restart_examples()  # all examples come from one random stream, so that a prompt depends on all before it
+        """The prompts of the first `limit` test documents, as lm-eval builds them for
+        `limit=limit`.
+        """
+        # all examples come from one random stream, so that a prompt depends on all before it
+        self.restart_examples()
         self.harness.build_all_requests(limit=limit, **self._prompting(tokenizer))
         return [str(request.args[0]) for request in self.harness.instances]
 
@@ -280,11 +378,14 @@ class Task:
 
     def evaluation_arguments(self) -> dict[str, Any]:
         """How lm-eval has to be called to serve the prompts of `test_contexts`."""
-        return {name: value for name, value in self._prompting(None).items() if name != "chat_template"}  # the model's
+        return {
+            name: value for name, value in self._prompting(None).items() if name != "chat_template"
+        }  # the model's
 
     def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
         """How lm-eval shall build contexts; examples become turns of their own in a chat."""
-        chat, make = self.prompting.chat_template, partial(rendered, tokenizer, **self.prompting.arguments)
+        chat = self.prompting.chat_template
+        make = partial(rendered, tokenizer, **self.prompting.arguments)
         return {
             "system_instruction": self.prompting.system,
             "apply_chat_template": chat,
@@ -298,7 +399,9 @@ class Task:
         return f"{self._metric},{self._filter.name}"
 
     def verdicts_of(self, results: dict[str, Any]) -> dict[int, tuple[float, str]]:
-        """Score and answer of every document that lm-eval judged, by its place in the test split."""
+        """Score and answer of every document that lm-eval judged, by its place in the test
+        split.
+        """
         samples = results["samples"][self.harness.task_name]
         mine = [sample for sample in samples if sample["filter"] == self._filter.name]
         return {sample["doc_id"]: (self._value(sample), sample["resps"][0][0]) for sample in mine}
@@ -308,19 +411,26 @@ class Task:
         return self._value(self.harness.process_results(doc, [self.answer(doc, text)]))
 
     def _value(self, results: dict[str, Any]) -> float:
-        """The metric's value among results of lm-eval, refused where it is no number from 0 to 1."""
+        """The metric's value among results of lm-eval, refused where it is no number from 0 to
+        1.
+        """
         value = results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-            raise UserError(f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set `task_metric`.")
+            raise UserError(
+                f"The metric '{self.metric}' gives {value!r}, not a number from 0 to 1. Set"
+                " `task_metric`."
+            )
         return float(value)
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
-        """Whether filter and metric cannot tell `text` from `reference`; None where nothing is known.
+        """Whether filter and metric cannot tell `text` from `reference`; None where nothing is
+        known.
 
-        Where a scoring function or unit tests hide answers, a text keeps the meaning if it scores no less, and two
-        failures with different texts are unknown.
+        Where a scoring function or unit tests hide answers, a text keeps the meaning if it scores
+        no less, and two failures with different texts are unknown.
         """
-        answer, expected = self.answer(doc, text), self.answer(doc, reference)
+        answer = self.answer(doc, text)
+        expected = self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):
             return None
         if answer == expected:
@@ -332,7 +442,9 @@ class Task:
 
     def answer(self, doc: Document, text: str) -> Any:
         """What the filter leaves of a text."""
-        run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
+        run = Instance(
+            request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text]
+        )
         self._filter.apply([run])
         return run.filtered_resps[self._filter.name]
 
@@ -349,11 +461,15 @@ class Task:
 
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")  # lm-eval looks for its module beside the YAML first
+FUNCTION = re.compile(
+    r"!function\s+['\"]?([\w./-]+)\.\w+"
+)  # lm-eval looks for its module beside the YAML first
 
 
 def files_of(task: Path) -> list[Path]:
-    """The file of a task, those that it includes and those beside it with its functions, each once."""
+    """The file of a task, those that it includes and those beside it with its functions, each
+    once.
+    """
     if not task.is_file():
         return []
     text = task.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
-"""Shadow mode: verify strictly and count what a rule would have accepted, so that no id changes. Inside one block of a
-chain the count is exact, across blocks an estimate: a loose text would have gone on differently.
+"""Shadow mode: verify strictly and count what a rule would have accepted, so that no id changes.
+Inside one block of a chain the count is exact, across blocks an estimate: a loose text would have
+gone on differently.
 
 Axis letters: B rows, K drafted tokens.
 """
@@ -24,7 +25,8 @@ INNER = "rule."  # prefix of what the watched rule remembers
 class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
-    It judges again once the strict text has come as far as a loose one would: tokens over judged blocks estimate tau.
+    It judges again once the strict text has come as far as a loose one would: tokens over judged
+        blocks estimate tau.
     """
 
     rule: Rule  # what would have been accepted
@@ -50,10 +52,16 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
         return block.strict
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
+        inner = {
+            name.removeprefix(INNER): value
+            for name, value in state.items()
+            if name.startswith(INNER)
+        }
         would = settle(self.rule, block, inner)
         none_B = torch.zeros_like(acceptance.length)
-        known = {name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")}
+        known = {
+            name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")
+        }
         length_B = until_end(block, would.length)
         judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
         kept_BK = torch.arange(block.draft_ids.shape[1], device=length_B.device) < length_B[:, None]
@@ -70,16 +78,21 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
             "shadow_next": judged_B * (behind_B - known["shadow_next"]),
         }
         counts = {name: value + more[name] for name, value in known.items()}
-        # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
+        # A loose decoder never meets the blocks within a loose span, so that the rule may not
+        # remember them either.
         met = replace(block, valid=block.valid & judged_B.bool()[:, None])
         for name, new in self.rule.advance(met, would, inner).items():
             old = inner.get(name, torch.zeros_like(new))
-            counts[INNER + name] = torch.where(judged_B.bool().view(-1, *[1] * (new.ndim - 1)), new, old)
+            counts[INNER + name] = torch.where(
+                judged_B.bool().view(-1, *[1] * (new.ndim - 1)), new, old
+            )
         return counts
 
 
 def until_end(block: Block, length_B: Tensor) -> Tensor:
-    """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
+    """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token
+    of its block.
+    """
     if block.ends is None or not block.ends.numel() or not block.draft_ids.shape[1]:
         return length_B
     before_B = leading(~torch.isin(block.draft_ids, block.ends))
@@ -87,17 +100,25 @@ def until_end(block: Block, length_B: Tensor) -> Tensor:
 
 
 def shadow(decoder: Decoder) -> Decoder:
-    """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted."""
+    """A decoder that verifies strictly and counts what the rule of `decoder` would have
+    accepted.
+    """
     if decoder.drafter is None or decoder.drafter.nodes:
-        raise UserError("Shadow mode watches what a rule does with chains of drafts. Name a draft, or another drafter.")
+        raise UserError(
+            "Shadow mode watches what a rule does with chains of drafts. Name a draft, or another"
+            " drafter."
+        )
     return decoder.having(rule=Shadow(decoder.rule))
 
 
 def summary(counted: Statistics) -> str:
-    """One line about a shadow run; the rule's tau is estimated from blocks that follow each other."""
+    """One line about a shadow run; the rule's tau is estimated from blocks that follow each
+    other.
+    """
     extra = counted.extra
     return (
-        f"shadow: tau {extra['shadow_tokens'] / extra['shadow_judged']:.2f} estimated for the rule instead of "
-        f"{counted.mean_accepted_length:.2f}, {100 * extra['shadow_loose'] / extra['shadow_tokens']:.1f} loose tokens "
-        f"per hundred, {100 * extra['shadow_differing'] / extra['shadow_blocks']:.0f} % of the blocks differ"
+        f"shadow: tau {extra['shadow_tokens'] / extra['shadow_judged']:.2f} estimated for the rule"
+        f" instead of {counted.mean_accepted_length:.2f},"
+        f" {100 * extra['shadow_loose'] / extra['shadow_tokens']:.1f} loose tokens per hundred,"
+        f" {100 * extra['shadow_differing'] / extra['shadow_blocks']:.0f} % of the blocks differ"
     )

@@ -1,6 +1,6 @@
-"""Decoding with a clock on both sides: ours and transformers' own, batch by batch and in an order that rotates, so that
-a machine that slows down slows all of them. Loops are easy to draft: a batch that any contender answers with a loop is
-dropped for all of them, unless every batch loops."""
+"""Decoding with a clock on both sides: ours and transformers' own, batch by batch and in an order
+that rotates, so that a machine that slows down slows all of them. Loops are easy to draft: a batch
+that any contender answers with a loop is dropped for all of them, unless every batch loops."""
 
 import platform
 import warnings
@@ -13,7 +13,13 @@ from zlib import crc32
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import LoopGuard
@@ -22,16 +28,32 @@ from gistgate.core.utils import UserError, first_line, replaced
 
 BATCHES = (1, 4, 16, 32)  # batch sizes at which `pays_up_to` measures, in rows
 MEASURED = 64  # longest answer of such a measurement, in tokens
-KS = (2, 3, 4, 6, 8, 10)  # block lengths of transformers' speculation; its prompt lookup proposes 10 by itself
-DEFAULTS = 0  # in place of a K: assisted generation with the length, schedule and threshold of transformers itself
-LOST = 1.25  # a K that takes so many times the least time is not tried any further: prompts decide less than K does
-ASSISTED, LOOKUP = "transformers_assisted", "transformers_lookup"
+KS = (
+    2,
+    3,
+    4,
+    6,
+    8,
+    10,
+)  # block lengths of transformers' speculation; its prompt lookup proposes 10 by itself
+# in place of a K: assisted generation with the length, schedule and threshold of transformers
+# itself
+DEFAULTS = 0
+# a K that takes so many times the least time is not tried any further: prompts decide less than K
+# does
+LOST = 1.25
+ASSISTED = "transformers_assisted"
+LOOKUP = "transformers_lookup"
 
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[list[list[int]], Statistics | None]
-"""New ids of every row, and what was counted about all rows; None where the library counts nothing."""
+"""New ids of every row, and what was counted about all rows; None where the library counts
+nothing.
+"""
 Decode = Callable[..., Answers]
-"""Prompt ids of every row -> answers; those of transformers take further arguments for `generate`."""
+"""Prompt ids of every row -> answers; those of transformers take further arguments for
+`generate`.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +82,8 @@ class Contender:
     decode: Decode
     block: int = 0  # K; 0 without a draft
     is_baseline: bool = False
-    builds: bool = False  # whether it builds programs for the shape of each batch, which is done before the clock runs
+    # whether it builds programs for the shape of each batch, which is done before the clock runs
+    builds: bool = False
     also: tuple[str, ...] = ()  # methods that decode exactly like this and share its times
 
     def timed(self, prompts: Prompts) -> Timed:
@@ -97,23 +120,34 @@ def contender(
 def check_engine(decoder: Decoder) -> None:
     """Seconds are those of the engine that was asked for."""
     if why := sorted(decoder.engine.fell_back):
-        raise UserError(f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Take the eager one.")
+        raise UserError(
+            f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Take the eager"
+            " one."
+        )
 
 
-def theirs(pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any) -> Decode:
-    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given."""
+def theirs(
+    pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any
+) -> Decode:
+    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one
+    is given.
+    """
     ends = list(request.get("eos_ids", ()))
     pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
-    if request.get("stops"):  # as a criterion: `stop_strings` would reach the draft without its tokenizer
+    if request.get(
+        "stops"
+    ):  # as a criterion: `stop_strings` would reach the draft without its tokenizer
         stop = StopStringCriteria(pair.tokenizer, list(request["stops"]))
         generation["stopping_criteria"] = StoppingCriteriaList([stop])
 
     def decode(prompts: Prompts, **cache: Any) -> Answers:
         assistant = {} if block is None else {"assistant_model": drafting(pair.draft, block)}
-        width, device = max(map(len, prompts)), pair.target.device
+        width = max(map(len, prompts))
+        device = pair.target.device
         rows = [[pad] * (width - len(ids)) + list(ids) for ids in prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
-        # Our decoder reads no configuration of a model (a repetition penalty), and other texts have another speed.
+        # Our decoder reads no configuration of a model (a repetition penalty), and other texts have
+        # another speed.
         with torch.inference_mode(), replaced(pair.target, "generation_config", GenerationConfig()):
             out = pair.target.generate(
                 input_ids=torch.tensor(rows, device=device),
@@ -140,14 +174,18 @@ def written(answer: list[int], ends: Collection[int], pad: int) -> int:
 
 
 def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
-    """transformers' compiled step on a static cache of one size, on a CPU as well: not every machine can have it."""
+    """transformers' compiled step on a static cache of one size, on a CPU as well: not every
+    machine can have it.
+    """
     everywhere = transformers.CompileConfig()
     everywhere._compile_all_devices = True
     caches: dict[int, StaticCache] = {}
     decode = theirs(pair, request)
 
     def run(prompts: Prompts) -> Answers:
-        cache = caches.setdefault(len(prompts), StaticCache(pair.target.config, max_cache_len=slots))
+        cache = caches.setdefault(
+            len(prompts), StaticCache(pair.target.config, max_cache_len=slots)
+        )
         with torch.inference_mode():
             cache.reset()
         return decode(prompts, past_key_values=cache, compile_config=everywhere)
@@ -157,13 +195,20 @@ def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
 
 Lap = dict[str, list[Timed]]  # every run of one batch, by the name of the contender
 Times = dict[str, dict[str, Any]]
-"""By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
+"""By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how
+many had `loops`.
+"""
 
 
 def race(
-    field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 1, title: str | None = None
+    field: Sequence[Contender],
+    batches: Sequence[Prompts],
+    repeats: int = 1,
+    title: str | None = None,
 ) -> list[Lap]:
-    """Time every contender on every batch; the first batch warms up. `title` shows a progress bar."""
+    """Time every contender on every batch; the first batch warms up. `title` shows a progress
+    bar.
+    """
     for one in field:  # the first call of everything pays for what later calls find done
         one.decode(batches[0])
     shown = tqdm(batches, desc=title, unit="batch", disable=title is None)
@@ -198,7 +243,8 @@ def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
             "seconds": [[run.seconds for run in each[one.name]] for each in kept],
             "tokens": [each[one.name][0].tokens for each in kept],
             "target_forwards": [
-                None if (counted := each[one.name][0].statistics) is None else counted.forwards for each in kept
+                None if (counted := each[one.name][0].statistics) is None else counted.forwards
+                for each in kept
             ],
             "loops": loops,
         }
@@ -207,14 +253,26 @@ def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
 
 
 def by_kind(field: Sequence[Contender], times: Times) -> dict[str, Times]:
-    """Times of baselines and of methods; a method that decodes exactly like a contender shares its times."""
-    methods = {name: times[c.name] for c in field for name in (*([] if c.is_baseline else [c.name]), *c.also)}
-    return {"baselines": {c.name: times[c.name] for c in field if c.is_baseline}, "methods": methods}
+    """Times of baselines and of methods; a method that decodes exactly like a contender shares its
+    times.
+    """
+    methods = {
+        name: times[c.name]
+        for c in field
+        for name in (*([] if c.is_baseline else [c.name]), *c.also)
+    }
+    return {
+        "baselines": {c.name: times[c.name] for c in field if c.is_baseline},
+        "methods": methods,
+    }
 
 
 def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender], dict[str, str]]:
-    """The contenders that decode this batch, and the reason of each that cannot: that is a result, and not the end."""
-    able, failed = [], {}
+    """The contenders that decode this batch, and the reason of each that cannot: that is a result,
+    and not the end.
+    """
+    able = []
+    failed = {}
     for one in field:
         try:
             with warnings.catch_warnings():
@@ -239,24 +297,36 @@ def machine() -> dict[str, Any]:
     }
 
 
-def side_by_side(decoder: Decoder, prompts: Prompts, **request: Any) -> tuple[dict[str, tuple[float, Statistics]], int]:
-    """Seconds and counts of plain, strict and `decoder` on all prompts, row by row, and how many prompts loop."""
+def side_by_side(
+    decoder: Decoder, prompts: Prompts, **request: Any
+) -> tuple[dict[str, tuple[float, Statistics]], int]:
+    """Seconds and counts of plain, strict and `decoder` on all prompts, row by row, and how many
+    prompts loop.
+    """
     ways = {"plain": decoder.plain(), "strict": decoder.strict(), decoder.rule.id: decoder}
     field = [contender(name, one, request, any_engine=True) for name, one in ways.items()]
     laps, loops = without_loops(race(field, [[ids] for ids in prompts]))
     runs = {name: [each[name][0] for each in laps] for name in ways}
     return {
-        name: (sum(run.seconds for run in some), total([run.statistics or Statistics() for run in some]))
+        name: (
+            sum(run.seconds for run in some),
+            total([run.statistics or Statistics() for run in some]),
+        )
         for name, some in runs.items()
     }, loops
 
 
-def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHES, **request: Any) -> int:
-    """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
+def pays_up_to(
+    decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHES, **request: Any
+) -> int:
+    """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never
+    is.
 
-    For `Decoder(speculate_up_to=...)`; measured before serving, because texts must not depend on a busy machine.
+    For `Decoder(speculate_up_to=...)`; measured before serving, because texts must not depend on a
+    busy machine.
     """
-    plain, most = decoder.plain(), 0
+    plain = decoder.plain()
+    most = 0
     for size in sorted(sizes):
         batch = [prompts[place % len(prompts)] for place in range(size)]
         if rate(decoder, batch, request) <= rate(plain, batch, request):
@@ -265,10 +335,16 @@ def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHE
     return most
 
 
-def settle_batches(decoder: Decoder, prompts: Prompts, *, max_new_tokens: int, **request: Any) -> int:
-    """Measure on the first batch up to how many of its rows speculation pays, and let the decoder keep to it."""
+def settle_batches(
+    decoder: Decoder, prompts: Prompts, *, max_new_tokens: int, **request: Any
+) -> int:
+    """Measure on the first batch up to how many of its rows speculation pays, and let the decoder
+    keep to it.
+    """
     sizes = [*(size for size in BATCHES if size < len(prompts)), len(prompts)]
-    most = pays_up_to(decoder, prompts, sizes, max_new_tokens=min(max_new_tokens, MEASURED), **request)
+    most = pays_up_to(
+        decoder, prompts, sizes, max_new_tokens=min(max_new_tokens, MEASURED), **request
+    )
     decoder.speculate_up_to = most
     return most
 
@@ -281,9 +357,15 @@ def rate(decoder: Decoder, batch: Prompts, request: dict[str, Any]) -> float:
 
 
 def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
-    """The draft, told to propose `block` tokens every time, or left to the defaults of transformers (`DEFAULTS`)."""
+    """The draft, told to propose `block` tokens every time, or left to the defaults of transformers
+    (`DEFAULTS`).
+    """
     # These three are read from the draft's own configuration; left alone they stop drafts early.
-    names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+    names = (
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+    )
     draft.generation_config = GenerationConfig()
     if block != DEFAULTS:
         for name, value in zip(names, (block, "constant", 0.0), strict=True):
@@ -292,33 +374,51 @@ def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
 
 
 def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]]:
-    """Assisted generation (with a draft model) and prompt lookup of transformers, each at every K."""
-    found = {LOOKUP: [Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True) for k in KS]}
+    """Assisted generation (with a draft model) and prompt lookup of transformers, each at every
+    K.
+    """
+    found = {
+        LOOKUP: [
+            Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True)
+            for k in KS
+        ]
+    }
     if pair.draft is not None:
-        found[ASSISTED] = [Contender(ASSISTED, theirs(pair, request, k), k, True) for k in (*KS, DEFAULTS)]
+        found[ASSISTED] = [
+            Contender(ASSISTED, theirs(pair, request, k), k, True) for k in (*KS, DEFAULTS)
+        ]
     return found
 
 
 def chosen(
     pair: Any, request: dict[str, Any], development: Sequence[Sequence[int]]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """transformers' speculation, each at the K that is fastest on development prompts, and by name what cannot run."""
-    able, failed = [], {}
+    """transformers' speculation, each at the K that is fastest on development prompts, and by name
+    what cannot run.
+    """
+    able = []
+    failed = {}
     for name, variants in speculation(pair, request).items():
         try:
             able.append(fastest(variants, development))
-        except UserError as error:  # a draft whose vocabulary is padded otherwise, for instance; others can be timed
+        # a draft whose vocabulary is padded otherwise, for instance; others can be timed
+        except UserError as error:
             failed[name] = str(error)
     return able, failed
 
 
 def fastest(variants: Sequence[Contender], development: Sequence[Sequence[int]]) -> Contender:
-    """The variant that decodes these development prompts in the least time, all of them side by side."""
+    """The variant that decodes these development prompts in the least time, all of them side by
+    side.
+    """
     numbered = [replace(one, name=str(place)) for place, one in enumerate(variants)]
     left, failed = working(numbered, development[:1])  # warms up as well
     if not left:
         reason = next(iter(failed.values()))
-        raise UserError(f"'{variants[0].name}' does not run with this pair ({reason}). Mend that, or leave it out.")
+        raise UserError(
+            f"'{variants[0].name}' does not run with this pair ({reason}). Mend that, or leave it"
+            " out."
+        )
     spent = {one.name: 0.0 for one in left}
     for turn, ids in enumerate(development):
         for name, (run,) in lap(left, [ids], [turn]).items():

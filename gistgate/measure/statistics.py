@@ -1,4 +1,6 @@
-"""Bootstrap intervals for two methods that ran on the same prompts: claims about them, not certificates."""
+"""Bootstrap intervals for two methods that ran on the same prompts: claims about them, not
+certificates.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,8 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from gistgate.core.utils import UserError
 
 Array = NDArray[np.float64]
-RESAMPLES, AT_ONCE = 9999, 500  # bootstrap resamples, and how many are in memory at a time
-FEWEST = 8  # rounds from which on a bootstrap is drawn: over three or four it holds far less often than it says
+RESAMPLES = 9999  # bootstrap resamples, and how many are in memory at a time
+AT_ONCE = 500
+# rounds from which on a bootstrap is drawn: over three or four it holds far less often than it says
+FEWEST = 8
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,27 @@ class Interval:
 
 
 def accuracy_difference(
-    loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0, method: Literal["BCa", "percentile"] = "BCa"
+    loose: ArrayLike,
+    strict: ArrayLike,
+    level: float = 0.9,
+    seed: int = 0,
+    method: Literal["BCa", "percentile"] = "BCa",
 ) -> Interval:
-    """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that looseness costs."""
+    """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that
+    looseness costs.
+    """
     a, b = paired(loose, strict)
     return interval(np.mean, a - b, level=level, seed=seed, method=method)
 
 
-def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0) -> Interval:
-    """sum(numerator) / sum(denominator) over the same prompts [N], with a percentile bootstrap interval over prompts.
+def ratio_of_sums(
+    numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0
+) -> Interval:
+    """sum(numerator) / sum(denominator) over the same prompts [N], with a percentile bootstrap
+    interval over prompts.
 
-    For speed the numerator holds the reference's seconds, repeats of a prompt added up; above 1 is faster.
+    For speed the numerator holds the reference's seconds, repeats of a prompt added up; above 1 is
+    faster.
     """
     columns = paired(numerator, denominator)
     assert all((column > 0).all() for column in columns), "every prompt takes time"
@@ -44,15 +58,28 @@ def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0
 def ratio_of_rates(
     times: ArrayLike, tokens: ArrayLike, own_times: ArrayLike, own_tokens: ArrayLike, **more: Any
 ) -> Interval:
-    """Tokens per second of one way of decoding, divided by those of a reference (`times` and `tokens` [N])."""
+    """Tokens per second of one way of decoding, divided by those of a reference (`times` and
+    `tokens` [N]).
+    """
     columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
-    if len({len(column) for column in columns}) > 1 or not all((column > 0).all() for column in columns):
-        raise UserError("A speed per token needs positive seconds and tokens for every prompt. Repeat the benchmark.")
-    return interval(lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)), *columns, **more)
+    if len({len(column) for column in columns}) > 1 or not all(
+        (column > 0).all() for column in columns
+    ):
+        raise UserError(
+            "A speed per token needs positive seconds and tokens for every prompt. Repeat the"
+            " benchmark."
+        )
+    return interval(
+        lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)),
+        *columns,
+        **more,
+    )
 
 
 def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, Any]:
-    """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are those of the rounds."""
+    """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are
+    those of the rounds.
+    """
     rounds = [np.asarray(column, float) for column in columns]
     if len(rounds[0]) >= FEWEST:
         return {**asdict(interval(figure, *rounds)), "kind": "bootstrap"}
@@ -68,25 +95,31 @@ def interval(
     seed: int = 0,
     method: Literal["BCa", "percentile"] = "percentile",
 ) -> Interval:
-    """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns stay paired.
+    """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns
+    stay paired.
 
-    `figure` takes the columns and `axis`, as numpy's reductions do. BCa corrects the ends for bias and acceleration
-    (B. Efron, Journal of the American Statistical Association 82 (1987) 171).
+    `figure` takes the columns and `axis`, as numpy's reductions do. BCa corrects the ends for bias
+    and acceleration (B. Efron, Journal of the American Statistical Association 82 (1987) 171).
     """
-    value, num = float(figure(*columns, axis=-1)), len(columns[0])
+    value = float(figure(*columns, axis=-1))
+    num = len(columns[0])
     if all(np.ptp(column) == 0 for column in columns):  # every resample is the same
         return Interval(value, value, value)
-    rng, drawn = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    drawn = []
     for first in range(0, RESAMPLES, AT_ONCE):
         rows = rng.integers(0, num, (min(AT_ONCE, RESAMPLES - first), num))
         drawn.append(figure(*(column[rows] for column in columns), axis=-1))
-    resampled, tail = np.concatenate(drawn), (1 - level) / 2
+    resampled = np.concatenate(drawn)
+    tail = (1 - level) / 2
     ends = [tail, 1 - tail]
     if method == "BCa":
         from scipy.special import ndtr, ndtri  # a machine that only decodes need not have scipy
 
         bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
-        without = np.array([figure(*(np.delete(column, row) for column in columns), axis=-1) for row in range(num)])
+        without = np.array(
+            [figure(*(np.delete(column, row) for column in columns), axis=-1) for row in range(num)]
+        )
         influence = (num - 1) * (without.mean() - without)
         acceleration = (influence**3).sum() / num**3 / (6 * ((influence**2).sum() / num**2) ** 1.5)
         shifted = [bias + ndtri(end) for end in ends]
@@ -96,6 +129,9 @@ def interval(
 
 def paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     """Two arrays [N] of the same prompts."""
-    x, y = np.asarray(a, float).ravel(), np.asarray(b, float).ravel()
-    assert len(x) == len(y) > 0 and np.isfinite([x, y]).all(), "both sides need numbers for the same prompts"
+    x = np.asarray(a, float).ravel()
+    y = np.asarray(b, float).ravel()
+    assert len(x) == len(y) > 0 and np.isfinite([x, y]).all(), (
+        "both sides need numbers for the same prompts"
+    )
     return x, y

@@ -16,7 +16,9 @@ class TracedToken:
 
     text: str  # what it adds to the text
     reason: str  # strict, loose, carried, own or loop
-    kept: float | None  # the gate's probability that the draft token keeps the meaning; None where no gate judged it
+    kept: (
+        float | None
+    )  # the gate's probability that the draft token keeps the meaning; None where no gate judged it
     probability: float  # the target's probability of the token
 
 
@@ -24,15 +26,21 @@ class Watch(Observer):
     """Keeps what blocks say about the tokens that stay. Watches one row."""
 
     def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
-        self.tokenizer, self.before = tokenizer, before  # the prompt's ids
+        self.tokenizer = tokenizer  # the prompt's ids
+        self.before = before
         # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
-        self._sent, self._text = 0, ""
+        self._sent = 0
+        self._text = ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
-        given = [None] * length if block.gate_probs is None else block.gate_probs[0, :length].tolist()
-        kept = [None if one is None or one < 0 else one for one in given]  # below 0: no segment that one could judge
+        given = (
+            [None] * length if block.gate_probs is None else block.gate_probs[0, :length].tolist()
+        )
+        kept = [
+            None if one is None or one < 0 else one for one in given
+        ]  # below 0: no segment that one could judge
         self.seen += zip(kept, block.draft_logprob[0, :length].exp().tolist(), strict=True)
         own = block.logprobs[0, length, acceptance.own_ids[0]]
         self.seen.append((None, float(own.exp())))
@@ -41,7 +49,8 @@ class Watch(Observer):
         """The tokens of an answer, as far as it is decoded, that were not asked for before."""
         tokens = []
         for end in range(self._sent + 1, len(ids) + 1):
-            # Half a character decodes to a placeholder: it is shown with the token that completes it.
+            # Half a character decodes to a placeholder: it is shown with the token that completes
+            # it.
             text = text_behind(self.tokenizer, self.before, ids[:end]).rstrip("\ufffd")
             reason = Reason(reasons[end - 1]).name.lower()
             tokens.append(TracedToken(text[len(self._text) :], reason, *self.seen[end - 1]))
@@ -50,8 +59,12 @@ class Watch(Observer):
         return tokens
 
 
-def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
-    """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
+def trace(
+    decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any
+) -> tuple[Generation, list[TracedToken]]:
+    """Continue one prompt and say of every token why it is there; `request` goes to
+    `Decoder.generate`.
+    """
     watch = Watch(tokenizer, ids)
     answer = decoder.watched_by(watch).generate([ids], **request)[0]
     return answer, watch.new(answer.ids, answer.reasons)

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, check_parts, load_certificate, read_certificate
+from gistgate.core.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    check_parts,
+    load_certificate,
+    read_certificate,
+)
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import fingerprint, named_files, read_json, read_text
@@ -23,9 +29,15 @@ from gistgate.models.loading import load_draft
 from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
-CORPUS, HYBRID = "corpus", "hybrid"
+CORPUS = "corpus"
+HYBRID = "hybrid"
 STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
-STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")  # read a datastore; the lexical ones ask for no states
+STORED = (
+    "sen",
+    "sen-lexical",
+    "sen-tree",
+    "sen-tree-lexical",
+)  # read a datastore; the lexical ones ask for no states
 KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
@@ -38,10 +50,14 @@ class Sources:
     draft: PreTrainedModel | None = None
     datastore: str | Path | None = None  # folder of a datastore of this target
     corpus: str | Path | None = None  # text file, one training text per line
-    stopping: Any = None  # when drafts end: a `Stopping`, its file, or a confidence; None: at K tokens
+    stopping: Any = (
+        None  # when drafts end: a `Stopping`, its file, or a confidence; None: at K tokens
+    )
 
     def behind(self, drafter: str) -> Path | None:
-        """The folder or file that a drafter knows texts from; None for a drafter that knows nothing but the request."""
+        """The folder or file that a drafter knows texts from; None for a drafter that knows nothing
+        but the request.
+        """
         data = self.corpus if drafter == CORPUS else self.datastore if drafter in STORED else None
         return None if data is None else Path(data)
 
@@ -52,7 +68,10 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     stopping = sources.stopping
     if stopping is not None and drafter not in STOPPING:
-        raise UserError(f"'{drafter}' never ends drafts early. Leave stop_drafting away or take {', '.join(STOPPING)}.")
+        raise UserError(
+            f"'{drafter}' never ends drafts early. Leave stop_drafting away or take"
+            f" {', '.join(STOPPING)}."
+        )
     if isinstance(stopping, str | Path | float | int):
         from gistgate.drafters.stopping import stopping_from
 
@@ -64,7 +83,9 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         from gistgate.retrieval.store import Datastore
 
         if sources.datastore is None:
-            raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
+            raise UserError(
+                f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>."
+            )
         kind = SenseTree if drafter.startswith("sen-tree") else SenseDrafter
         store = Datastore.load(sources.datastore, sources.target)
         return kind(store, semantic=not drafter.endswith("-lexical"))
@@ -72,54 +93,102 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 
         if sources.corpus is None or sources.tokenizer is None:
-            raise UserError("The drafter 'corpus' looks up texts. Name a file with one text per line as corpus=<file>.")
-        texts = [line.removesuffix("\r") for line in read_text(sources.corpus).split("\n") if line.strip()]
+            raise UserError(
+                "The drafter 'corpus' looks up texts. Name a file with one text per line as"
+                " corpus=<file>."
+            )
+        texts = [
+            line.removesuffix("\r")
+            for line in read_text(sources.corpus).split("\n")
+            if line.strip()
+        ]
         if not texts:
-            raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
+            raise UserError(
+                f"{sources.corpus} holds no text. Put one training text into every line."
+            )
         # Without the tokens that a tokenizer puts around a text.
-        return CorpusDrafter(SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids))
+        return CorpusDrafter(
+            SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids)
+        )
     parts: tuple[Any, ...] = ()
     if asks_draft(drafter):
         if sources.draft is None:
-            raise UserError(f"The drafter '{drafter}' needs a draft model. Name one (--draft), or take 'lookup'.")
+            raise UserError(
+                f"The drafter '{drafter}' needs a draft model. Name one (--draft), or take"
+                " 'lookup'."
+            )
         if drafter == HYBRID:
             return hybrid(sources.draft, stopping)
         parts = (sources.draft,)
-    made: Drafter = DRAFTERS[drafter](*parts, **({} if stopping is None else {"stopping": stopping}))
+    made: Drafter = DRAFTERS[drafter](
+        *parts, **({} if stopping is None else {"stopping": stopping})
+    )
     return made
 
 
 def asks_draft(drafter: str) -> bool:
-    """Whether a drafter drafts with the draft model, alone or among others: certificates then bind that model."""
-    return drafter == HYBRID or (drafter in DRAFTERS and issubclass(DRAFTERS[drafter], ModelDrafter))
+    """Whether a drafter drafts with the draft model, alone or among others: certificates then bind
+    that model.
+    """
+    return drafter == HYBRID or (
+        drafter in DRAFTERS and issubclass(DRAFTERS[drafter], ModelDrafter)
+    )
 
 
 def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
-    """Repetitions in the text and the draft model, weighed by the costs that the policy was made with."""
+    """Repetitions in the text and the draft model, weighed by the costs that the policy was made
+    with.
+    """
     from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 
     measured = {} if stopping is None else stopping.measured
     if not {"block", "cost", "verify"} <= measured.keys():
-        raise UserError("The drafter 'hybrid' needs measured costs, those of `gistgate fit-draft`, as stop_drafting.")
-    block, verify = int(measured["block"]), measured["verify"]
-    by_block = verify if isinstance(verify, dict) else {block: verify}  # older files have the cost at K alone
-    costs = Costs(1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()})
+        raise UserError(
+            "The drafter 'hybrid' needs measured costs, those of `gistgate fit-draft`, as"
+            " stop_drafting."
+        )
+    block = int(measured["block"])
+    verify = measured["verify"]
+    by_block = (
+        verify if isinstance(verify, dict) else {block: verify}
+    )  # older files have the cost at K alone
+    costs = Costs(
+        1.0, float(measured["cost"]), {int(num): float(cost) for num, cost in by_block.items()}
+    )
     return ModelOrTextDrafter(ModelDrafter(draft, stopping), costs, block)
 
 
-TUNED, MEASURED = "tuned", "speed.json"
-"""The folder, in that of a gate, of what `gistgate tune` found fastest on a machine; its file with the measurement."""
-DECIDES = ("certificate", "rule", "settings", "block", "drafter", "budget", "confidence", "segments")
+TUNED = "tuned"
+MEASURED = "speed.json"
+"""The folder, in that of a gate, of what `gistgate tune` found fastest on a machine; its file with
+the measurement.
+"""
+DECIDES = (
+    "certificate",
+    "rule",
+    "settings",
+    "block",
+    "drafter",
+    "budget",
+    "confidence",
+    "segments",
+)
 """Options that say themselves what runs; with any of them the tuned choice is left aside."""
 
 
 class TunedChoice(str):
-    """The folder of a certificate that nobody named: where it does not hold it is left aside instead of refused."""
+    """The folder of a certificate that nobody named: where it does not hold it is left aside
+    instead of refused.
+    """
 
 
 def tuned_choice(options: DecodeOptions) -> DecodeOptions:
-    """The options with the tuned certificate, where there is one and the user leaves the choice open."""
-    if not isinstance(options.gate, str | Path) or any(getattr(options, name) not in (None, {}) for name in DECIDES):
+    """The options with the tuned certificate, where there is one and the user leaves the choice
+    open.
+    """
+    if not isinstance(options.gate, str | Path) or any(
+        getattr(options, name) not in (None, {}) for name in DECIDES
+    ):
         return options
     place = Path(options.gate) / TUNED
     if not (place / CERTIFICATE_FILE).is_file():
@@ -130,8 +199,8 @@ def tuned_choice(options: DecodeOptions) -> DecodeOptions:
         measured = ""
     if measured != chosen_among(options.gate):
         warnings.warn(
-            f"{place} is damaged, or was chosen when the gate had another certificate, and is left aside. Run "
-            "`gistgate tune` again.",
+            f"{place} is damaged, or was chosen when the gate had another certificate, and is left"
+            " aside. Run `gistgate tune` again.",
             stacklevel=3,
         )
         return options
@@ -145,15 +214,24 @@ def chosen_among(gate: str | Path) -> str | None:
 
 
 def build_decoder(
-    target: PreTrainedModel, tokenizer: Any, options: DecodeOptions | None = None, policy: Policy = "warn"
+    target: PreTrainedModel,
+    tokenizer: Any,
+    options: DecodeOptions | None = None,
+    policy: Policy = "warn",
 ) -> Decoder:
-    """A decoder around a loaded target. docs/troubleshooting.md says which rule and setting it runs with.
+    """A decoder around a loaded target. docs/troubleshooting.md says which rule and setting it runs
+    with.
 
-    `tokenizer` is the target's, None where nobody looks for stop strings; `policy` says what happens to doubts about
-    the certificate. Names that do not exist and parts or options that contradict each other are a UserError.
+    `tokenizer` is the target's, None where nobody looks for stop strings; `policy` says what
+    happens to doubts about the certificate. Names that do not exist and parts or options that
+    contradict each other are a UserError.
     """
     options = tuned_choice(options or DecodeOptions())
-    draft = None if options.draft is None else load_draft(options.draft, target, tokenizer, **options.lighter)
+    draft = (
+        None
+        if options.draft is None
+        else load_draft(options.draft, target, tokenizer, **options.lighter)
+    )
     gate = load_gate(options.gate, target, draft, tokenizer)
     shared: dict[str, Any] = {"engine": options.engine, "speculate_up_to": options.most_rows}
     if options.guards:
@@ -162,8 +240,14 @@ def build_decoder(
         shared["guards"] = make_guards(options.guards, options.gate, tokenizer)
         check_guards(shared["guards"], gate, target)
     parts = (target, tokenizer, draft, gate)
-    if isinstance(options.certificate, TunedChoice) and gate is not None and gate.strict_reason is not None:
-        tuned = read_certificate(options.certificate)  # one of other weights is of no use where they hold the gate back
+    if (
+        isinstance(options.certificate, TunedChoice)
+        and gate is not None
+        and gate.strict_reason is not None
+    ):
+        tuned = read_certificate(
+            options.certificate
+        )  # one of other weights is of no use where they hold the gate back
         if tuned is None or tuned.mismatch(target=target, draft=draft):
             options = replace(options, certificate=None)
     try:
@@ -179,8 +263,12 @@ def build_decoder(
     return decoder_of(*parts, replace(options, certificate=None), policy, **shared)
 
 
-def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:
-    """The gate, checked against its partners; one that is loaded already was checked by whoever loaded it."""
+def load_gate(
+    gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
+) -> Gate | None:
+    """The gate, checked against its partners; one that is loaded already was checked by whoever
+    loaded it.
+    """
     if gate is None or isinstance(gate, Gate):
         return gate
     return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer, other_weights=True)
@@ -203,25 +291,40 @@ def decoder_of(
         return build_segments(target, draft, tokenizer, gate, options, policy, **shared)
     known = certificate or (gate.certificate if gate else None)
     choice = choose(options, known, has_gate=gate is not None, has_draft=draft is not None)
-    sources = Sources(target, tokenizer, draft, options.datastore, options.corpus, options.stop_drafting)
+    sources = Sources(
+        target, tokenizer, draft, options.datastore, options.corpus, options.stop_drafting
+    )
     check_used(options, choice.drafter, sources)
     drafter = make_drafter(choice.drafter, sources)
-    fitted = drafter.stopping.measured.get("rule") if drafter is not None and drafter.stopping is not None else None
+    fitted = (
+        drafter.stopping.measured.get("rule")
+        if drafter is not None and drafter.stopping is not None
+        else None
+    )
     if fitted not in (None, choice.rule):
         warnings.warn(
-            f"The ends of drafts were fitted to the rule '{fitted}', and '{choice.rule}' keeps another share of a "
-            "draft. Nothing is lost but speed; fit them again with `gistgate fit-draft --rule`.",
+            f"The ends of drafts were fitted to the rule '{fitted}', and '{choice.rule}' keeps"
+            " another share of a draft. Nothing is lost but speed; fit them again with `gistgate"
+            " fit-draft --rule`.",
             stacklevel=2,
         )
     if certificate is not None:
-        used: dict[str, Any] = {"engine": options.engine, "guards": options.guards, "drafting": binding_of(drafter)}
+        used: dict[str, Any] = {
+            "engine": options.engine,
+            "guards": options.guards,
+            "drafting": binding_of(drafter),
+        }
         used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
         check_parts(certificate, gate, target, draft, tokenizer, **used)
     elif known is not None:
-        choice = replace(choice, doubts=(*choice.doubts, *other_parts(choice, known, options, target, drafter)))
+        choice = replace(
+            choice, doubts=(*choice.doubts, *other_parts(choice, known, options, target, drafter))
+        )
     asks_gate = choice.fell_back or "gate" in RULES[choice.rule].needs
     if certificate is None and gate is not None and gate.strict_reason is not None and asks_gate:
-        choice = Choice(STRICT, {}, choice.block, choice.drafter, (gate.strict_reason,), fell_back=True)
+        choice = Choice(
+            STRICT, {}, choice.block, choice.drafter, (gate.strict_reason,), fell_back=True
+        )
     choice.warn(policy)
     decoder = assemble(target, tokenizer, choice, drafter, gate, **shared)
     decoder.certificate = certificate
@@ -229,20 +332,36 @@ def decoder_of(
 
 
 def check_used(options: DecodeOptions, drafter: str, sources: Sources) -> None:
-    """Refuse options about drafts that this drafter would ignore: texts, and a lighter draft model."""
+    """Refuse options about drafts that this drafter would ignore: texts, and a lighter draft
+    model.
+    """
     for name, is_read in (("corpus", drafter == CORPUS), ("datastore", drafter in STORED)):
         if getattr(options, name) is not None and not is_read:
-            raise UserError(f"The drafter '{drafter}' reads no {name}. Name one that does, or leave it away.")
+            raise UserError(
+                f"The drafter '{drafter}' reads no {name}. Name one that does, or leave it away."
+            )
     if options.quantise_draft in (None, "none") and not options.draft_vocabulary:
         return
     if sources.draft is None:
-        raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
-    if not asks_draft(drafter) and not isinstance(options.certificate, TunedChoice):  # nobody named a tuned drafter
-        raise UserError(f"The drafter '{drafter}' asks no draft model. Name one that does, or leave --draft away.")
+        raise UserError(
+            "There is no draft model to make lighter. Name it as draft=<name or folder> (--draft)."
+        )
+    if not asks_draft(drafter) and not isinstance(
+        options.certificate, TunedChoice
+    ):  # nobody named a tuned drafter
+        raise UserError(
+            f"The drafter '{drafter}' asks no draft model. Name one that does, or leave --draft"
+            " away."
+        )
 
 
 def assemble(
-    target: PreTrainedModel, tokenizer: Any, choice: Choice, drafter: Drafter | None, gate: Any = None, **parts: Any
+    target: PreTrainedModel,
+    tokenizer: Any,
+    choice: Choice,
+    drafter: Drafter | None,
+    gate: Any = None,
+    **parts: Any,
 ) -> Decoder:
     """The decoder of a choice whose parts are made; `parts` go to `Decoder`."""
     rule = make_rule(choice.rule, **choice.settings)
@@ -256,17 +375,26 @@ def binding_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def other_parts(
-    choice: Choice, certificate: Certificate, options: DecodeOptions, target: PreTrainedModel, drafter: Drafter | None
+    choice: Choice,
+    certificate: Certificate,
+    options: DecodeOptions,
+    target: PreTrainedModel,
+    drafter: Drafter | None,
 ) -> tuple[str, ...]:
-    """Why a certificate of other parts does not cover a choice, besides the doubts that `choose` has."""
+    """Why a certificate of other parts does not cover a choice, besides the doubts that `choose`
+    has.
+    """
     if choice.drafter == NONE or not choice.block or choice.rule != certificate.rule:
         return ()
-    scope, doubts = certificate.scope, []
+    scope = certificate.scope
+    doubts = []
     is_exact = target.dtype == torch.float32  # there both engines give the same ids
     if not is_exact and options.engine != scope.get("engine", options.engine):
         doubts.append(f"the engine is {options.engine}, but {scope['engine']} was certified")
     if choice.drafter == certificate.drafter:
-        data = Sources(target, datastore=options.datastore, corpus=options.corpus).behind(choice.drafter)
+        data = Sources(target, datastore=options.datastore, corpus=options.corpus).behind(
+            choice.drafter
+        )
         if (scope.get("drafting") or {}) != binding_of(drafter):
             doubts.append("drafts end by another policy than the certified ones")
         if data is not None and fingerprint(data) != scope.get("drafter_data"):
@@ -281,15 +409,20 @@ def named_certificate(options: DecodeOptions) -> Certificate | None:
     return None if options.certificate is None else load_certificate(options.certificate)
 
 
-def options_from(arguments: dict[str, Any], load: Callable[..., DecodeOptions] = lambda said: said) -> DecodeOptions:
-    """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts in place of names."""
+def options_from(
+    arguments: dict[str, Any], load: Callable[..., DecodeOptions] = lambda said: said
+) -> DecodeOptions:
+    """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts
+    in place of names.
+    """
     options = load(DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments}))
     if options.segments:
         from gistgate.segments.build import SETTINGS
 
         settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
-        certificate, gate = named_certificate(options), options.gate
+        certificate = named_certificate(options)
+        gate = options.gate
         if certificate is None and gate is not None and options.rule is None:
             certificate = gate.certificate if isinstance(gate, Gate) else read_certificate(gate)
         usual = certificate.rule if certificate else GATED if gate is not None else STRICT

@@ -1,4 +1,5 @@
-"""Lighter draft models, whose steps wait for fewer bytes: a part of the output layer, and weights of 8 or 4 bits.
+"""Lighter draft models, whose steps wait for fewer bytes: a part of the output layer, and weights
+of 8 or 4 bits.
 
 Axis letters: O outputs of a layer, I inputs, G groups of I / 32 inputs.
 """
@@ -24,7 +25,9 @@ from gistgate.core.utils import UserError, added_ids, dataclass_from, refusing
 
 @dataclass(frozen=True)
 class Subset:
-    """Token ids that a draft model may propose: a frequent part of the vocabulary (FR-Spec, arXiv 2502.14856)."""
+    """Token ids that a draft model may propose: a frequent part of the vocabulary (FR-Spec, arXiv
+    2502.14856).
+    """
 
     ids: tuple[int, ...]  # in rising order
     tokenizer: str  # hash of the tokenizer that the ids are of
@@ -33,16 +36,24 @@ class Subset:
 
     @classmethod
     def count(
-        cls, texts: Iterable[Sequence[int]], size: int, tokenizer: Any, draft: PreTrainedModel, always: Iterable[int]
+        cls,
+        texts: Iterable[Sequence[int]],
+        size: int,
+        tokenizer: Any,
+        draft: PreTrainedModel,
+        always: Iterable[int],
     ) -> Subset:
-        """The `size` most frequent ids of some texts, of equals the lower one; `always` and added tokens are in it."""
+        """The `size` most frequent ids of some texts, of equals the lower one; `always` and added
+        tokens are in it.
+        """
         counts = Counter(token for text in texts for token in text)
         rows = draft.get_output_embeddings().weight.shape[0]
         needed = {token for token in (*always, *added_ids(tokenizer)) if token < rows}
         if not counts or not len(needed) <= size <= rows:
             raise UserError(
-                f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())} tokens of text. Pass "
-                f"texts, and a size from {len(needed)} (added tokens are always in) to {rows}."
+                f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())}"
+                f" tokens of text. Pass texts, and a size from {len(needed)} (added tokens are"
+                f" always in) to {rows}."
             )
         ranked = sorted(set(range(rows)) - needed, key=lambda token: (-counts[token], token))
         ids = needed | set(ranked[: size - len(needed)])
@@ -67,16 +78,24 @@ class Subset:
         return hashlib.sha256(repr(self.ids).encode()).hexdigest()[:16]
 
     def apply(self, draft: PreTrainedModel, tokenizer: Any = None) -> PreTrainedModel:
-        """Cut the output layer of a draft model down to the subset, in place, and return the model."""
+        """Cut the output layer of a draft model down to the subset, in place, and return the
+        model.
+        """
         if getattr(draft, "subset", None) == self.digest:
             return draft
         of_tokenizer = None if tokenizer is None else identify_tokenizer(tokenizer).vocabulary
         of_draft = None if self.draft is None else weights_fingerprint(draft)
         if of_tokenizer not in (None, self.tokenizer) or of_draft not in (None, self.draft):
-            raise UserError("The draft vocabulary is of another tokenizer or another draft model. Count it again.")
+            raise UserError(
+                "The draft vocabulary is of another tokenizer or another draft model. Count it"
+                " again."
+            )
         head = draft.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise UserError("The draft's output layer is no nn.Linear and cannot be cut. Use the whole vocabulary.")
+            raise UserError(
+                "The draft's output layer is no nn.Linear and cannot be cut. Use the whole"
+                " vocabulary."
+            )
         draft.set_output_embeddings(SubsetHead(head, self.ids))
         draft.subset = self.digest
         return draft
@@ -89,31 +108,45 @@ class SubsetHead(nn.Module):
         super().__init__()
         self.vocabulary = whole.out_features
         self.index: Tensor
-        self.register_buffer("index", torch.tensor(ids, device=whole.weight.device), persistent=False)
-        self.part = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+        self.register_buffer(
+            "index", torch.tensor(ids, device=whole.weight.device), persistent=False
+        )
+        self.part = nn.Linear(
+            whole.in_features, len(ids), bias=whole.bias is not None, device="meta"
+        )
         for name, values in whole.named_parameters():
             part = values.detach()[self.index].contiguous()
             setattr(self.part, name, nn.Parameter(part, requires_grad=False))
 
     def forward(self, h: Tensor) -> Tensor:
         z: Tensor = self.part(h)
-        return z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf).index_copy_(-1, self.index, z)
+        return z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf).index_copy_(
+            -1, self.index, z
+        )
 
 
 KINDS = ("none", "int8", "int4")
-"""How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
+"""How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset
+per group.
+"""
 GROUP = 32  # inputs of an output that share scale and offset in `int4`
-MOST_ROWS = 12  # rows up to which packed weights are read: unpacked ones are faster beyond, on processors
+MOST_ROWS = (
+    12  # rows up to which packed weights are read: unpacked ones are faster beyond, on processors
+)
 
 
 class Packed(nn.Module):
-    """A linear layer that reads packed weights for few rows, and the same weights unpacked, kept as well, for many."""
+    """A linear layer that reads packed weights for few rows, and the same weights unpacked, kept as
+    well, for many.
+    """
 
     dense: Tensor
 
     def __init__(self, layer: nn.Linear, weight_OI: Tensor) -> None:
         super().__init__()
-        self.register_buffer("dense", weight_OI.to(layer.weight.dtype).contiguous(), persistent=False)
+        self.register_buffer(
+            "dense", weight_OI.to(layer.weight.dtype).contiguous(), persistent=False
+        )
         self.bias = layer.bias
 
     def narrow(self, rows: Tensor) -> Tensor:
@@ -135,7 +168,8 @@ class Int8Linear(Packed):
         scale_O = scale_of(weight_OI.abs().amax(1), 127, layer.weight.dtype)
         levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
         super().__init__(layer, levels_OI * scale_O.float()[:, None])
-        self.weight, self.scale = frozen(levels_OI.to(torch.int8)), frozen(scale_O)
+        self.weight = frozen(levels_OI.to(torch.int8))
+        self.scale = frozen(scale_O)
 
     def narrow(self, rows: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
@@ -153,44 +187,64 @@ class Int4Linear(Packed):
         least, most = weight_OGg.aminmax(dim=-1)
         scale_OG = scale_of(most - least, 15, layer.weight.dtype)
         middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
-        scale, middle = scale_OG.float()[..., None], middle_OG.float()[..., None]
+        scale = scale_OG.float()[..., None]
+        middle = middle_OG.float()[..., None]
         levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
         super().__init__(layer, ((levels - 8) * scale + middle).view(outputs, inputs))
         levels_OI = levels.to(torch.int32).view(outputs, inputs)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
         self.register_buffer("packed", packed, persistent=False)
-        # Processors pack levels in different orders, so that the fingerprint has to read them unpacked.
+        # Processors pack levels in different orders, so that the fingerprint has to read them
+        # unpacked.
         self.some_levels = frozen(sampled(levels_OI))
         self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1))
 
     def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, self.scale_and_middle)
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, self.packed, GROUP, self.scale_and_middle
+        )
         return y
 
 
 def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no small scale."""
+    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no
+    small scale.
+    """
     return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
 
 
 def frozen(values: Tensor) -> nn.Parameter:
-    """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised models apart."""
+    """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised
+    models apart.
+    """
     return nn.Parameter(values.contiguous(), requires_grad=False)
 
 
 def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
-    """Round the weights of all linear layers of a draft model in place; those of a shape odd for `int4` to 8 bits."""
+    """Round the weights of all linear layers of a draft model in place; those of a shape odd for
+    `int4` to 8 bits.
+    """
     check_kind(kind or "none")
     known = getattr(model, "quantised", None)
     if kind in (None, "none", known):
         return model
     if model.device.type != "cpu":
-        raise UserError(f"{kind} drafts are for processors, and it is on {model.device.type}. Leave quantisation out.")
+        raise UserError(
+            f"{kind} drafts are for processors, and it is on {model.device.type}. Leave"
+            " quantisation out."
+        )
     if known or getattr(model.config, "quantization_config", None):
-        raise UserError("The draft is quantised already. Name its original weights, or leave the quantisation out.")
-    for name, layer in [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]:
+        raise UserError(
+            "The draft is quantised already. Name its original weights, or leave the quantisation"
+            " out."
+        )
+    for name, layer in [
+        (name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear
+    ]:
         fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
-        model.set_submodule(name, Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer))
+        model.set_submodule(
+            name, Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer)
+        )
     model.quantised = kind
     return model
 

@@ -1,7 +1,8 @@
-"""Corpus retrieval: propose what most often follows the latest tokens in a given corpus, after REST (arXiv 2311.08252),
-as the chain of the most frequent tokens and not as REST's tree.
+"""Corpus retrieval: propose what most often follows the latest tokens in a given corpus, after REST
+(arXiv 2311.08252), as the chain of the most frequent tokens and not as REST's tree.
 
-Axis letters: N tokens of the corpus with its end marks, M those that are no end marks, H hits, K tokens behind each.
+Axis letters: N tokens of the corpus with its end marks, M those that are no end marks, H hits, K
+    tokens behind each.
 """
 
 from __future__ import annotations
@@ -19,21 +20,31 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.text import ragged
 
 END = -1
-"""Stands behind every text that is stored, so that none goes on with another; what lies behind it means nothing."""
+"""Stands behind every text that is stored, so that none goes on with another; what lies behind it
+means nothing.
+"""
 
 
 @dataclass(frozen=True)
 class SuffixArray:
-    """The places of a corpus, sorted by the `depth` tokens that begin there: runs are found by bisection."""
+    """The places of a corpus, sorted by the `depth` tokens that begin there: runs are found by
+    bisection.
+    """
 
     tokens: np.ndarray  # the documents one after another, each with its end mark [N]; int32
-    order: np.ndarray  # every place that holds a token, sorted [M]; int32, int64 where int32 is too small
+    order: (
+        np.ndarray
+    )  # every place that holds a token, sorted [M]; int32, int64 where int32 is too small
     depth: int  # tokens that count for the order: the longest run that can be found
 
     @classmethod
     def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> SuffixArray:
-        """Sort the token ids of documents; takes about 60 bytes of memory for every token meanwhile."""
-        parts = [np.asarray([*document, END], dtype=np.int64) for document in documents if len(document)]
+        """Sort the token ids of documents; takes about 60 bytes of memory for every token
+        meanwhile.
+        """
+        parts = [
+            np.asarray([*document, END], dtype=np.int64) for document in documents if len(document)
+        ]
         if not parts:
             raise UserError("The corpus is empty. Give at least one document with a token in it.")
         tokens_N = np.concatenate(parts)
@@ -43,7 +54,9 @@ class SuffixArray:
         return cls(tokens_N.astype(np.int32), order_M.astype(size), depth)
 
     def find(self, run: Sequence[int]) -> tuple[int, int]:
-        """The part of the order, from and up to, where `run` of at most `depth` tokens begins; empty where nowhere."""
+        """The part of the order, from and up to, where `run` of at most `depth` tokens begins;
+        empty where nowhere.
+        """
 
         def begins(place: int) -> Any:
             return self.tokens[place : int(place) + len(run)].tolist()
@@ -52,15 +65,19 @@ class SuffixArray:
         return first, bisect_right(self.order, list(run), lo=first, key=begins)
 
     def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
-        """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs; part of the order."""
+        """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs;
+        part of the order.
+        """
         best = (0, 0, 0)
         # Where an end occurs all shorter ones do, so that the longest is found by bisection.
-        low, high = n_min, min(n_max, len(text))
+        low = n_min
+        high = min(n_max, len(text))
         while low <= high:
             length = (low + high) // 2
             first, last = self.find(text[-length:])
             if first < last:
-                best, low = (length, first, last), length + 1
+                best = (length, first, last)
+                low = length + 1
             else:
                 high = length - 1
         return best
@@ -73,7 +90,9 @@ def spaced(first: int, last: int, most: int) -> np.ndarray:
 
 
 def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
-    """The places of a corpus in the order of the `depth` tokens or more that begin there [N], by prefix doubling."""
+    """The places of a corpus in the order of the `depth` tokens or more that begin there [N], by
+    prefix doubling.
+    """
     rank_N = np.unique(tokens_N, return_inverse=True)[1] + 1
     order_N = np.argsort(rank_N, kind="stable")
     length = 1
@@ -89,7 +108,9 @@ def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
 
 @dataclass
 class CorpusDrafter(Drafter):
-    """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go on as it does."""
+    """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go
+    on as it does.
+    """
 
     corpus: SuffixArray
     n_max: int = 16  # longest end looked for, in tokens
@@ -98,25 +119,37 @@ class CorpusDrafter(Drafter):
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_min <= self.n_max <= self.corpus.depth or self.max_hits < 1:
-            raise UserError(f"corpus: n_min .. n_max lie in 1 .. {self.corpus.depth}, and max_hits is 1 or more.")
+            raise UserError(
+                f"corpus: n_min .. n_max lie in 1 .. {self.corpus.depth}, and max_hits is 1 or"
+                " more."
+            )
         self._largest = int(self.corpus.tokens.max())
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
-            raise UserError(f"corpus: it holds the token id {self._largest}, but the target has only {vocabulary} ids.")
+            raise UserError(
+                f"corpus: it holds the token id {self._largest}, but the target has only"
+                f" {vocabulary} ids."
+            )
         return ragged([self.continuation(text, num_draft) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
-        """At most `num_draft` tokens; empty when the corpus does not contain the end of the text."""
+        """At most `num_draft` tokens; empty when the corpus does not contain the end of the
+        text.
+        """
         corpus = self.corpus
         length, first, last = corpus.longest_end(text, self.n_min, self.n_max)
         if not length:
             return []
         begin_H1 = corpus.order[spaced(first, last, self.max_hits), None].astype(np.int64) + length
-        index_HK = (begin_H1 + np.arange(num_draft)).clip(max=len(corpus.tokens) - 1)  # the last one is an end mark
-        next_HK, ids = corpus.tokens[index_HK], []
+        index_HK = (begin_H1 + np.arange(num_draft)).clip(
+            max=len(corpus.tokens) - 1
+        )  # the last one is an end mark
+        next_HK = corpus.tokens[index_HK]
+        ids = []
         for step in range(num_draft):
-            # Hits whose document has ended have no say any more; equally frequent tokens: the smallest id.
+            # Hits whose document has ended have no say any more; equally frequent tokens: the
+            # smallest id.
             tokens, counts = np.unique(next_HK[next_HK[:, step] >= 0, step], return_counts=True)
             if not len(tokens):
                 break

@@ -1,5 +1,6 @@
-"""Nearest keys by inner product: exactly, or by FAISS (arXiv 2401.08281) where an exact search would read for too long:
-its compressed keys propose more neighbours than asked for, and the stored float16 keys rank them again.
+"""Nearest keys by inner product: exactly, or by FAISS (arXiv 2401.08281) where an exact search
+would read for too long: its compressed keys propose more neighbours than asked for, and the stored
+float16 keys rank them again.
 
 Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
 """
@@ -18,11 +19,15 @@ from gistgate.retrieval.store import Datastore
 
 CHUNK = 1 << 18  # keys that are compared at once: bounds the memory of the scores
 ADDED = 1 << 14  # keys that are added to an index at once
-ROUNDS = 4  # rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index
-POINTS_PER_LIST = 40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
+# rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large
+# index
+ROUNDS = 4
+POINTS_PER_LIST = (
+    40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
+)
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}
-"""Most keys that are all compared with a query, by device type. 100 000 take 3.7 ms of one core; two million of width
-64 are 256 MB of float16 on a GPU."""
+"""Most keys that are all compared with a query, by device type. 100 000 take 3.7 ms of one core;
+two million of width 64 are 256 MB of float16 on a GPU."""
 WITHOUT_FAISS = "Run `pip install '.[retrieval]'` in the clone of GistGate."
 
 
@@ -31,10 +36,13 @@ class ExactIndex:
 
     def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
-        self.keys = keys.to(device, torch.float32 if torch.device(device).type == "cpu" else torch.float16)
+        self.keys = keys.to(
+            device, torch.float32 if torch.device(device).type == "cpu" else torch.float16
+        )
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are fewer.
+        """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are
+        fewer.
 
         Returns cosines [Q, k] and numbers of the keys [Q, k], on the CPU, best first.
         """
@@ -44,7 +52,8 @@ class ExactIndex:
         for start in range(0, len(self.keys), CHUNK):
             cosines_QN = queries @ self.keys[start : start + CHUNK].T
             values, places = cosines_QN.topk(min(k, cosines_QN.shape[1]), dim=-1)
-            best, numbers = torch.cat([best, values], dim=1), torch.cat([numbers, places + start], dim=1)
+            best = torch.cat([best, values], dim=1)
+            numbers = torch.cat([numbers, places + start], dim=1)
             best, places = best.topk(min(k, best.shape[1]), dim=-1)
             numbers = numbers.gather(1, places)
         return best.float().cpu(), numbers.cpu()
@@ -54,17 +63,26 @@ class FaissIndex:
     """An inverted file in front of the stored keys."""
 
     def __init__(self, index: Any, keys: Tensor, effort: int = 4, refine: int = 64) -> None:
-        """Rank by `keys [N, P]`, float16, `refine` times as many neighbours, which FAISS finds in `effort` lists."""
+        """Rank by `keys [N, P]`, float16, `refine` times as many neighbours, which FAISS finds in
+        `effort` lists.
+        """
         faiss = import_faiss()
-        self.index, self.keys, self.refine = index, keys, refine
+        self.index = index
+        self.keys = keys
+        self.refine = refine
         self._parameters = faiss.SearchParametersIVF(nprobe=effort)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
-        most, queries = min(k * self.refine, len(self.keys)), queries.float().cpu().contiguous()
-        numbers_QR = torch.from_numpy(self.index.search(queries.numpy(), most, params=self._parameters)[1])
+        most = min(k * self.refine, len(self.keys))
+        queries = queries.float().cpu().contiguous()
+        numbers_QR = torch.from_numpy(
+            self.index.search(queries.numpy(), most, params=self._parameters)[1]
+        )
         found_QRP = self.keys[numbers_QR.clamp_min(0)].float()
-        cosines_QR = torch.einsum("qp,qrp->qr", queries, found_QRP).masked_fill(numbers_QR < 0, -torch.inf)
+        cosines_QR = torch.einsum("qp,qrp->qr", queries, found_QRP).masked_fill(
+            numbers_QR < 0, -torch.inf
+        )
         values, places = cosines_QR.topk(min(k, most), dim=-1)
         return values, numbers_QR.gather(1, places)
 
@@ -73,13 +91,22 @@ Index = ExactIndex | FaissIndex
 
 
 def index_for(store: Datastore, device: torch.device | str = "cpu") -> Index:
-    """What finds the nearest keys of `store`, for queries on `device`; exact again where FAISS is missing."""
-    if not fits_exactly(store.config.num_keys, torch.device(device).type) and store.index_file is not None:
+    """What finds the nearest keys of `store`, for queries on `device`; exact again where FAISS is
+    missing.
+    """
+    if (
+        not fits_exactly(store.config.num_keys, torch.device(device).type)
+        and store.index_file is not None
+    ):
         if find_spec("faiss"):
             faiss = import_faiss()
-            index = faiss.read_index(str(store.index_file), faiss.IO_FLAG_MMAP_IFC)  # not all of it is read
+            index = faiss.read_index(
+                str(store.index_file), faiss.IO_FLAG_MMAP_IFC
+            )  # not all of it is read
             return FaissIndex(index, store.keys)
-        warnings.warn(f"Without faiss-cpu every query reads all keys. {WITHOUT_FAISS}", stacklevel=2)
+        warnings.warn(
+            f"Without faiss-cpu every query reads all keys. {WITHOUT_FAISS}", stacklevel=2
+        )
     return ExactIndex(store.keys, device)
 
 
@@ -97,19 +124,26 @@ def import_faiss() -> Any:
 
 
 def new_index(num_keys: int, size: int) -> Any:
-    """An empty FAISS index for so many keys of width `size`: lists of product-quantised keys behind a small graph."""
+    """An empty FAISS index for so many keys of width `size`: lists of product-quantised keys behind
+    a small graph.
+    """
     faiss = import_faiss()
     if size % 4:
         raise UserError(f"FAISS takes no keys of width {size}. Use a multiple of 4 as key_size.")
-    lists = max(1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST))  # each has enough to be learned
+    lists = max(
+        1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST)
+    )  # each has enough to be learned
     description = f"IVF{lists}_HNSW32,PQ{size // 4}x8"  # 4 dimensions to a byte
     index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
+    index.cp.niter = ROUNDS  # the latter is for filtering by code, unused here
+    index.do_polysemous_training = False
     return index
 
 
 def fill(index: Any, keys: Tensor) -> Any:
-    """Learn from some keys of `keys [N, P]`, always the same ones, then add all of them in order."""
+    """Learn from some keys of `keys [N, P]`, always the same ones, then add all of them in
+    order.
+    """
     order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))
     index.train(keys[order[: POINTS_PER_LIST * index.nlist]].float().contiguous().numpy())
     for chunk in keys.split(ADDED):

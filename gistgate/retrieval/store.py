@@ -37,15 +37,21 @@ KEYS_FILE = "keys.safetensors"
 
 @dataclass(frozen=True)
 class DatastoreConfig:
-    """Everything about a datastore except its tensors. Equal builds give equal bytes: no dates, no machine."""
+    """Everything about a datastore except its tensors. Equal builds give equal bytes: no dates, no
+    machine.
+    """
 
     target: ModelIdentity  # the model whose states the keys are
     tokenizer: TokenizerIdentity  # the tokenizer of the stored tokens
     layer: str  # which state: "post", "pre" or "layer:i"
     num_keys: int  # N, stored states
     key_size: int  # P, width of a key
-    files: dict[str, int] = field(default_factory=dict)  # bytes of every other file of the folder, by name
-    provenance: dict[str, Any] = field(default_factory=dict)  # which prompts the states come from, and how many
+    files: dict[str, int] = field(
+        default_factory=dict
+    )  # bytes of every other file of the folder, by name
+    provenance: dict[str, Any] = field(
+        default_factory=dict
+    )  # which prompts the states come from, and how many
     format_version: int = FORMAT_VERSION  # layout of the folder
 
 
@@ -57,8 +63,12 @@ class Projection:
     bias: Tensor  # b [P]: what the means come to
 
     @classmethod
-    def compose(cls, mean_D: Tensor, deviation_D: Tensor, components_PD: Tensor, centre_D: Tensor) -> Projection:
-        """One matrix for ((h - mean) / deviation - centre) components^T; a constant dimension counts for nothing."""
+    def compose(
+        cls, mean_D: Tensor, deviation_D: Tensor, components_PD: Tensor, centre_D: Tensor
+    ) -> Projection:
+        """One matrix for ((h - mean) / deviation - centre) components^T; a constant dimension
+        counts for nothing.
+        """
         inverse_D = torch.where(deviation_D > 0, 1 / deviation_D.clamp_min(1e-12), 0.0)
         weight_DP = (components_PD * inverse_D).T.contiguous()
         return cls(weight_DP.float(), (-mean_D @ weight_DP - centre_D @ components_PD.T).float())
@@ -81,22 +91,35 @@ class Datastore:
 
     @classmethod
     def build(
-        cls, config: DatastoreConfig, projection: Projection, keys: Tensor, answers: Sequence[Sequence[int]]
+        cls,
+        config: DatastoreConfig,
+        projection: Projection,
+        keys: Tensor,
+        answers: Sequence[Sequence[int]],
     ) -> Datastore:
         """A store of these answers, whose tokens `keys` [N, P] predicted in order."""
-        tokens_T = np.array([token for answer in answers for token in (*answer, END)], dtype=np.int32)
+        tokens_T = np.array(
+            [token for answer in answers for token in (*answer, END)], dtype=np.int32
+        )
         places_N = np.flatnonzero(tokens_T != END)
         assert len(keys) == len(places_N), "one state for every token"
         config = replace(config, num_keys=len(keys), key_size=projection.weight.shape[1])
         return cls(config, projection, keys.half(), tokens_T, places_N)
 
     def save(self, folder: str | Path, write_index: Callable[[Path], object] | None = None) -> None:
-        """Write the folder, whole or not at all; `write_index` puts an index of the keys into the file it is given."""
+        """Write the folder, whole or not at all; `write_index` puts an index of the keys into the
+        file it is given.
+        """
 
         def write(part: Path) -> None:
             part.mkdir()
-            save_tensors(part / PROJECTION_FILE, {"weight": self.projection.weight, "bias": self.projection.bias})
-            save_tensors(part / KEYS_FILE, {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)})
+            save_tensors(
+                part / PROJECTION_FILE,
+                {"weight": self.projection.weight, "bias": self.projection.bias},
+            )
+            save_tensors(
+                part / KEYS_FILE, {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)}
+            )
             if write_index is not None:
                 write_index(part / INDEX_FILE)
             sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
@@ -117,16 +140,28 @@ class Datastore:
         check_identity("target", config.target, identify_model(target), "datastore")
         for name, size in config.files.items():
             if not (folder / name).exists() or (folder / name).stat().st_size != size:
-                raise UserError(f"{folder / name} is missing or truncated. Build the datastore again.")
+                raise UserError(
+                    f"{folder / name} is missing or truncated. Build the datastore again."
+                )
         check_sealed(place, sealed, described, fingerprint(folder / PROJECTION_FILE))
         stored = load_tensors(folder / KEYS_FILE)
         tokens_T = stored["tokens"].numpy()
         index_file = folder / INDEX_FILE if INDEX_FILE in config.files else None
         projection = Projection(**load_tensors(folder / PROJECTION_FILE))
-        return cls(config, projection, stored["keys"], tokens_T, np.flatnonzero(tokens_T != END), index_file)
+        return cls(
+            config,
+            projection,
+            stored["keys"],
+            tokens_T,
+            np.flatnonzero(tokens_T != END),
+            index_file,
+        )
 
     @property
     def answers(self) -> list[list[int]]:
         """The stored answers, in order."""
         ends = np.flatnonzero(self.tokens == END)
-        return [part.tolist() for part in np.split(self.tokens[self.tokens != END], ends - np.arange(len(ends)))[:-1]]
+        return [
+            part.tolist()
+            for part in np.split(self.tokens[self.tokens != END], ends - np.arange(len(ends)))[:-1]
+        ]

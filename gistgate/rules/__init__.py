@@ -6,7 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from gistgate.core.rule import Rule
-from gistgate.core.utils import Registry, UnknownIdError, UserError, fits, hints, in_words, nearest, shown
+from gistgate.core.utils import (
+    Registry,
+    UnknownIdError,
+    UserError,
+    fits,
+    hints,
+    in_words,
+    nearest,
+    shown,
+)
 
 RULES: Registry[Any] = Registry(
     "rule",
@@ -68,10 +77,14 @@ def make_rule(rule_id: str, **settings: Any) -> Rule:
     known = hints(kind)
     for name, value in settings.items():
         if name not in known:
-            raise UserError(f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, list(known))}")
+            raise UserError(
+                f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, list(known))}"
+            )
         # Infinite numbers are settings too: some rules are strict there, or accept everything.
         is_infinite = isinstance(value, float) and math.isinf(value)
         if not fits(0.0 if is_infinite else value, known[name]):
-            raise UserError(f"{rule_id}: '{name}' is {shown(value)}, but it has to be {in_words(known[name])}.")
+            raise UserError(
+                f"{rule_id}: '{name}' is {shown(value)}, but it has to be {in_words(known[name])}."
+            )
     rule: Rule = kind(**settings)
     return rule

@@ -1,4 +1,5 @@
-"""Rules that look at whole distributions: divergences of target and draft, a mixture of both, the target's entropy.
+"""Rules that look at whole distributions: divergences of target and draft, a mixture of both, the
+target's entropy.
 
 p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
 """
@@ -27,7 +28,9 @@ def draft_probs(block: Block) -> Tensor:
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; never below 0, at most about 23."""
+    """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; never below 0, at most about
+    23.
+    """
     return (torch.xlogy(p, p) - torch.xlogy(p, q.clamp_min(LOG_FLOOR))).sum(-1).clamp_min(0)
 
 
@@ -38,7 +41,9 @@ def js(p: Tensor, q: Tensor) -> Tensor:
 
 
 def ag(p: Tensor, q: Tensor) -> Tensor:
-    """The arguments of `js` the other way round: the mean divergence of the midpoint from both; at most about 11."""
+    """The arguments of `js` the other way round: the mean divergence of the midpoint from both; at
+    most about 11.
+    """
     middle = (p + q) / 2
     return (kl(middle, p) + kl(middle, q)) / 2
 
@@ -49,7 +54,9 @@ def tv(p: Tensor, q: Tensor) -> Tensor:
 
 
 def coarse(p: Tensor, q: Tensor, k: int = 50) -> tuple[Tensor, Tensor]:
-    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; as they are for a small V."""
+    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; as they are
+    for a small V.
+    """
     if p.shape[-1] <= k:
         return p, q
     p_top, index = p.topk(k, dim=-1)
@@ -71,17 +78,22 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class FSD(Rule, id="fsd", knob="threshold", looser="up"):
-    """Fuzzy speculative decoding (arXiv 2502.20704): accept where Div(p, q) <= threshold, whatever the token.
+    """Fuzzy speculative decoding (arXiv 2502.20704): accept where Div(p, q) <= threshold, whatever
+    the token.
 
-    The full variant, as published, judges every token, and refuses an exact match where the distributions are far
-    apart. "ag" is what the released code calls Jensen-Shannon (its arguments reversed), "kl" KL(q || p) as there.
+    The full variant, as published, judges every token, and refuses an exact match where the
+    distributions are far apart. "ag" is what the released code calls Jensen-Shannon (its arguments
+    reversed), "kl" KL(q || p) as there.
     """
 
-    threshold: float = 0.4  # in nats, for "tv" a share; below 0 none; it means something else for every div
+    threshold: float = (
+        0.4  # in nats, for "tv" a share; below 0 none; it means something else for every div
+    )
     div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
     reduced: bool = True  # strict OR fuzzy; False: fuzzy alone
-    # What replaces a refused token in sampled requests: the residual, which keeps the reduced variant lossless where it
-    # tolerates nothing, or a draw from p, as published for the full variant.
+    # What replaces a refused token in sampled requests: the residual, which keeps the reduced
+    # variant lossless where it tolerates nothing, or a draw from p, as published for the full
+    # variant.
     replacement: Literal["p", "residual"] = "residual"
     needs = frozenset({"q"})
     grid = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
@@ -93,7 +105,10 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  Div(p_j, q_j) <= threshold
-        return DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block)) <= self.threshold
+        return (
+            DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block))
+            <= self.threshold
+        )
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         return (target_draw if self.replacement == "p" else own_token)(block, length_B)
@@ -101,11 +116,18 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
 @dataclass(frozen=True)
 class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
-    """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure, whatever the token."""
+    """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure,
+    whatever the token.
+    """
 
-    tau: float = 0.4  # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
-    max_p: PositiveShare = 0.9  # guard: where the target's best token is more probable, it is strict; 1: no guard
-    temperature: Positive = 1.0  # applied to both distributions before the comparison, in addition to the request's
+    # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
+    tau: float = 0.4
+    max_p: PositiveShare = (
+        0.9  # guard: where the target's best token is more probable, it is strict; 1: no guard
+    )
+    temperature: Positive = (
+        1.0  # applied to both distributions before the comparison, in addition to the request's
+    )
     needs = frozenset({"q"})
     grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
     variants = ({}, {"max_p": 1.0})
@@ -117,25 +139,32 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
 
     def compared(self, block: Block) -> tuple[Tensor, Tensor]:
         """p and q [B, K, V] at the temperature of the comparison."""
-        logprobs_BKV, q_BKV = block.logprobs[:, :-1], draft_probs(block)
+        logprobs_BKV = block.logprobs[:, :-1]
+        q_BKV = draft_probs(block)
         if self.temperature == 1:
             return logprobs_BKV.exp(), q_BKV
         sharpened_BKV = q_BKV.pow(1 / self.temperature)
-        return (logprobs_BKV / self.temperature).softmax(-1), sharpened_BKV / sharpened_BKV.sum(-1, keepdim=True)
+        return (logprobs_BKV / self.temperature).softmax(-1), sharpened_BKV / sharpened_BKV.sum(
+            -1, keepdim=True
+        )
 
 
 @dataclass(frozen=True)
 class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
-    """Accept against nu = w p + (1 - w) q (arXiv 2604.07622, static form): its argmax, or with min(1, nu(x) / q(x)).
+    """Accept against nu = w p + (1 - w) q (arXiv 2604.07622, static form): its argmax, or with
+    min(1, nu(x) / q(x)).
 
-    Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those
-    of transformers with `assistant_ensemble_weight=w`, but for what is strict everywhere.
+    Sampled tokens are distributed as nu, and greedy ones with `superset=False` and
+    `replacement="argmax_nu"` are those of transformers with `assistant_ensemble_weight=w`, but for
+    what is strict everywhere.
     """
 
     w: Share = 1.0  # weight of the target in [0, 1]; 1 is strict and the published default
-    # What stands in place of a refused token in greedy requests; nu may prefer a token that neither model does.
+    # What stands in place of a refused token in greedy requests; nu may prefer a token that neither
+    # model does.
     replacement: Literal["argmax_p", "argmax_nu"] = "argmax_p"
-    superset: bool = True  # strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match
+    # strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match
+    superset: bool = True
     needs = frozenset({"q"})
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
     variants = ({}, {"superset": False, "replacement": "argmax_nu"})
@@ -145,36 +174,50 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
             return block.strict
         if block.greedy:
             probs = block.probs[:, :-1]
-            return block.draft_ids == self.favourite(block.logits[:, :-1], probs, draft_probs(block))
+            return block.draft_ids == self.favourite(
+                block.logits[:, :-1], probs, draft_probs(block)
+            )
         assert block.uniforms is not None
         # u <= 1 - w + w p(x) / q(x)
         nu_x_BK = (1 - self.w) * block.draft_q + self.w * block.draft_logprob.exp()
         return block.uniforms[:, :-1] * block.draft_q <= nu_x_BK
 
     def favourite(self, logits: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target may write."""
-        nu = ((1 - self.w) * q).add_(p, alpha=self.w)  # few passes: a vocabulary can have 150,000 tokens
+        """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target
+        may write.
+        """
+        nu = ((1 - self.w) * q).add_(
+            p, alpha=self.w
+        )  # few passes: a vocabulary can have 150,000 tokens
         return nu.masked_fill_(logits == -torch.inf, -1.0).argmax(-1)
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
-        own_B, num = own_token(block, length_B), block.draft_ids.shape[1]
+        own_B = own_token(block, length_B)
+        num = block.draft_ids.shape[1]
         if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
             return own_B
         own = (torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1))
         favourite_B = self.favourite(block.logits[own], block.probs[own], draft_probs(block)[own])
         refused_B = length_B < block.valid.sum(-1)
         if block.protocol is not None:
-            refused_B = refused_B & ~torch.isin(torch.stack([own_B, favourite_B]), block.protocol).any(0)
+            refused_B = refused_B & ~torch.isin(
+                torch.stack([own_B, favourite_B]), block.protocol
+            ).any(0)
         return torch.where(refused_B, favourite_B, own_B)
 
 
 @dataclass(frozen=True)
 class Fly(Rule, id="fly", knob="theta", looser="down"):
-    """FLy (arXiv 2511.22972): entropy gate and deferred window, in the form of the vLLM port unless set otherwise."""
+    """FLy (arXiv 2511.22972): entropy gate and deferred window, in the form of the vLLM port unless
+    set otherwise.
+    """
 
-    theta: float = 0.3  # undecided from here on: nats for "top3", share of ln V for "normalised"; above ln 3 (1) strict
+    # undecided from here on: nats for "top3", share of ln V for "normalised"; above ln 3 (1) strict
+    theta: float = 0.3
     window: Natural = 6  # matches that have to follow the mismatch, in tokens
-    strict_window: bool = True  # the window must fit the block (its last `window` positions are strict), or is cut
+    strict_window: bool = (
+        True  # the window must fit the block (its last `window` positions are strict), or is cut
+    )
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
     p_min: Annotated[float, Between(0, 1, below=True)] = 0.0  # smallest p(x); none is published
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
@@ -183,8 +226,13 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
         m_BK = block.strict
-        ent = block.entropy3 if self.entropy == "top3" else block.entropy / math.log(block.logits.shape[-1])
-        # Behind the draft's end a window counts as failed (strict windows) or as held (windows cut at the end).
+        ent = (
+            block.entropy3
+            if self.entropy == "top3"
+            else block.entropy / math.log(block.logits.shape[-1])
+        )
+        # Behind the draft's end a window counts as failed (strict windows) or as held (windows cut
+        # at the end).
         follows_BK = m_BK if self.strict_window else m_BK | ~block.valid
         padded = F.pad(follows_BK, (0, self.window + 1), value=not self.strict_window)
         agrees_BK = padded.unfold(-1, self.window + 1, 1)[:, :-1, 1:].all(-1)
@@ -194,13 +242,22 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
 
 @dataclass(frozen=True)
 class Sense(Rule, id="sense", knob="gamma", looser="down"):
-    """SENSE's gate (arXiv 2606.00021): keep x where Hn(p) > gamma and x is in the top k or few mismatches follow."""
+    """SENSE's gate (arXiv 2606.00021): keep x where Hn(p) > gamma and x is in the top k or few
+    mismatches follow.
+    """
 
-    gamma: float = 0.05  # entropy above which the target counts as undecided, as a share of ln V; 1 is strict
+    gamma: float = (
+        0.05  # entropy above which the target counts as undecided, as a share of ln V; 1 is strict
+    )
     k: Natural = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route
-    window: Count = 4  # following positions among which mismatches are counted; fewer at the end of a draft
-    tau_c: float = 0.25  # largest share of mismatches in the window that counts as calm; below 0 closes this route
-    con_requires_topk: bool = False  # plausible and calm (the authors' text), or either (the authors' equation)
+    window: Count = (
+        4  # following positions among which mismatches are counted; fewer at the end of a draft
+    )
+    # largest share of mismatches in the window that counts as calm; below 0 closes this route
+    tau_c: float = 0.25
+    con_requires_topk: bool = (
+        False  # plausible and calm (the authors' text), or either (the authors' equation)
+    )
     full_window: bool = False  # True: a window that the draft does not fill is never calm
     temperatures = "greedy"
     alternative = "'fly'"
@@ -210,19 +267,26 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))
         share_BK = block.entropy[:, :-1] / math.log(block.logits.shape[-1])
-        undecided_BK = share_BK.clamp_max(1.0) > self.gamma  # rounding must not lift an even spread above 1
-        plausible_BK = block.draft_rank < (self.k if self.k > 1 else 0)  # a tie with t* has rank 0 as well
+        undecided_BK = (
+            share_BK.clamp_max(1.0) > self.gamma
+        )  # rounding must not lift an even spread above 1
+        plausible_BK = block.draft_rank < (
+            self.k if self.k > 1 else 0
+        )  # a tie with t* has rank 0 as well
         calm_BK = self.density(block) <= self.tau_c
         either_BK = plausible_BK & calm_BK if self.con_requires_topk else plausible_BK | calm_BK
         return block.strict | (undecided_BK & either_BK)
 
     def density(self, block: Block) -> Tensor:
-        """R, the share of mismatches among the next `window` positions of the draft [B, K]; 1 where none follows."""
+        """R, the share of mismatches among the next `window` positions of the draft [B, K]; 1 where
+        none follows.
+        """
 
         def count_ahead(flags_BK: Tensor) -> Tensor:
             padded = F.pad(flags_BK.float(), (0, self.window + 1))
             return padded.unfold(-1, self.window + 1, 1)[:, :-1, 1:].sum(-1)
 
-        following_BK, misses_BK = count_ahead(block.valid), count_ahead(block.valid & ~block.strict)
+        following_BK = count_ahead(block.valid)
+        misses_BK = count_ahead(block.valid & ~block.strict)
         known_BK = following_BK >= (self.window if self.full_window else 1)
         return torch.where(known_BK, misses_BK / following_BK.clamp_min(1.0), 1.0)

@@ -1,4 +1,6 @@
-"""Rules that remember: CSD knows how often each pair was refused, the regret budget what a request has spent."""
+"""Rules that remember: CSD knows how often each pair was refused, the regret budget what a request
+has spent.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,28 @@ from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.rule import Context, Rule, State
 from gistgate.core.utils import Amount, Natural, Positive, UserError
 
-STRIDE = 1 << 31  # the key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary
+STRIDE = (
+    1 << 31
+)  # the key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary
 CAPACITY = 1 << 16  # pairs that a table holds unless told otherwise: 1.5 MB
 
 
 class PairCounts:
-    """How often the target refused x for its own t: sorted keys [C] and counts, without the pairs met longest ago."""
+    """How often the target refused x for its own t: sorted keys [C] and counts, without the pairs
+    met longest ago.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         if capacity < 1:
-            raise UserError(f"A table of pair counts has capacity {capacity}, but it must hold 1 pair or more.")
+            raise UserError(
+                f"A table of pair counts has capacity {capacity}, but it must hold 1 pair or more."
+            )
         self.capacity = capacity
-        self.keys, self.counts = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-        self.seen = torch.empty(0, dtype=torch.long)  # when each pair was met last, in calls of `add`
+        self.keys = torch.empty(0, dtype=torch.long)
+        self.counts = torch.empty(0, dtype=torch.long)
+        self.seen = torch.empty(
+            0, dtype=torch.long
+        )  # when each pair was met last, in calls of `add`
         self.clock = 0
         self.num_ids = 0  # one more than the largest token id of a table that was read from a file
 
@@ -37,7 +48,9 @@ class PairCounts:
         return self.keys.numel()
 
     def look_up(self, x: Tensor, t: Tensor) -> Tensor:
-        """How often each pair was met, 0 for an unknown one: shape of `x` and `t`. No host synchronisation."""
+        """How often each pair was met, 0 for an unknown one: shape of `x` and `t`. No host
+        synchronisation.
+        """
         self.to(x.device)
         return self._count(pair_key(x, t))
 
@@ -49,7 +62,8 @@ class PairCounts:
         keys, counts = pair_key(x, t).unique(return_counts=True)
         self._insert(keys[self._count(keys) == 0])
         place = torch.searchsorted(self.keys, keys)
-        # Out of place: a table filled while decoding (inference mode) can be filled on outside of it.
+        # Out of place: a table filled while decoding (inference mode) can be filled on outside of
+        # it.
         self.counts = self.counts.index_add(0, place, counts)
         self.seen = self.seen.index_fill(0, place, self.clock)
         self.clock += 1
@@ -61,12 +75,18 @@ class PairCounts:
 
     @classmethod
     def load(cls, path: str | Path) -> PairCounts:
-        """Read a table, all of it; its capacity is the usual one, or its size where that is larger."""
+        """Read a table, all of it; its capacity is the usual one, or its size where that is
+        larger.
+        """
         tensors = load_tensors(path)
         if set(tensors) != {"keys", "counts", "seen"}:
-            raise UserError(f"{path} is no table of pair counts. Count again and write it with PairCounts.save.")
+            raise UserError(
+                f"{path} is no table of pair counts. Count again and write it with PairCounts.save."
+            )
         table = cls(max(CAPACITY, tensors["keys"].numel()))
-        table.keys, table.counts, table.seen = tensors["keys"], tensors["counts"], tensors["seen"]
+        table.keys = tensors["keys"]
+        table.counts = tensors["counts"]
+        table.seen = tensors["seen"]
         if len(table):
             table.clock = int(table.seen.max()) + 1
             table.num_ids = int(torch.maximum(table.keys // STRIDE, table.keys % STRIDE).max()) + 1
@@ -75,7 +95,11 @@ class PairCounts:
     def to(self, device: torch.device) -> None:
         """Move the table."""
         if self.keys.device != device:
-            self.keys, self.counts, self.seen = self.keys.to(device), self.counts.to(device), self.seen.to(device)
+            self.keys, self.counts, self.seen = (
+                self.keys.to(device),
+                self.counts.to(device),
+                self.seen.to(device),
+            )
 
     def _count(self, key: Tensor) -> Tensor:
         if not len(self):
@@ -84,23 +108,32 @@ class PairCounts:
         return torch.where(self.keys[place] == key, self.counts[place], 0)
 
     def _insert(self, new: Tensor) -> None:
-        """Insert ascending unknown keys in linear time; sorting again would cost more than a round saves."""
+        """Insert ascending unknown keys in linear time; sorting again would cost more than a round
+        saves.
+        """
         at = torch.searchsorted(self.keys, new) + torch.arange(len(new), device=new.device)
         size = len(self) + len(new)
         is_old = torch.ones(size, dtype=torch.bool, device=new.device).index_fill(0, at, False)
         old = is_old.nonzero().squeeze(-1)
         keys, counts, seen = (
-            column.new_zeros(size).index_copy(0, old, column) for column in (self.keys, self.counts, self.seen)
+            column.new_zeros(size).index_copy(0, old, column)
+            for column in (self.keys, self.counts, self.seen)
         )
-        self.keys, self.counts, self.seen = keys.index_copy(0, at, new), counts, seen
+        self.keys = keys.index_copy(0, at, new)
+        self.counts = counts
+        self.seen = seen
 
     def _forget(self) -> None:
-        """Drop the pairs that were met longest ago, a sixteenth of the table at a time, so that this happens rarely."""
+        """Drop the pairs that were met longest ago, a sixteenth of the table at a time, so that
+        this happens rarely.
+        """
         excess = len(self) - self.capacity
         if excess > 0:
             oldest = self.seen.topk(excess + self.capacity // 16, largest=False).indices
             stays = torch.ones_like(self.keys, dtype=torch.bool).index_fill(0, oldest, False)
-            self.keys, self.counts, self.seen = self.keys[stays], self.counts[stays], self.seen[stays]
+            self.keys = self.keys[stays]
+            self.counts = self.counts[stays]
+            self.seen = self.seen[stays]
 
 
 def pair_key(x: Tensor, t: Tensor) -> Tensor:
@@ -116,16 +149,21 @@ class Counting(Context):
 
 @dataclass(frozen=True)
 class Csd(Rule, id="csd", knob="tau_c", looser="down"):
-    """CSD (arXiv 2604.13634): keep x where (x, t*) was met more than min_count times and z(x) - z(t*) >= ln tau_c.
+    """CSD (arXiv 2604.13634): keep x where (x, t*) was met more than min_count times and z(x) -
+    z(t*) >= ln tau_c.
 
-    An online table counts every refusal of the strict test while decoding. What is accepted then depends on earlier
-    requests, so each user needs a separate rule object.
+    An online table counts every refusal of the strict test while decoding. What is accepted then
+    depends on earlier requests, so each user needs a separate rule object.
     """
 
     tau_c: Positive = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
     min_count: Natural = 6  # the paper's lambda: a pair is known after more refusals than this
-    table: Literal["frozen", "online"] = "frozen"  # counts from calibration only; or they go on (the paper)
-    counts: str | Path | PairCounts | None = None  # a file, or a table; an online one may begin with nothing
+    table: Literal["frozen", "online"] = (
+        "frozen"  # counts from calibration only; or they go on (the paper)
+    )
+    counts: str | Path | PairCounts | None = (
+        None  # a file, or a table; an online one may begin with nothing
+    )
     grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
     variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
 
@@ -133,8 +171,9 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         super().__post_init__()
         if self.table == "frozen" and self.counts is None:
             raise UserError(
-                "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
-                "and tau_c=2, which is strict and only counts, write rule.pairs.save(file), then pass counts=file."
+                "csd: a frozen table needs counts, and none were given. Decode calibration prompts"
+                " with table='online' and tau_c=2, which is strict and only counts, write"
+                " rule.pairs.save(file), then pass counts=file."
             )
         _ = self.pairs  # a file that cannot be read is refused before decoding starts
 
@@ -163,7 +202,10 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.pairs.num_ids > block.logits.shape[-1]:
-            raise UserError(f"csd: counts name token id {self.pairs.num_ids - 1}, which the models lack. Count anew.")
+            raise UserError(
+                f"csd: counts name token id {self.pairs.num_ids - 1}, which the models lack. Count"
+                " anew."
+            )
         # accept(j)  <=>  count(x_j, t*_j) > lambda  and  z(x_j) - z(t*_j) >= ln tau_c
         count_BK = self.pairs.look_up(block.draft_ids, block.top_ids[:, :-1])
         if self.table == "online":
@@ -172,7 +214,9 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         return (count_BK > self.min_count) & (gap_BK >= math.log(self.tau_c))
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        """Count what was met in an online table: the refusals along the accepted prefix and the one that ended it."""
+        """Count what was met in an online table: the refusals along the accepted prefix and the one
+        that ended it.
+        """
         if self.table == "online":
             place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
             met_BK = refusals(block) & (place_K <= acceptance.length[:, None])
@@ -186,7 +230,9 @@ def refusals(block: Block) -> Tensor:
 
 
 def met_so_far(block: Block) -> Tensor:
-    """Refusals of each position's pair in its block up to there [B, K]: it matters only if all before it stay."""
+    """Refusals of each position's pair in its block up to there [B, K]: it matters only if all
+    before it stay.
+    """
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
     same_BKK = (key_BK[:, :, None] == key_BK[:, None, :]) & refusals(block)[:, None, :]
     return same_BKK.tril().sum(-1)
@@ -194,11 +240,13 @@ def met_so_far(block: Block) -> Tensor:
 
 @dataclass(frozen=True)
 class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
-    """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x) stays in it. ASD
-    (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its published setting."""
+    """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x)
+    stays in it. ASD (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its
+    published setting."""
 
     budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
-    share: Amount = 0.0  # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no limit
+    # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no limit
+    share: Amount = 0.0
     most: Natural = 0  # of ASD, m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
     alternative = "'prob-ratio'"
@@ -209,7 +257,8 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     def accept(self, block: Block, state: State) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
             return block.strict
-        # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all before it stay
+        # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all
+        # before it stay
         after_BK = spent(block, state)[:, None] + regret(block).cumsum(-1)
         within_BK = after_BK <= self.budget
         if self.share:  # r_j <= g (K - j), j from 0
@@ -221,7 +270,10 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
         """Add the logits that the accepted tokens cost to "spent" [B]."""
         place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
         kept_BK = place_K < acceptance.length[:, None]
-        return {**state, "spent": spent(block, state) + torch.where(kept_BK, regret(block), 0.0).sum(-1)}
+        return {
+            **state,
+            "spent": spent(block, state) + torch.where(kept_BK, regret(block), 0.0).sum(-1),
+        }
 
 
 def spent(block: Block, state: State) -> Tensor:
@@ -230,7 +282,9 @@ def spent(block: Block, state: State) -> Tensor:
 
 
 def regret(block: Block) -> Tensor:
-    """max z - z(x) where the strict rule refuses x, else 0 [B, K]; infinite for a forbidden token."""
+    """max z - z(x) where the strict rule refuses x, else 0 [B, K]; infinite for a forbidden
+    token.
+    """
     # Both stand under the same normaliser, which cancels.
     gap_BK = block.top_logprob[:, :-1] - block.draft_logprob
     return torch.where(block.valid & ~block.strict, gap_BK, 0.0)

@@ -1,4 +1,6 @@
-"""Rules that ask a trained gate: Judge Decoding, AutoJudge, their union with `ensemble`, and WISV."""
+"""Rules that ask a trained gate: Judge Decoding, AutoJudge, their union with `ensemble`, and
+WISV.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +18,12 @@ from gistgate.rules.divergence import Ensemble
 
 @dataclass(frozen=True)
 class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
-    """AutoJudge (arXiv 2504.20039): accept where P(harm) = 1 - P(meaning kept) <= risk, by a calibrated gate."""
+    """AutoJudge (arXiv 2504.20039): accept where P(harm) = 1 - P(meaning kept) <= risk, by a
+    calibrated gate.
+    """
 
-    risk: Risk = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    risk: Risk = 0.05
     grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
     needs = frozenset({"gate"})
 
@@ -28,7 +33,9 @@ class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
 
 @dataclass(frozen=True)
 class Judge(Rule, id="judge", knob="delta", looser="down"):
-    """Judge Decoding (arXiv 2501.19309): accept where P(token is fine) > delta; `autojudge` limits the opposite."""
+    """Judge Decoding (arXiv 2501.19309): accept where P(token is fine) > delta; `autojudge` limits
+    the opposite.
+    """
 
     delta: Amount = 0.5  # probability that a tolerated token has to exceed; 1 is strict
     needs = frozenset({"gate"})
@@ -36,14 +43,19 @@ class Judge(Rule, id="judge", knob="delta", looser="down"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         probs_BK = kept_probs(block, self.id)
-        return block.strict if self.delta >= 1 else probs_BK > self.delta  # a rounded probability cannot pass at 1
+        return (
+            block.strict if self.delta >= 1 else probs_BK > self.delta
+        )  # a rounded probability cannot pass at 1
 
 
 @dataclass(frozen=True)
 class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
-    """Accept where `ensemble` accepts at w and P(harm) <= risk; at w = 0 the rule equals `autojudge`."""
+    """Accept where `ensemble` accepts at w and P(harm) <= risk; at w = 0 the rule equals
+    `autojudge`.
+    """
 
-    risk: Risk = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    risk: Risk = 0.05
     w: Share = 0.3  # weight of the target in the mixture, in [0, 1]; 1 is strict
     grid = AutoJudge.grid
     variants = ({}, {"w": 0.1}, {"w": 0.5})
@@ -60,7 +72,8 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
         return self.mixture.accept(block, state) & harmless_BK
 
 
-ID_BYTES, NUMBER_BYTES = 4, 2  # of one token id, and of one number of a state in half precision
+ID_BYTES = 4  # of one token id, and of one number of a state in half precision
+NUMBER_BYTES = 2
 
 
 class Costs(Context):
@@ -75,16 +88,19 @@ class Costs(Context):
 
 @dataclass(frozen=True)
 class Wisv(Rule, id="wisv", knob="risk", looser="up"):
-    """WISV (arXiv 2604.17701): accept where P(harm) <= min(risk + kappa cost, limit), the request's cost in [0, 1].
+    """WISV (arXiv 2604.17701): accept where P(harm) <= min(risk + kappa cost, limit), the request's
+    cost in [0, 1].
 
-    It counts the bytes that the draft side sends. An unknown cost is 0. Calibration decodes without costs, so that a
-    certificate holds at kappa = 0.
+    It counts the bytes that the draft side sends. An unknown cost is 0. Calibration decodes without
+    costs, so that a certificate holds at kappa = 0.
     """
 
     risk: Risk = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost
     kappa: Amount = 0.0  # probability of harm that the full cost adds; at 0 costs change nothing
     limit: Share = 1.0  # largest tolerated probability of harm: set it to what calibration allowed
-    upload: Literal["all", "mismatch"] = "all"  # draft states that are sent; only the byte counter depends on it
+    upload: Literal["all", "mismatch"] = (
+        "all"  # draft states that are sent; only the byte counter depends on it
+    )
     width: Natural = 2048  # numbers in one draft state
     needs = frozenset({"gate"})
     counters = ("uplink_bytes",)
@@ -104,7 +120,9 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
         return 1 - probs_BK <= threshold_B1
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with it or after it."""
+        """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with
+        it or after it.
+        """
         sent_BK = block.valid if self.upload == "all" else block.valid & ~block.strict
         round_B = ID_BYTES * block.valid.sum(-1) + NUMBER_BYTES * self.width * sent_BK.sum(-1)
         before_B = state.get("uplink_bytes", torch.zeros_like(round_B))

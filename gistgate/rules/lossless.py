@@ -1,4 +1,6 @@
-"""Rules beside `exact` that leave the target's distribution alone: a draft is judged whole, deepest token first."""
+"""Rules beside `exact` that leave the target's distribution alone: a draft is judged whole, deepest
+token first.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +14,9 @@ from gistgate.core.rule import Rule, State, own_token
 
 @dataclass(frozen=True)
 class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
-    """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j."""
+    """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j
+    <= h_j.
+    """
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.greedy:
@@ -29,20 +33,24 @@ class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True,
 
 def path_ratios(block: Block) -> Tensor:
     """P_0 = 1, P_j = min(1, P_{j-1} p(x_j) / q(x_j)) [B, K + 1], float64."""
-    p_BK, q_BK = block.draft_logprob.double().exp(), block.draft_q.double()
+    p_BK = block.draft_logprob.double().exp()
+    q_BK = block.draft_q.double()
     ratios = [torch.ones_like(block.logits[:, 0, 0], dtype=torch.float64)]
     for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1), strict=True):
         reached_B = ratios[-1] * p_B
         # a token with p = 0 ends the path for every q
         full_B = (reached_B >= q_B) & (reached_B > 0)
-        ratios.append(torch.where(full_B, 1.0, reached_B / q_B.clamp_min(torch.finfo(torch.float64).tiny)))
+        ratios.append(
+            torch.where(full_B, 1.0, reached_B / q_B.clamp_min(torch.finfo(torch.float64).tiny))
+        )
     return torch.stack(ratios, dim=1)
 
 
 def passing(block: Block) -> Tensor:
     """h_j, with which probability the prefix x_1 .. x_j is kept if no longer one is [B, K].
 
-    h_j = S_j / (S_j + 1 - P_j) with S_j = sum [P_j p - q]_+ over the tokens behind x_j, and h_j = P_j at the end.
+    h_j = S_j / (S_j + 1 - P_j) with S_j = sum [P_j p - q]_+ over the tokens behind x_j, and h_j =
+    P_j at the end.
     """
     num = block.draft_ids.shape[1]
     ratio_BK = path_ratios(block)[:, 1:]
@@ -56,11 +64,15 @@ def passing(block: Block) -> Tensor:
         mass_BK = (here_BK[..., None] * p_BKV - block.q[:, 1:].double()).clamp_min(0).sum(-1)
     whole_BK = mass_BK + (1 - here_BK)
     # 0 / 0 means P = 1 and p = q: the next prefix passes in any case
-    inner_BK = torch.where(whole_BK > 0, mass_BK / whole_BK.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+    inner_BK = torch.where(
+        whole_BK > 0, mass_BK / whole_BK.clamp_min(torch.finfo(torch.float64).tiny), 1.0
+    )
     is_inner_BK = F.pad(block.valid[:, 1:], (0, 1))  # another drafted token follows
     return torch.where(is_inner_BK, F.pad(inner_BK, (0, 1)), ratio_BK)
 
 
 @dataclass(frozen=True)
 class Traversal(BlockVerification, id="traversal"):
-    """Traversal Verification (arXiv 2505.12398), `gistgate.trees.tree.traverse`; on a chain it equals `block`."""
+    """Traversal Verification (arXiv 2505.12398), `gistgate.trees.tree.traverse`; on a chain it
+    equals `block`.
+    """

@@ -1,4 +1,5 @@
-"""Reflective verification (arXiv 2505.18629): behind the draft the target reads a prompt, the text's end, and it again.
+"""Reflective verification (arXiv 2505.18629): behind the draft the target reads a prompt, the
+text's end, and it again.
 
 Axis letters: B rows, K drafted tokens, R tokens of prompt and repeated tail, V vocabulary.
 """
@@ -21,7 +22,10 @@ from gistgate.rules.thresholds import Typical
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
 """Our own words between the two readings; the paper's are not published."""
 
-BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}  # rules that may judge the mixture
+BASES: dict[str, Rule] = {
+    "exact": Exact(),
+    "typical": Typical(),
+}  # rules that may judge the mixture
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,13 @@ class Reflection(Context):
 
 
 class Rereader(Verifier):
-    """Fills `Block.second`, in the forward of the first reading or in one of its own where the first one differs."""
+    """Fills `Block.second`, in the forward of the first reading or in one of its own where the
+    first one differs.
+    """
 
-    second: Tensor | None = None  # the rows of the second copy [B, K, V], where both copies were read in one forward
+    second: Tensor | None = (
+        None  # the rows of the second copy [B, K, V], where both copies were read in one forward
+    )
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
@@ -58,16 +66,23 @@ class Rereader(Verifier):
             return super().read(ids, valid, draft, rows)
         more, counts = self._appendix(draft, rows)
         known = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
-        both, both_valid = torch.cat([ids, more], dim=1), torch.cat([known, counts], dim=1)
-        z = self.reader.read(both, both_valid, num + 1 + more.shape[1])[..., : self.parts.vocabulary]
+        both = torch.cat([ids, more], dim=1)
+        both_valid = torch.cat([known, counts], dim=1)
+        z = self.reader.read(both, both_valid, num + 1 + more.shape[1])[
+            ..., : self.parts.vocabulary
+        ]
         for layer, state in self.states.items():
             self.states[layer] = state[:, : state.shape[1] - more.shape[1]]
         self._forget(counts)
         self.second = z[:, -num - 1 : -1]
         return z[:, : num + 1]
 
-    def _read_where_it_differs(self, block: Block, draft: Draft, rows: Sequence[Row]) -> Tensor | None:
-        """The rows of the second copy [B, K, V]; None where the first reading agrees with all drafts."""
+    def _read_where_it_differs(
+        self, block: Block, draft: Draft, rows: Sequence[Row]
+    ) -> Tensor | None:
+        """The rows of the second copy [B, K, V]; None where the first reading agrees with all
+        drafts.
+        """
         num = draft.ids.shape[1]
         differs = (block.valid & ~block.strict).any(-1).tolist()
         if not any(differs):
@@ -82,15 +97,20 @@ class Rereader(Verifier):
         return z[:, -num - 1 : -1]
 
     def _apart(self, rows: Sequence[Row]) -> bool:
-        """Whether gaps in front of a second copy, where another row has a longer draft, would count as distance."""
+        """Whether gaps in front of a second copy, where another row has a longer draft, would count
+        as distance.
+        """
         return len(rows) > 1 and counts_slots(self.parts.target)
 
     def _each_alone(self, draft: Draft, rows: Sequence[Row], differs: Sequence[bool]) -> Tensor:
-        """The rows of the second copy [B, K, V], read row by row without gaps; zeros where the first reading agrees."""
+        """The rows of the second copy [B, K, V], read row by row without gaps; zeros where the
+        first reading agrees.
+        """
         z = torch.zeros(*draft.ids.shape, self.parts.vocabulary, device=draft.ids.device)
         ids, counts = self._appendix(draft, rows)
         for place in (place for place, again in enumerate(differs) if again):
-            reader, num = Reader(self.parts.target, 1), int(draft.valid[place].sum())
+            reader = Reader(self.parts.target, 1)
+            num = int(draft.valid[place].sum())
             reader.restore(self.reader.snapshot([place]), [self.reader.known[place]])
             read = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
             z[place, :num] = read[0, :-1, : self.parts.vocabulary]
@@ -118,15 +138,18 @@ def reflection(parts: DecoderParts) -> Reflection:
 
 @dataclass(frozen=True)
 class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rereader):
-    """Judge the draft by z_mix = (1 - alpha) z + alpha z_second; the target's own tokens come from z alone.
+    """Judge the draft by z_mix = (1 - alpha) z + alpha z_second; the target's own tokens come from
+    z alone.
 
     Not monotone position by position: at a larger alpha a third token can overtake the drafted one.
     """
 
     alpha: Share = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
-    # What judges z_mix: the lossless test, or typical acceptance as published (the same when greedy).
+    # What judges z_mix: the lossless test, or typical acceptance as published (the same when
+    # greedy).
     base: Literal["exact", "typical"] = "exact"
-    # Both readings in one forward, always; or a forward of its own, only where the first one differs.
+    # Both readings in one forward, always; or a forward of its own, only where the first one
+    # differs.
     mode: Literal["joint", "second"] = "joint"
     prompt: str = PROMPT  # what the target reads between draft and second copy
     tail: Natural = 16  # last tokens of the text that are repeated before the second copy
@@ -136,15 +159,23 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
         """What is read between the draft and its second copy."""
         if tokenizer is None:
-            raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
+            raise UserError(
+                f"The rule '{self.id}' puts a prompt in front of its second reading. Pass"
+                " tokenizer=..."
+            )
         prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
         if not prompt_ids and not self.tail:
-            raise UserError(f"The rule '{self.id}' has nothing between its readings. Give it a prompt or a tail.")
+            raise UserError(
+                f"The rule '{self.id}' has nothing between its readings. Give it a prompt or a"
+                " tail."
+            )
         return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:
         assert block.second is not None, "the decoder reads the draft a second time"
-        z_BKV = torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], dim=1)
+        z_BKV = torch.cat(
+            [self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], dim=1
+        )
         return BASES[self.base].accept(replace(block, logits=z_BKV), state)
 
     def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Rules that compare numbers of the target's row with thresholds: probability, ratio, rank, margin, entropy."""
+"""Rules that compare numbers of the target's row with thresholds: probability, ratio, rank, margin,
+entropy.
+"""
 
 import math
 import warnings
@@ -29,11 +31,15 @@ class Prob(Rule, id="prob", knob="r", looser="down"):
 class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
     """Accept where p(x) / p(t*) >= r."""
 
-    r: PositiveShare = 0.3  # smallest ratio of the draft token's probability to the best token's; 1 is strict
+    r: PositiveShare = (
+        0.3  # smallest ratio of the draft token's probability to the best token's; 1 is strict
+    )
     grid = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if self.r == 1:  # neither a tie with t* nor, when sampling, t* itself is a reason to overrule the strict test
+        if (
+            self.r == 1
+        ):  # neither a tie with t* nor, when sampling, t* itself is a reason to overrule the strict test
             return block.strict
         return block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.r)
 
@@ -51,7 +57,9 @@ class TopK(Rule, id="top-k", knob="k", looser="up"):
 
 @dataclass(frozen=True)
 class Random(Rule, id="random", knob="rate", looser="up"):
-    """The blind control: accept each mismatch with probability `rate`, reproducibly for the request's seed."""
+    """The blind control: accept each mismatch with probability `rate`, reproducibly for the
+    request's seed.
+    """
 
     rate: Share = 0.1  # share of mismatches tolerated; 0 is strict, 1 keeps every draft token
     grid = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
@@ -59,24 +67,34 @@ class Random(Rule, id="random", knob="rate", looser="up"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         assert block.uniforms is not None
-        # After a refusal by the strict test u is no longer uniform on (0, 1). The fractional part of a multiple of u
-        # is nearly uniform and needs no second random number per position.
+        # After a refusal by the strict test u is no longer uniform on (0, 1). The fractional part
+        # of a multiple of u is nearly uniform and needs no second random number per position.
         return (block.uniforms[:, :-1] * 4096.0) % 1.0 < self.rate
 
 
 @dataclass(frozen=True)
 class Typical(Rule, id="typical", knob="scale", looser="down"):
-    """Typical acceptance (arXiv 2401.10774): accept where p(x) > scale * min(eps, delta * exp(-H(p))).
+    """Typical acceptance (arXiv 2401.10774): accept where p(x) > scale * min(eps, delta *
+    exp(-H(p))).
 
-    The form "ascend" is vllm-ascend's: scale * min(exp(-0.4 H), 0.95). As published, greedy requests are exact.
+    The form "ascend" is vllm-ascend's: scale * min(exp(-0.4 H), 0.95). As published, greedy
+    requests are exact.
     """
 
-    scale: Amount = 1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
+    scale: Amount = (
+        1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
+    )
     eps: PositiveShare = 0.09  # probability that is always enough (form "medusa")
-    delta: Positive = 0.3  # share of exp(-H), the probability of equally likely tokens, that is enough ("medusa")
+    delta: Positive = (
+        0.3  # share of exp(-H), the probability of equally likely tokens, that is enough ("medusa")
+    )
     form: Literal["medusa", "ascend"] = "medusa"
-    superset: bool = True  # strict OR typical; False, as published, can refuse what exact sampling accepts
-    greedy: Literal["exact", "raw"] = "exact"  # greedy requests: the argmax alone, or judged by p at temperature 1
+    superset: bool = (
+        True  # strict OR typical; False, as published, can refuse what exact sampling accepts
+    )
+    greedy: Literal["exact", "raw"] = (
+        "exact"  # greedy requests: the argmax alone, or judged by p at temperature 1
+    )
     grid = (5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
     variants = ({"greedy": "raw"}, {"greedy": "raw", "form": "ascend"})
 
@@ -94,13 +112,16 @@ class Typical(Rule, id="typical", knob="scale", looser="down"):
         return (math.log(self.delta) - entropy_BK).clamp_max(math.log(self.eps))
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
-        # The residual corrects the distribution after the strict test. Without that test there is nothing to correct.
+        # The residual corrects the distribution after the strict test. Without that test there is
+        # nothing to correct.
         return own_token(block, length_B) if self.superset else target_draw(block, length_B)
 
 
 @dataclass(frozen=True)
 class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
-    """Lenience (arXiv 2211.17192, appendix): accept with min(1, p(x) / (l q(x))); no token gets over p(x) / l."""
+    """Lenience (arXiv 2211.17192, appendix): accept with min(1, p(x) / (l q(x))); no token gets
+    over p(x) / l.
+    """
 
     lenience: PositiveShare = 0.5  # l in (0, 1]; 1 is strict
     temperatures = "sampled"
@@ -117,10 +138,16 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
 
 @dataclass(frozen=True)
 class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
-    """SGLang's thresholds (sgl-project/sglang), without q: accept where u <= p(x) / acc or p(x) >= single."""
+    """SGLang's thresholds (sgl-project/sglang), without q: accept where u <= p(x) / acc or p(x) >=
+    single.
+    """
 
-    acc: PositiveShare = 1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
-    single: PositiveShare = 1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless
+    acc: PositiveShare = (
+        1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
+    )
+    single: PositiveShare = (
+        1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless
+    )
     superset = False
     grid = (0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01)
 
@@ -129,7 +156,10 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
         sure_BK = p_BK >= self.single
         if block.greedy:
             if self.acc < 1:
-                warnings.warn("sgl-threshold: acc has no effect when greedy; set single instead.", stacklevel=2)
+                warnings.warn(
+                    "sgl-threshold: acc has no effect when greedy; set single instead.",
+                    stacklevel=2,
+                )
             return block.strict | sure_BK
         assert block.uniforms is not None
         u_BK = block.uniforms[:, :-1]
@@ -149,12 +179,15 @@ def two_best(block: Block) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Mars(Rule, id="mars", knob="theta", looser="down"):
-    """MARS (arXiv 2601.15498): accept one of the target's two best tokens where z(2) / z(1) > theta.
+    """MARS (arXiv 2601.15498): accept one of the target's two best tokens where z(2) / z(1) >
+    theta.
 
-    Shifting all logits leaves p as it is but not the ratio. Unlike in the released code the test beside it is lossless.
+    Shifting all logits leaves p as it is but not the ratio. Unlike in the released code the test
+    beside it is lossless.
     """
 
-    theta: Logits = 0.9  # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
+    # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
+    theta: Logits = 0.9
     grid = (0.99, 0.98, 0.97, 0.95, 0.92, 0.9, 0.87, 0.83, 0.8, 0.7, 0.5, 0.0)
 
     def accept(self, block: Block, state: State) -> Tensor:
@@ -164,7 +197,9 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
 
 @dataclass(frozen=True)
 class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
-    """Accept one of the target's two best tokens where z(1) - z(2) <= margin, at the request's temperature."""
+    """Accept one of the target's two best tokens where z(1) - z(2) <= margin, at the request's
+    temperature.
+    """
 
     margin: Logits = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
     grid = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -184,7 +219,9 @@ class Thinking(Context):
         self.markers = self.protocol_ids = markers
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
-        """Positions between the markers [B, K]; behind an end marker in the draft the answer begins."""
+        """Positions between the markers [B, K]; behind an end marker in the draft the answer
+        begins.
+        """
         now_B = torch.tensor([self.is_thinking(row) for row in rows], device=block.draft_ids.device)
         ends_BK = (block.draft_ids == self.markers[1]).long()
         return {"thinking": now_B[:, None] & (ends_BK.cumsum(-1) - ends_BK == 0)}
@@ -200,20 +237,26 @@ class Thinking(Context):
 def find_markers(tokenizer: Any, names: Sequence[str]) -> tuple[int, int]:
     """Ids of the tokens that begin and end thinking."""
     if tokenizer is None:
-        raise UserError("The rule looks between think markers. Pass tokenizer=... to the decoder, or set scope: all.")
+        raise UserError(
+            "The rule looks between think markers. Pass tokenizer=... to the decoder, or set scope:"
+            " all."
+        )
     vocabulary = tokenizer.get_vocab()
     for name in names:
         if name not in vocabulary:
             raise UserError(
-                f"The tokenizer does not know the think marker '{name}' as one token. Pass think_markers=(begin, end) "
-                "with the model's own, or set scope: all to apply the rule everywhere."
+                f"The tokenizer does not know the think marker '{name}' as one token. Pass"
+                " think_markers=(begin, end) with the model's own, or set scope: all to apply the"
+                " rule everywhere."
             )
     begin, end = (vocabulary[name] for name in names)
     return begin, end
 
 
 def between_markers(ids: Sequence[int], thinking: bool, markers: tuple[int, int]) -> bool:
-    """Whether the text goes on inside the think markers after `ids`, given that it did (or not) before."""
+    """Whether the text goes on inside the think markers after `ids`, given that it did (or not)
+    before.
+    """
     for token in ids:
         thinking = token == markers[0] or (thinking and token != markers[1])
     return thinking
@@ -221,16 +264,21 @@ def between_markers(ids: Sequence[int], thinking: bool, markers: tuple[int, int]
 
 @dataclass(frozen=True)
 class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
-    """TensorRT-LLM's relaxed acceptance: keep x among the top k with p(x) >= p(t*) - delta, between think markers.
+    """TensorRT-LLM's relaxed acceptance: keep x among the top k with p(x) >= p(t*) - delta, between
+    think markers.
 
-    delta is a difference of probabilities, as in the released kernel. In the mode "ratio" it is a share of p(t*):
-    p(x) >= (1 - delta) p(t*). From 0 (strict) to 1 (top k alone) both modes loosen.
+    delta is a difference of probabilities, as in the released kernel. In the mode "ratio" it is a
+    share of p(t*): p(x) >= (1 - delta) p(t*). From 0 (strict) to 1 (top k alone) both modes loosen.
     """
 
-    delta: Share = 0.6  # how far below the best token a tolerated one may lie, see mode; 0 is strict
+    delta: Share = (
+        0.6  # how far below the best token a tolerated one may lie, see mode; 0 is strict
+    )
     k: Count = 10  # rank, counted from 1, that is still tolerated; 1 is strict
     mode: Literal["diff", "ratio"] = "diff"
-    scope: Literal["think", "all"] = "think"  # only between the markers, or everywhere (models that do not think)
+    scope: Literal["think", "all"] = (
+        "think"  # only between the markers, or everywhere (models that do not think)
+    )
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -238,12 +286,15 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """Where the think markers are; of no interest where the rule applies everywhere."""
-        return Context() if self.scope == "all" else Thinking(find_markers(tokenizer, think_markers))
+        return (
+            Context() if self.scope == "all" else Thinking(find_markers(tokenizer, think_markers))
+        )
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.delta == 0 or self.k == 1:  # a tie with t* is no reason to overrule the strict test
             return block.strict
-        p_BK, top_BK = block.draft_logprob.exp(), block.top_logprob[:, :-1].exp()
+        p_BK = block.draft_logprob.exp()
+        top_BK = block.top_logprob[:, :-1].exp()
         slack_BK = self.delta * (top_BK if self.mode == "ratio" else torch.ones_like(top_BK))
         near_BK = (top_BK - p_BK <= slack_BK) & (block.draft_rank < self.k)
         if self.scope == "all":

@@ -1,4 +1,6 @@
-"""The decoder that accepts segments: from loaded parts, or from a folder of probes at what its certificate says."""
+"""The decoder that accepts segments: from loaded parts, or from a folder of probes at what its
+certificate says.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -35,15 +37,21 @@ OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase],
     "logprob": lambda _probes, _target, _tokenizer: MeanLogprob(),
     "score": lambda _probes, target, tokenizer: Score(target, tokenizer),
 }
-"""Opinions by the name that a setting gives them. `segment_decoder` takes opinions that need a further model."""
+"""Opinions by the name that a setting gives them. `segment_decoder` takes opinions that need a
+further model.
+"""
 DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment": RewritingDrafter}
-"""Drafters by what the target writes in place of a refused segment before it judges the next one: one token, or its own
-segment to the end."""
+"""Drafters by what the target writes in place of a refused segment before it judges the next one:
+one token, or its own segment to the end."""
 DEFAULTS: dict[str, Any] = {"opinion": "probe", "risk": None, "replacement": "token"}
-"""Settings of segments beside those of the rule, where neither certificate nor user says otherwise."""
+"""Settings of segments beside those of the rule, where neither certificate nor user says
+otherwise.
+"""
 OF_RULE = [item.name for item in fields(SegmentRule)]
 SETTINGS = (*DEFAULTS, *OF_RULE)
-REFUSE_ALL = {"threshold": 2.0}  # refuses every segment: it runs where nothing is certified and nothing was said
+REFUSE_ALL = {
+    "threshold": 2.0
+}  # refuses every segment: it runs where nothing is certified and nothing was said
 
 
 def segment_decoder(
@@ -62,19 +70,28 @@ def segment_decoder(
 ) -> Decoder:
     """A decoder whose draft is one segment of at most `limit` tokens, judged by `opinion`.
 
-    Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again. Where a
-    `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`. `replacement`: see DRAFTERS.
+    Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised
+        again. Where a
+    `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`. `replacement`:
+    see DRAFTERS.
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
     if replacement not in DRAFTERS:
-        raise UserError(f"There is no replacement '{replacement}' of a refused segment. Use token or segment.")
+        raise UserError(
+            f"There is no replacement '{replacement}' of a refused segment. Use token or segment."
+        )
     if token_gate is not None and not rule.partial:
-        raise UserError("A token gate speaks inside refused segments, and partial=False drops these. Leave one away.")
+        raise UserError(
+            "A token gate speaks inside refused segments, and partial=False drops these. Leave one"
+            " away."
+        )
     drafter = DRAFTERS[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
     judge = SegmentJudge(opinion, drafter, token_gate, risk)
     observer = Counting(rule, judge, parts.pop("observer", None))
-    return Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts)
+    return Decoder(
+        target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts
+    )
 
 
 def decoder_of(
@@ -86,29 +103,53 @@ def decoder_of(
     gate: Gate | None = None,
     **parts: Any,
 ) -> Decoder:
-    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token gate."""
-    settings, risk, gate = choice.settings, choice.settings["risk"], gate or probes.gate
+    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token
+    gate.
+    """
+    settings = choice.settings
+    risk = choice.settings["risk"]
+    gate = gate or probes.gate
     if risk is not None and gate is None:
-        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
-    rule = SEGMENT_RULES[choice.rule](**{name: settings[name] for name in OF_RULE if name in settings})
+        raise UserError(
+            "A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk"
+            " away."
+        )
+    rule = SEGMENT_RULES[choice.rule](
+        **{name: settings[name] for name in OF_RULE if name in settings}
+    )
     opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
-    own = {"style": probes.style, "limit": probes.limit, "replacement": settings["replacement"], "risk": risk or 0.0}
+    own = {
+        "style": probes.style,
+        "limit": probes.limit,
+        "replacement": settings["replacement"],
+        "risk": risk or 0.0,
+    }
     own |= {"token_gate": None if risk is None else gate, "vocabulary": num_ids(tokenizer)}
     return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
 
 
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
-    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
+    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose`
+    is for tokens.
+    """
     certified = probes.certificate
-    known = {"rule": certified.get("rule", SegmentRule.id), **DEFAULTS, **certified.get("settings", {})}
+    known = {
+        "rule": certified.get("rule", SegmentRule.id),
+        **DEFAULTS,
+        **certified.get("settings", {}),
+    }
     wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
-    doubts, fell_back = differing(wanted, known), False
+    doubts = differing(wanted, known)
+    fell_back = False
     if not certified:
-        doubts, fell_back = ("no setting of these probes is certified",), not (settings or rule)
+        doubts = ("no setting of these probes is certified",)
+        fell_back = not (settings or rule)
         wanted |= REFUSE_ALL if fell_back else {}
     for name, names in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
         if wanted[name] not in names:
-            raise UserError(f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}.")
+            raise UserError(
+                f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}."
+            )
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise UserError(f"Segments have no setting '{unknown[0]}'. Known: {', '.join(SETTINGS)}.")
     rule_id = wanted.pop("rule")
@@ -124,33 +165,58 @@ def build_segments(
     policy: Policy = "warn",
     **parts: Any,
 ) -> Decoder:
-    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given."""
+    """The decoder of the probes in `options.segments`, with the folder's own token gate where no
+    other is given.
+    """
     if draft is None:
-        raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
+        raise UserError(
+            "Segments are written by a draft model, and there is none. Name it as draft=<name or"
+            " folder>."
+        )
     if tokenizer is None:
-        raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
+        raise UserError(
+            "A tokenizer tells where segments end, and there is none. Pass tokenizer= as well."
+        )
     for name in ("block", "drafter", "stop_drafting"):
         if getattr(options, name) is not None:
-            raise UserError(f"Segments have no {name}: the draft model writes each to its end. Leave it away.")
+            raise UserError(
+                f"Segments have no {name}: the draft model writes each to its end. Leave it away."
+            )
     own = options.segments
     if not isinstance(own, Probes):
         own = load_probes(own, target, draft, tokenizer)
     if options.budget is not None or options.confidence is not None:
         budget, confidence = (own.certificate.get(name) for name in ("budget", "confidence"))
         if budget is None or confidence is None:
-            raise UserError("No setting of these probes is certified, so no budget is kept. Leave the budget away.")
-        if (options.budget is not None and options.budget < budget - 1e-9) or (options.confidence or 0.0) > confidence:
             raise UserError(
-                f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name "
-                "these, or calibrate the probes for what you want."
+                "No setting of these probes is certified, so no budget is kept. Leave the budget"
+                " away."
+            )
+        if (options.budget is not None and options.budget < budget - 1e-9) or (
+            options.confidence or 0.0
+        ) > confidence:
+            raise UserError(
+                f"These probes are certified for a budget of {budget:g} with confidence"
+                f" {confidence:g} alone. Name these, or calibrate the probes for what you want."
             )
     choice = choose_segments(own, options.rule, options.settings)
     if gate is not None and choice.settings["risk"] is not None:
-        if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
+        if (
+            gate.strict_reason is not None
+        ):  # it may not decide here, so that nothing keeps the risk: all are refused
             choice = Choice(
-                SegmentRule.id, DEFAULTS | REFUSE_ALL, own.limit, "segment", (gate.strict_reason,), fell_back=True
+                SegmentRule.id,
+                DEFAULTS | REFUSE_ALL,
+                own.limit,
+                "segment",
+                (gate.strict_reason,),
+                fell_back=True,
             )
-        elif own.gate is None or gate_hash(gate) != gate_hash(own.gate):  # another folder may hold the same gate
-            choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
+        elif own.gate is None or gate_hash(gate) != gate_hash(
+            own.gate
+        ):  # another folder may hold the same gate
+            choice = replace(
+                choice, doubts=(*choice.doubts, "the token gate is not the folder's own")
+            )
     choice.warn(policy, stacklevel=4)
     return decoder_of(own, choice, target, draft, tokenizer, gate, **parts)

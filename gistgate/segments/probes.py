@@ -1,4 +1,6 @@
-"""Probes: from the states that predict a segment, the probability that its model finds the meaning out."""
+"""Probes: from the states that predict a segment, the probability that its model finds the meaning
+out.
+"""
 
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, fingerprint, load_tensors, read_sealed, save_tensors, write_sealed
+from gistgate.core.files import (
+    check_sealed,
+    fingerprint,
+    load_tensors,
+    read_sealed,
+    save_tensors,
+    write_sealed,
+)
 from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
@@ -20,11 +29,15 @@ POOLINGS = ("mean", "last", "attention")  # how the states of a segment become o
 class Probe(nn.Module):
     """Pooling and an MLP with one hidden layer; the output is a logit."""
 
-    def __init__(self, width: int, hidden_size: int = 64, pooling: str = "mean", dropout: float = 0.1) -> None:
+    def __init__(
+        self, width: int, hidden_size: int = 64, pooling: str = "mean", dropout: float = 0.1
+    ) -> None:
         super().__init__()
         if pooling not in POOLINGS:
             raise UserError(f"There is no pooling '{pooling}'. Known: {', '.join(POOLINGS)}.")
-        self.width, self.hidden_size, self.pooling = width, hidden_size, pooling
+        self.width = width
+        self.hidden_size = hidden_size
+        self.pooling = pooling
         self.norm = nn.LayerNorm(width)
         self.query = nn.Linear(width, 1, bias=False) if pooling == "attention" else None
         self.first = nn.Linear(width, hidden_size)
@@ -32,7 +45,9 @@ class Probe(nn.Module):
         self.last = nn.Linear(hidden_size, 1)
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
-        """Logits [N] for `states [N, K, D]` of which `valid [N, K]`, a prefix of True, counts; 0 rows give 0."""
+        """Logits [N] for `states [N, K, D]` of which `valid [N, K]`, a prefix of True, counts; 0
+        rows give 0.
+        """
         pooled = self.norm(self.pool(states.float(), valid))
         logits: Tensor = self.last(self.dropout(nn.functional.silu(self.first(pooled)))).squeeze(-1)
         return logits
@@ -65,16 +80,26 @@ class Probes:
     style: str  # setting of the boundaries (gistgate.segments.writing)
     limit: int  # longest segment in tokens
     certificate: dict[str, Any] = field(default_factory=dict)
-    """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate (None without one),
-    budget, confidence, n, bound; empty where nothing is certified."""
+    """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate
+    (None without one), budget, confidence, n, bound; empty where nothing is certified."""
     gate: Gate | None = None  # the token gate inside the folder; None without one
 
-    def save(self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any) -> None:
+    def save(
+        self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any
+    ) -> None:
         """Write the folder; `notes` say where the probes come from."""
-        place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
-        config: dict[str, Any] = {"format": FORMAT, "style": self.style, "limit": self.limit, "notes": notes}
+        place = Path(folder) / "config.json"
+        weights = Path(folder) / "model.safetensors"
+        config: dict[str, Any] = {
+            "format": FORMAT,
+            "style": self.style,
+            "limit": self.limit,
+            "notes": notes,
+        }
         tensors: dict[str, Tensor] = {}
-        for role, probe, model in zip(ROLES, (self.target, self.draft), (target, draft), strict=True):
+        for role, probe, model in zip(
+            ROLES, (self.target, self.draft), (target, draft), strict=True
+        ):
             described = {"pooling": probe.pooling, "hidden_size": probe.hidden_size}
             config[role] = {**described, "model": asdict(identify_model(model))}
             tensors |= {f"{role}.{name}": tensor for name, tensor in probe.state_dict().items()}
@@ -83,9 +108,14 @@ class Probes:
         write_sealed(place, config, fingerprint(weights))
 
 
-def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None) -> Probes:
-    """Read the folder and check it against both models; its token gate is read where a tokenizer is given."""
-    place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
+def load_probes(
+    folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None
+) -> Probes:
+    """Read the folder and check it against both models; its token gate is read where a tokenizer is
+    given.
+    """
+    place = Path(folder) / "config.json"
+    weights = Path(folder) / "model.safetensors"
     config, sealed = read_sealed(place, "folder of probes", "Train them again.", FORMAT, "format")
     tensors = load_tensors(weights)
     check_sealed(place, sealed, config, fingerprint(weights))
@@ -95,17 +125,28 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
         check_identity(role, identity, identify_model(model), "folder of probes")
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
-                f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "
-                "certificate covers that.",
+                f"The {role} computes in {dtype}, the probes were trained on states in"
+                f" {identity.dtype}. No certificate covers that.",
                 stacklevel=2,
             )
         width = model.config.get_text_config().hidden_size
         probe = Probe(width, config[role]["hidden_size"], config[role]["pooling"])
         probe.load_state_dict(
-            {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
+            {
+                name.removeprefix(f"{role}."): t
+                for name, t in tensors.items()
+                if name.startswith(f"{role}.")
+            }
         )
         probes[role] = probe.eval().requires_grad_(False)
     gate = None
     if tokenizer is not None and (Path(folder) / GATE).is_dir():
         gate = Gate.load(Path(folder) / GATE, target, draft, tokenizer)
-    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"], gate)
+    return Probes(
+        probes["target"],
+        probes["draft"],
+        config["style"],
+        config["limit"],
+        config["certificate"],
+        gate,
+    )

@@ -22,24 +22,36 @@ from gistgate.drafters.model import ModelDrafter
 STYLES = {
     "blank-line": r"\n[ \t]*\n\s*$",
     "step": r"\n\s*$",
-    # A point behind a digit may be a decimal point; at a sentence's end something else follows, at the latest a line.
+    # A point behind a digit may be a decimal point; at a sentence's end something else follows, at
+    # the latest a line.
     "sentence": r"(?:(?<!\d)[.!?][\"')\]]*\s*|\n\s*)$",
 }
 """What a finished segment's text ends with, by the name of the setting."""
-TAIL = 6  # tokens in which an ending is looked for: a blank line or a closing quote may take several
+TAIL = (
+    6  # tokens in which an ending is looked for: a blank line or a closing quote may take several
+)
 
 
 class Boundaries:
     """Tells finished segments of one tokenizer from unfinished ones."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()) -> None:
-        """Take a style of STYLES or "re:" and a pattern; `end_ids`, such as eos, end a segment whatever they read."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()
+    ) -> None:
+        """Take a style of STYLES or "re:" and a pattern; `end_ids`, such as eos, end a segment
+        whatever they read.
+        """
         if not style.startswith("re:") and style not in STYLES:
-            raise UserError(f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a pattern.")
+            raise UserError(
+                f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a"
+                " pattern."
+            )
         try:
             ending = re.compile(STYLES.get(style, style[3:]))
         except re.error as error:
-            raise UserError(f"The segment style '{style}' is no regular expression ({error}). Correct it.") from error
+            raise UserError(
+                f"The segment style '{style}' is no regular expression ({error}). Correct it."
+            ) from error
 
         @lru_cache(maxsize=1 << 16)
         def finished(tail: tuple[int, ...]) -> bool:
@@ -70,19 +82,27 @@ class SegmentDrafter(ModelDrafter):
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
         self.texts: Texts = []  # what each row's segment follows
-        self.lengths: list[int] = []  # tokens of each row's finished segment; 0 where the limit came first
-        self.states = torch.zeros(0)  # the draft model's last states that predicted x_1 .. x_K [B, K, D]
+        self.lengths: list[
+            int
+        ] = []  # tokens of each row's finished segment; 0 where the limit came first
+        self.states = torch.zeros(
+            0
+        )  # the draft model's last states that predicted x_1 .. x_K [B, K, D]
         super().__init__(model)
 
     def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
-        self.texts, self.lengths = texts, [0] * len(texts)
+        self.texts = texts
+        self.lengths = [0] * len(texts)
         self._chains: list[list[int]] = [[] for _ in texts]
         self._states: list[Tensor] = []
         with tap(self.model, ["post"]) as self._seen:
             draft = super().propose(texts, num_draft, **request)
         self.states = torch.stack(self._states, dim=1)
         written = torch.tensor([len(chain) for chain in self._chains], device=draft.ids.device)
-        return replace(draft, valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None])
+        return replace(
+            draft,
+            valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None],
+        )
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
         """Append to the rows that still write; True once all have ended their segment."""
@@ -97,19 +117,28 @@ class SegmentDrafter(ModelDrafter):
 
 
 class RewritingDrafter(SegmentDrafter):
-    """Drafts, but offers nothing to be judged until the target has ended the segment it refused (or the limit cut)."""
+    """Drafts, but offers nothing to be judged until the target has ended the segment it refused (or
+    the limit cut).
+    """
 
     def start(self, batch: int) -> None:
         super().start(batch)
         self._own: list[int | None] = [None] * batch
-        """Where in each row's text the segment begins that the target is writing; None: the next one may be judged."""
+        """Where in each row's text the segment begins that the target is writing; None: the next
+        one may be judged.
+        """
 
     def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         for row, (begin, text) in enumerate(zip(self._own, texts, strict=True)):
-            if begin is not None and any(map(self.boundaries.ends, self.boundaries.cut(text[begin:]))):
+            if begin is not None and any(
+                map(self.boundaries.ends, self.boundaries.cut(text[begin:]))
+            ):
                 self._own[row] = None
         draft = super().propose(texts, num_draft, **request)
-        self.lengths = [length if own is None else 0 for own, length in zip(self._own, self.lengths, strict=True)]
+        self.lengths = [
+            length if own is None else 0
+            for own, length in zip(self._own, self.lengths, strict=True)
+        ]
         self._behind = [len(text) for text in texts]
         return draft
 
@@ -123,7 +152,9 @@ class RewritingDrafter(SegmentDrafter):
         super().select(rows)
         self._own = [self._own[row] for row in rows]
 
-    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+    def admit(
+        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
         super().admit(present, texts, caches, lengths)
         self._own += [None] * len(texts)
 
@@ -131,15 +162,33 @@ class RewritingDrafter(SegmentDrafter):
 class SegmentWriter:
     """Continues texts by one segment each; several may continue the same text."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, boundaries: Boundaries, limit: int, **ends: Any) -> None:
-        """Write at most `limit` tokens with `model`; `ends` (eos_ids, stops) end a segment as they end an answer."""
-        self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer))
-        self.boundaries, self.limit, self.ends = boundaries, limit, ends
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        boundaries: Boundaries,
+        limit: int,
+        **ends: Any,
+    ) -> None:
+        """Write at most `limit` tokens with `model`; `ends` (eos_ids, stops) end a segment as they
+        end an answer.
+        """
+        self.decoder = Decoder(
+            model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer)
+        )
+        self.boundaries = boundaries
+        self.limit = limit
+        self.ends = ends
 
     def write(
-        self, texts: Texts, behind: Sequence[int], sampling: Sampling | None = None, seeds: Sequence[int] | None = None
+        self,
+        texts: Texts,
+        behind: Sequence[int],
+        sampling: Sampling | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[tuple[list[int], bool]]:
-        """A segment for each entry of `behind`, the number of its text (read once); none if one fills the context.
+        """A segment for each entry of `behind`, the number of its text (read once); none if one
+        fills the context.
 
         With each goes whether it is finished; one that the limit cut is no segment.
         """
@@ -149,7 +198,9 @@ class SegmentWriter:
         if limit < 1:
             return [([], False) for _ in behind]
         needed = sorted(set(behind))
-        memories = dict(zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True))
+        memories = dict(
+            zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True)
+        )
         lengths = [len(texts[index]) for index in behind]
         done = self.decoder.resume(
             [memories[index] for index in behind],
@@ -162,4 +213,6 @@ class SegmentWriter:
             remember=False,
             **self.ends,
         )
-        return [(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
+        return [
+            (one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done
+        ]

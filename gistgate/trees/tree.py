@@ -1,4 +1,5 @@
-"""Trees of drafted tokens: how the target reads one, which path of it stays, and what of it the caches keep.
+"""Trees of drafted tokens: how the target reads one, which path of it stays, and what of it the
+caches keep.
 
 Axis letters: B rows, N nodes, V vocabulary.
 """
@@ -34,7 +35,9 @@ def lineage(parents: Tensor) -> Tensor:
 
 
 def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
-    """The nodes from the text to each leaf among the valid ones [B, P, D], filled up with -1; P and D at least 1."""
+    """The nodes from the text to each leaf among the valid ones [B, P, D], filled up with -1; P and
+    D at least 1.
+    """
     rows = []
     for above, known in zip(parents.tolist(), valid.tolist(), strict=True):
         real = [node for node, there in enumerate(known) if there]
@@ -64,13 +67,22 @@ MASKABLE = ("sdpa", "eager")  # attention of transformers that takes a mask for 
 
 
 def tree_layout(parents: Tensor) -> Layout:
-    """The layout of a read whose last slots, with those of earlier reads, are the nodes of a tree [B, T]."""
+    """The layout of a read whose last slots, with those of earlier reads, are the nodes of a tree
+    [B, T].
+    """
 
-    def arranged(model: PreTrainedModel, used: Tensor, num_new: int) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        slots, nodes, family = used.shape[1], parents.shape[1], lineage(parents)
+    def arranged(
+        model: PreTrainedModel, used: Tensor, num_new: int
+    ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        slots = used.shape[1]
+        nodes = parents.shape[1]
+        family = lineage(parents)
         text = used[:, : slots - nodes]
-        positions = torch.cat([text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1)
-        slot, new = torch.arange(slots, device=used.device), torch.arange(slots - num_new, slots, device=used.device)
+        positions = torch.cat(
+            [text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1
+        )
+        slot = torch.arange(slots, device=used.device)
+        new = torch.arange(slots - num_new, slots, device=used.device)
         sees = (slot <= new[:, None]).expand(len(used), -1, -1).clone()
         new_nodes = min(num_new, nodes)
         sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
@@ -78,12 +90,19 @@ def tree_layout(parents: Tensor) -> Layout:
         sees = (sees & used[:, None]) | (slot == new[:, None])
         distance = positions[:, -num_new:, None] - positions[:, None]
         window = getattr(model.config.get_text_config(), "sliding_window", None)
-        hidden, added = torch.finfo(model.dtype).min, {}
+        hidden = torch.finfo(model.dtype).min
+        added = {}
         for kind in attention_kinds(model):
-            seen = sees if kind == "full_attention" or window is None else sees & (distance < int(window))
+            seen = (
+                sees
+                if kind == "full_attention" or window is None
+                else sees & (distance < int(window))
+            )
             mask = torch.zeros((), dtype=model.dtype, device=used.device)
             added[kind] = mask.masked_fill(~seen[:, None], hidden)
-        return positions[:, -num_new:].clamp_min(0), added if len(added) > 1 else next(iter(added.values()))
+        return positions[:, -num_new:].clamp_min(0), (
+            added if len(added) > 1 else next(iter(added.values()))
+        )
 
     return arranged
 
@@ -91,15 +110,24 @@ def tree_layout(parents: Tensor) -> Layout:
 def attention_kinds(model: PreTrainedModel) -> set[str]:
     """The kinds of attention in the layers of `model`."""
     config = model.config.get_text_config()
-    windowed = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
+    windowed = bool(getattr(config, "sliding_window", None)) and getattr(
+        config, "use_sliding_window", True
+    )
+    kinds = set(
+        getattr(config, "layer_types", None)
+        or ["sliding_attention" if windowed else "full_attention"]
+    )
     name = type(model).__name__
     if strange := kinds - {"full_attention", "sliding_attention"}:
         raise UserError(
-            f"{name} has layers of {', '.join(sorted(strange))}, which cannot read a tree. Use a drafter of chains."
+            f"{name} has layers of {', '.join(sorted(strange))}, which cannot read a tree. Use a"
+            " drafter of chains."
         )
     if config.model_type in BY_SLOT:
-        raise UserError(f"{name} measures distances in slots of its cache, not along a tree. Use a drafter of chains.")
+        raise UserError(
+            f"{name} measures distances in slots of its cache, not along a tree. Use a drafter of"
+            " chains."
+        )
     if (chosen := config._attn_implementation) not in MASKABLE:
         raise UserError(
             f"{name} runs with the attention '{chosen}', which takes no mask of a tree. "
@@ -108,14 +136,17 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     return kinds
 
 
-Candidate = tuple[Sequence[int], float]  # tokens that may follow, and how good they are held to be; higher is better
+Candidate = tuple[
+    Sequence[int], float
+]  # tokens that may follow, and how good they are held to be; higher is better
 
 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int) -> Draft:
-    """One tree for every row's candidates: those that begin alike share their beginning (arXiv 2606.00021).
+    """One tree for every row's candidates: those that begin alike share their beginning (arXiv
+    2606.00021).
 
-    The best come first, of at most `depth` tokens, until a row has `num_nodes` nodes, parents before children. Where no
-    row branches the draft is a plain chain, without `parents`.
+    The best come first, of at most `depth` tokens, until a row has `num_nodes` nodes, parents
+    before children. Where no row branches the draft is a plain chain, without `parents`.
     """
     grown: list[dict[tuple[int, int], int]] = []
     for row in candidates:
@@ -128,19 +159,28 @@ def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int)
                     break
                 node = children.setdefault(step, len(children))
         grown.append(children)
-    return tree([[token for _, token in row] for row in grown], [[parent for parent, _ in row] for row in grown])
+    return tree(
+        [[token for _, token in row] for row in grown],
+        [[parent for parent, _ in row] for row in grown],
+    )
 
 
 def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Draft:
-    """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row branches."""
+    """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row
+    branches.
+    """
     widest = max((len(row) for row in ids), default=0)
     branches = any(parent != node - 1 for row in parents for node, parent in enumerate(row))
-    valid = torch.arange(widest) < torch.tensor([len(row) for row in ids], dtype=torch.long)[:, None]
+    valid = (
+        torch.arange(widest) < torch.tensor([len(row) for row in ids], dtype=torch.long)[:, None]
+    )
     above = right_padded(parents, widest, -1) if branches else None
     return Draft(right_padded(ids, widest), valid, parents=above)
 
 
-Passing = Callable[[int, float], bool]  # whether node n passes a test that it has to pass with a probability
+Passing = Callable[
+    [int, float], bool
+]  # whether node n passes a test that it has to pass with a probability
 
 
 @dataclass(frozen=True)
@@ -148,28 +188,37 @@ class Nodes:
     """One tree and what both models say about it."""
 
     ids: list[int]  # token of each node [N]
-    children: dict[int, list[int]]  # the nodes behind each node, first to be tried first; -1 is the text
+    children: dict[
+        int, list[int]
+    ]  # the nodes behind each node, first to be tried first; -1 is the text
     p: Tensor  # the target behind the text and behind each node [N + 1, V], float64
     q: Tensor | None  # what each node was drawn from [N, V]; None: it was certain
 
     def drawn_from(self, node: int) -> Tensor:
         """The distribution [V] that `node` is a draw of, float64."""
         if self.q is None:
-            return torch.zeros_like(self.p[0]).index_fill(0, torch.tensor(self.ids[node], device=self.p.device), 1.0)
+            return torch.zeros_like(self.p[0]).index_fill(
+                0, torch.tensor(self.ids[node], device=self.p.device), 1.0
+            )
         return self.q[node].double()
 
 
-Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]  # -> the accepted nodes, weights [V] of the own token
+Walk = Callable[
+    [Nodes, Passing], tuple[list[int], Tensor]
+]  # -> the accepted nodes, weights [V] of the own token
 
 
 def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
-    """Down the tree, sibling after sibling, each refusal leaving the next one its residual (arXiv 2305.09781)."""
+    """Down the tree, sibling after sibling, each refusal leaving the next one its residual (arXiv
+    2305.09781).
+    """
     path: list[int] = []
     here = -1
     while True:
         p = nodes.p[here + 1]
         for node in nodes.children.get(here, []):
-            q, x = nodes.drawn_from(node), nodes.ids[node]
+            q = nodes.drawn_from(node)
+            x = nodes.ids[node]
             if p[x] > 0 and passes(node, float(p[x]) / max(float(q[x]), 1e-300)):
                 break
             p = normalised(p - q, p)
@@ -180,17 +229,24 @@ def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
 
 
 def traverse(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
-    """Leaves first: a path is judged as a whole, and what it is refused goes to its parent (arXiv 2505.12398)."""
+    """Leaves first: a path is judged as a whole, and what it is refused goes to its parent (arXiv
+    2505.12398).
+    """
     found = below(nodes, passes, -1, 1.0)
     assert found is not None
     return found
 
 
-def below(nodes: Nodes, passes: Passing, here: int, ratio: float) -> tuple[list[int], Tensor] | None:
-    """The first accepted path at or behind `here`, whose own path ratio is P; None where nothing passes."""
+def below(
+    nodes: Nodes, passes: Passing, here: int, ratio: float
+) -> tuple[list[int], Tensor] | None:
+    """The first accepted path at or behind `here`, whose own path ratio is P; None where nothing
+    passes.
+    """
     p = nodes.p[here + 1]
     for node in nodes.children.get(here, []):
-        q, x = nodes.drawn_from(node), nodes.ids[node]
+        q = nodes.drawn_from(node)
+        x = nodes.ids[node]
         reached = ratio * float(p[x])
         behind = min(1.0, reached / max(float(q[x]), 1e-300)) if reached > 0 else 0.0
         found = below(nodes, passes, node, behind) if behind > 0 else None
@@ -212,18 +268,26 @@ def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     return rest / mass if mass > 0 else otherwise
 
 
-WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}  # lossless for sampled trees, by rule
+WALKS: dict[str, Walk] = {
+    "exact": token_wise,
+    "traversal": traverse,
+}  # lossless for sampled trees, by rule
 
 
 def walk_of(rule: Any) -> Walk:
     """How a rule walks sampled trees."""
     if rule.id not in WALKS:
-        raise UserError(f"The rule '{rule.id}' samples along chains only. Use 'exact', 'traversal', or temperature 0.")
+        raise UserError(
+            f"The rule '{rule.id}' samples along chains only. Use 'exact', 'traversal', or"
+            " temperature 0."
+        )
     return WALKS[rule.id]
 
 
 def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
-    """The path of every row of which most stays; of equals the one with fewer loose tokens, then the likelier one."""
+    """The path of every row of which most stays; of equals the one with fewer loose tokens, then
+    the likelier one.
+    """
     paths = paths_of(parents, nodes.valid)
     num_paths = paths.shape[1]
     block, acceptance = settle(unfold(nodes, paths), num_paths)
@@ -232,7 +296,10 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1).tolist()
     marks = list(zip(acceptance.length.tolist(), [-num for num in loose], likely, strict=True))
     firsts = range(0, len(marks), num_paths)
-    best = torch.tensor([max(range(at, at + num_paths), key=marks.__getitem__) for at in firsts], device=paths.device)
+    best = torch.tensor(
+        [max(range(at, at + num_paths), key=marks.__getitem__) for at in firsts],
+        device=paths.device,
+    )
     chosen = Acceptance(acceptance.length[best], acceptance.own_ids[best], acceptance.reasons[best])
     winners = paths.flatten(0, 1)[best].tolist()
     kept = [path[:length] for path, length in zip(winners, chosen.length.tolist(), strict=True)]
@@ -240,11 +307,16 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
 
 
 def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
-    """The same for sampled trees: one path is found on the way, and the target's own token with it."""
+    """The same for sampled trees: one path is found on the way, and the target's own token with
+    it.
+    """
     assert nodes.uniforms is not None
     columns = nodes.draft_ids, parents, nodes.valid, nodes.uniforms[:, :-1]
-    p, rows = nodes.logprobs.double().exp(), []
-    for row, (ids, above, valid, tests) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+    p = nodes.logprobs.double().exp()
+    rows = []
+    for row, (ids, above, valid, tests) in enumerate(
+        zip(*(one.tolist() for one in columns), strict=True)
+    ):
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(above):
             if valid[node]:
@@ -255,7 +327,9 @@ def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
     block = unfold(nodes, stacked([[path] for path in paths], parents.device))
     own = draw(torch.stack([weights for _, weights in rows]), nodes.uniforms[:, -1])
     length = torch.tensor([len(path) for path in paths], device=parents.device)
-    return Judged(block, Acceptance(length, own, torch.full_like(block.draft_ids, int(Reason.STRICT))), paths)
+    return Judged(
+        block, Acceptance(length, own, torch.full_like(block.draft_ids, int(Reason.STRICT))), paths
+    )
 
 
 def unfold(nodes: Block, paths: Tensor) -> Block:
@@ -298,7 +372,10 @@ class Trees(Chains):
 
     def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
         if rule.verifier is not None:
-            raise UserError(f"The rule '{rule.id}' reads a draft twice. Use a drafter of chains, such as 'model'.")
+            raise UserError(
+                f"The rule '{rule.id}' reads a draft twice. Use a drafter of chains, such as"
+                " 'model'."
+            )
         for model in models:
             attention_kinds(model)
 
@@ -306,7 +383,9 @@ class Trees(Chains):
         walk_of(rule)
 
     def places(self, draft: Draft) -> Tensor:
-        return super().places(draft) if draft.parents is None else lineage(draft.parents).sum(-1) - 1
+        return (
+            super().places(draft) if draft.parents is None else lineage(draft.parents).sum(-1) - 1
+        )
 
     def layout(self, draft: Draft) -> Layout | None:
         return None if draft.parents is None else tree_layout(draft.parents)

@@ -1,15 +1,20 @@
-"""Gates and loose rules inside vLLM's own speculative verification, as a plug-in; vLLM itself is not changed."""
+"""Gates and loose rules inside vLLM's own speculative verification, as a plug-in; vLLM itself is
+not changed.
+"""
 
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
-KEY = "gistgate"  # key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`
+# key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`
+KEY = "gistgate"
 MARK = "_gistgate"  # attribute of a function that is wrapped already
 
 
 def register() -> None:
-    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config` nothing happens."""
+    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config`
+    nothing happens.
+    """
     wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
     native = wrapper.init_device
     if hasattr(native, MARK):
@@ -34,14 +39,18 @@ def register() -> None:
 
 
 def refusing(native: Any) -> Any:
-    """The front end's check of a request, which refuses a scope that does not exist: servers answer with status 400."""
+    """The front end's check of a request, which refuses a scope that does not exist: servers answer
+    with status 400.
+    """
 
     def validate(self: Any, params: Any, *more: Any) -> Any:
         if KEY in (self.vllm_config.additional_config or {}):
             from gistgate.vllm.judge import refusal
 
             if sentence := refusal(getattr(params, "extra_args", None)):
-                raise import_module("vllm.exceptions").VLLMValidationError(sentence, parameter="vllm_xargs")
+                raise import_module("vllm.exceptions").VLLMValidationError(
+                    sentence, parameter="vllm_xargs"
+                )
         return native(self, params, *more)
 
     return validate

@@ -1,6 +1,6 @@
-"""Counters of the workers as Prometheus metrics of the server; `python -m gistgate.vllm.metrics URL` asks for them.
-Each worker, a process of its own, writes its totals into a folder that the first process names in the environment; the
-server reads them when asked."""
+"""Counters of the workers as Prometheus metrics of the server; `python -m gistgate.vllm.metrics
+URL` asks for them. Each worker, a process of its own, writes its totals into a folder that the
+first process names in the environment; the server reads them when asked."""
 
 import atexit
 import json
@@ -29,7 +29,9 @@ TIMEOUT = 10.0  # seconds to wait for the server
 
 
 def collect() -> None:
-    """Name a folder in the process that the others descend from, and answer for it; the others change nothing."""
+    """Name a folder in the process that the others descend from, and answer for it; the others
+    change nothing.
+    """
     if FOLDER in os.environ:
         return
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="gistgate-")
@@ -41,11 +43,15 @@ def collect() -> None:
 
 
 def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None) -> None:
-    """Let a worker write what it is, and go on writing its totals from a thread; None counts nothing."""
+    """Let a worker write what it is, and go on writing its totals from a thread; None counts
+    nothing.
+    """
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
 
     def write() -> None:
-        part = path.with_suffix(f".{get_ident()}")  # a process that serves several rules in turn has several writers
+        part = path.with_suffix(
+            f".{get_ident()}"
+        )  # a process that serves several rules in turn has several writers
         part.write_text(json.dumps({"about": about, "totals": {} if totals is None else totals()}))
         part.replace(path)  # in one step, so that nobody reads half of it
 
@@ -71,7 +77,9 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["rule", "setting", "runner", "source"]
-        active = GaugeMetricFamily("gistgate_active", "Workers in which the plug-in runs.", labels=labels)
+        active = GaugeMetricFamily(
+            "gistgate_active", "Workers in which the plug-in runs.", labels=labels
+        )
         kinds: Counter[tuple[str, ...]] = Counter()
         sums: Counter[str] = Counter()
         for path in sorted(self.folder.glob("*.json")):
@@ -82,14 +90,18 @@ class Collector:
             active.add_metric(list(kind), number)
         yield active
         for name, value in sums.items():
-            yield CounterMetricFamily(f"gistgate_{name}", f"Counter '{name}' over all requests.", value=value)
+            yield CounterMetricFamily(
+                f"gistgate_{name}", f"Counter '{name}' over all requests.", value=value
+            )
 
     def describe(self) -> list[Any]:
         return []  # the names are known once workers have written
 
 
 def check(url: str, strict: bool = False) -> dict[str, str]:
-    """What the workers of a server say about themselves; `strict` demands that nothing lossy runs."""
+    """What the workers of a server say about themselves; `strict` demands that nothing lossy
+    runs.
+    """
     try:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
@@ -100,17 +112,22 @@ def check(url: str, strict: bool = False) -> dict[str, str]:
     found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
     if found is None:
         raise UserError(
-            f"The gistgate plug-in does not run in the server at {url}: look for 'gistgate' in the server's log, and "
-            'check that --additional-config names "gistgate" and that VLLM_PLUGINS, where set, does too.'
+            f"The gistgate plug-in does not run in the server at {url}: look for 'gistgate' in the"
+            ' server\'s log, and check that --additional-config names "gistgate" and that'
+            " VLLM_PLUGINS, where set, does too."
         )
     about = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
     if strict and about["rule"] != "strict":
-        raise UserError(f"The server at {url} runs the rule '{about['rule']}', but strict was expected.")
+        raise UserError(
+            f"The server at {url} runs the rule '{about['rule']}', but strict was expected."
+        )
     return about
 
 
 def main(url: str, strict: bool = False) -> None:
-    """Print what the workers of the server at URL say; exit with 1 if none runs, or with --strict a lossy one."""
+    """Print what the workers of the server at URL say; exit with 1 if none runs, or with --strict a
+    lossy one.
+    """
     try:
         about = check(url, strict)
     except UserError as error:

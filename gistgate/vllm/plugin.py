@@ -1,4 +1,6 @@
-"""Put the hook into one worker of vLLM, after checking what has to hold; each refusal is one sentence."""
+"""Put the hook into one worker of vLLM, after checking what has to hold; each refusal is one
+sentence.
+"""
 
 import json
 import logging
@@ -21,7 +23,9 @@ TESTED = ("0.32",)  # versions of vLLM that the hooks were tested with
 
 
 def install(worker: Any, config: Any, value: Any) -> None:
-    """Hook the model runner of a worker as `value` says; a UserError keeps the engine from starting."""
+    """Hook the model runner of a worker as `value` says; a UserError keeps the engine from
+    starting.
+    """
     settings = read_settings(value)
     kind = "V2" if config.use_v2_model_runner else "V1"
     if settings.strict:
@@ -30,19 +34,30 @@ def install(worker: Any, config: Any, value: Any) -> None:
         return
     check_version(import_module("vllm").__version__, settings.any_version)
     check_engine(config)
-    runner, served = worker.model_runner, read_served(config)
+    runner = worker.model_runner
+    served = read_served(config)
     check_draft(config, served.tokenizer)
     policy = make_policy(settings, served)
     protected = tuple(sorted({*served.protected, *settings.protected}))
     with torch.inference_mode(False):  # ordinary tensors, which every mode of inference may change
         judge = VllmJudge(
-            policy, protected, served.max_requests, runner.device, settings.loop_guard, share, served.tokenizer
+            policy,
+            protected,
+            served.max_requests,
+            runner.device,
+            settings.loop_guard,
+            share,
+            served.tokenizer,
         )
     (v2 if kind == "V2" else v1).install(runner, judge)
 
     def counts() -> dict[str, Any]:
-        """Totals and the counts of each remembered request; `LLM.collective_rpc("gistgate_counts")` calls it."""
-        requests = {name: judge.counters.total(entry.slot) for name, entry in judge.requests.entries.items()}
+        """Totals and the counts of each remembered request; `LLM.collective_rpc("gistgate_counts")`
+        calls it.
+        """
+        requests = {
+            name: judge.counters.total(entry.slot) for name, entry in judge.requests.entries.items()
+        }
         return {"totals": judge.counters.total(), "requests": requests}
 
     worker.gistgate_counts = counts
@@ -54,8 +69,9 @@ def check_version(version: str, any_version: bool) -> None:
     """Refuse a version of vLLM that was not tested, unless the configuration says otherwise."""
     if not any_version and not version.startswith(tuple(f"{known}." for known in TESTED)):
         raise UserError(
-            f"gistgate was tested with vLLM {' and '.join(TESTED)}, and this is {version}: install that, or set "
-            '"any_version" to true and compare its closed gate with plain vLLM first.'
+            f"gistgate was tested with vLLM {' and '.join(TESTED)}, and this is {version}: install"
+            ' that, or set "any_version" to true and compare its closed gate with plain vLLM'
+            " first."
         )
 
 
@@ -64,12 +80,16 @@ def check_strict(config: Any) -> None:
     speculation = config.speculative_config
     method = "standard" if speculation is None else speculation.rejection_sample_method
     if method not in ("standard", "block"):
-        raise UserError(f"gistgate: the server has to be strict, but rejection_sample_method '{method}' is lossy.")
+        raise UserError(
+            f"gistgate: the server has to be strict, but rejection_sample_method '{method}' is"
+            " lossy."
+        )
 
 
 def check_engine(config: Any) -> None:
     """Refuse an engine that decides acceptance elsewhere, or lossily by itself."""
-    speculation, parallel = config.speculative_config, config.parallel_config
+    speculation = config.speculative_config
+    parallel = config.parallel_config
     if speculation is None:
         raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
     method = speculation.rejection_sample_method
@@ -84,25 +104,35 @@ def check_engine(config: Any) -> None:
         "LoRA": config.lora_config is not None,
     }
     off = "is not served yet. Switch it off, or serve without the gate."
-    check({
-        "'extract_hidden_states' drafts nothing. Take a method that drafts.":
-            speculation.method == "extract_hidden_states",
-        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the "
-        "option away.": method != "standard",
-        **{f"{name} {off}": has for name, has in hindrances.items()},
-    })  # fmt: skip
+    check(
+        {
+            "'extract_hidden_states' drafts nothing. Take a method that drafts.": (
+                speculation.method == "extract_hidden_states"
+            ),
+            f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the option away.": (
+                method != "standard"
+            ),
+            **{f"{name} {off}": has for name, has in hindrances.items()},
+        }
+    )
 
 
 def check_draft(config: Any, tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's, where both tokenizers can be read."""
-    speculation, target = config.speculative_config, config.model_config
+    """Refuse a draft model whose token ids mean something else than the target's, where both
+    tokenizers can be read.
+    """
+    speculation = config.speculative_config
+    target = config.model_config
     if speculation.method != "draft_model":
         return
     draft = speculation.draft_model_config
     if tokenizer is None:
         tokenizer = readable_tokenizer("target", str(target.tokenizer), target.tokenizer_revision)
-    # vLLM's configuration of the draft names the target's tokenizer, so the draft's own is read from its model.
-    own = None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
+    # vLLM's configuration of the draft names the target's tokenizer, so the draft's own is read
+    # from its model.
+    own = (
+        None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
+    )
     if own is not None:
         check_same_tokenizer(tokenizer, own)
 
@@ -114,18 +144,37 @@ def tensor_parallel_group() -> Any:
 def share(mask: Tensor) -> Tensor:
     """The mask of the first rank: ranks that disagree in a last bit would corrupt the request."""
     group = tensor_parallel_group()
-    shared: Tensor = mask if group.world_size == 1 else group.broadcast(mask.to(torch.uint8), src=0).bool()
+    shared: Tensor = (
+        mask if group.world_size == 1 else group.broadcast(mask.to(torch.uint8), src=0).bool()
+    )
     return shared
 
 
 def announce(policy: Policy, kind: str, judge: VllmJudge | None) -> None:
     """One line in the log, and a sign of life for the metrics."""
     rule = policy.rule
-    setting = "" if rule is None or rule.knob is None else f"{rule.knob}={getattr(rule, rule.knob):g}"
-    about = {"rule": "strict" if rule is None else rule.id, "setting": setting, "runner": kind, "source": policy.source}
+    setting = (
+        "" if rule is None or rule.knob is None else f"{rule.knob}={getattr(rule, rule.knob):g}"
+    )
+    about = {
+        "rule": "strict" if rule is None else rule.id,
+        "setting": setting,
+        "runner": kind,
+        "source": policy.source,
+    }
     log.info("gistgate: %s", json.dumps(about))
     if judge is not None:
         is_certified = policy.covered_only and not policy.source.startswith("uncertified")
-        proof = "certified for requests like its prompts" if is_certified else "and nothing is certified about it"
-        log.warning("gistgate: verification is lossy: %s %s, %s, %s.", about["rule"], setting, policy.source, proof)
+        proof = (
+            "certified for requests like its prompts"
+            if is_certified
+            else "and nothing is certified about it"
+        )
+        log.warning(
+            "gistgate: verification is lossy: %s %s, %s, %s.",
+            about["rule"],
+            setting,
+            policy.source,
+            proof,
+        )
     report(about, None if judge is None else judge.counters.total)

@@ -1,4 +1,6 @@
-"""From the configuration of a server to the rule that judges there, checked against the models that are served."""
+"""From the configuration of a server to the rule that judges there, checked against the models that
+are served.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import Certificate, files_behind, load_certificate, refuse, scope_mismatch
+from gistgate.core.certificate import (
+    Certificate,
+    files_behind,
+    load_certificate,
+    refuse,
+    scope_mismatch,
+)
 from gistgate.core.files import load_tensors
 from gistgate.core.gate import Gate
 from gistgate.core.identity import (
@@ -30,17 +38,31 @@ log = logging.getLogger("vllm.gistgate")
 
 GREEDY = "greedy"
 SERVED_RULES = {
-    "autojudge": GREEDY, "judge": GREEDY, "fly": GREEDY, "trt-relaxed": GREEDY,
-    "csd": "all", "prob": "all", "prob-ratio": "all", "top-k": "all", "typical": "all", "ensemble": "all",
-}  # fmt: skip
-"""Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
-the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
-gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
-DRAFTERS = {"draft_model": "model", "ngram": "lookup"}  # our drafter ids by vLLM's speculative methods
+    "autojudge": GREEDY,
+    "judge": GREEDY,
+    "fly": GREEDY,
+    "trt-relaxed": GREEDY,
+    "csd": "all",
+    "prob": "all",
+    "prob-ratio": "all",
+    "top-k": "all",
+    "typical": "all",
+    "ensemble": "all",
+}
+"""Rules that can run here, and the requests that they judge. The others need another reading, the
+whole distribution of the drafter, or decisions that vLLM's kernel does not show. Sampled requests
+stay native where a rule says "greedy": gates were trained on greedy texts, and FLy needs the native
+verdict on later tokens."""
+DRAFTERS = {
+    "draft_model": "model",
+    "ngram": "lookup",
+}  # our drafter ids by vLLM's speculative methods
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts
 LOOKUP = (1, PromptLookup.n_max)  # shortest and longest run of tokens that our `lookup` looks for
 WHOLE = ("auto", "bfloat16", "float16", "float32")  # types of a cache that is not rounded
-BUFFERS = (".rotary_emb.inv_freq",)  # ends of names of tensors in some checkpoints that are no model's parameters
+BUFFERS = (
+    ".rotary_emb.inv_freq",
+)  # ends of names of tensors in some checkpoints that are no model's parameters
 
 
 @dataclass(frozen=True)
@@ -50,30 +72,54 @@ class Settings:
     rule: str | None = None  # rule id; default: "autojudge" with a gate
     settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
     gate: str | None = None  # folder of a trained gate
-    budget: float | None = None  # certified loss, as a share of prompts; default: the certificate's headline
-    certificate: str | None = None  # a certificate.json or its folder; it names rule and settings for the budget
+    budget: float | None = (
+        None  # certified loss, as a share of prompts; default: the certificate's headline
+    )
+    certificate: str | None = (
+        None  # a certificate.json or its folder; it names rule and settings for the budget
+    )
     strict: bool = False  # True: nothing lossy can run, whatever else is asked for
-    protected: tuple[int, ...] = ()  # token ids that are never accepted loosely, beside ends and added tokens
-    loop_guard: bool = True  # whether a request that begins to repeat itself is verified strictly for a while
-    shadow: float = 0.0  # share of requests that are strict, so that the lengths of answers can be compared
-    any_version: bool = False  # True: a version of vLLM is tried that the plug-in was not tested with
+    protected: tuple[
+        int, ...
+    ] = ()  # token ids that are never accepted loosely, beside ends and added tokens
+    loop_guard: bool = (
+        True  # whether a request that begins to repeat itself is verified strictly for a while
+    )
+    shadow: float = (
+        0.0  # share of requests that are strict, so that the lengths of answers can be compared
+    )
+    any_version: bool = (
+        False  # True: a version of vLLM is tried that the plug-in was not tested with
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected", tuple(self.protected))
         lossy = (self.rule, self.gate, self.budget, self.certificate)
-        asks_gate = self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
-        check({
-            '"shadow" is a share of the requests. Give a number from 0 to 1.': not 0 <= self.shadow <= 1,
-            '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.':
-                self.strict and (self.settings or any(value is not None for value in lossy)),
-            'name a "rule", a "gate" or a "certificate", or set "strict" to true.':
-                not self.strict and (self.rule, self.gate, self.certificate) == (None, None, None),
-            "a certificate names rule and settings itself. Leave these keys away.":
-                self.certificate is not None and (self.rule or self.settings),
-            "a budget is kept by a certificate, which a rule or a risk that is named does not have. Leave the budget "
-            "away, or name a gate or a certificate alone.":
-                self.budget is not None and self.certificate is None and not asks_gate,
-        })  # fmt: skip
+        asks_gate = (
+            self.gate is not None
+            and self.rule in (None, "autojudge")
+            and "risk" not in self.settings
+        )
+        check(
+            {
+                '"shadow" is a share of the requests. Give a number from 0 to 1.': (
+                    not 0 <= self.shadow <= 1
+                ),
+                '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.': (
+                    self.strict and (self.settings or any(value is not None for value in lossy))
+                ),
+                'name a "rule", a "gate" or a "certificate", or set "strict" to true.': (
+                    not self.strict
+                    and (self.rule, self.gate, self.certificate) == (None, None, None)
+                ),
+                "a certificate names rule and settings itself. Leave these keys away.": (
+                    self.certificate is not None and (self.rule or self.settings)
+                ),
+                "a budget is kept by a certificate, which a rule or a risk that is named does not have. Leave the budget away, or name a gate or a certificate alone.": (
+                    self.budget is not None and self.certificate is None and not asks_gate
+                ),
+            }
+        )
 
 
 def check(hindrances: Mapping[str, object], who: str = "gistgate") -> None:
@@ -84,7 +130,9 @@ def check(hindrances: Mapping[str, object], who: str = "gistgate") -> None:
 
 
 def read_settings(value: Any) -> Settings:
-    """The configuration in a JSON object; refuses unknown keys, values of other kinds and contradictions."""
+    """The configuration in a JSON object; refuses unknown keys, values of other kinds and
+    contradictions.
+    """
     try:
         settings: Settings = dataclass_from(Settings, value)
     except ValueError as error:
@@ -102,12 +150,18 @@ class Served:
     target: ModelIdentity  # its name is a folder or hub id; without the fingerprint
     tokenizer: Any = None  # None where the engine has none
     eos_ids: tuple[int, ...] = ()  # ids that end an answer
-    config_eos_ids: tuple[int, ...] = ()  # ids that the model's config.json calls ends, which vLLM does not ask
+    config_eos_ids: tuple[
+        int, ...
+    ] = ()  # ids that the model's config.json calls ends, which vLLM does not ask
     max_requests: int = 256  # requests of the largest batch
     draft: str | None = None  # folder or hub id of the draft model; None for another method
-    lookup: tuple[int, int] = LOOKUP  # shortest and longest run of tokens that vLLM's `ngram` looks for
+    lookup: tuple[int, int] = (
+        LOOKUP  # shortest and longest run of tokens that vLLM's `ngram` looks for
+    )
     rounded: bool = False  # whether the engine rounds weights or its cache when it loads them
-    schedule: tuple[int, ...] = ()  # drafted tokens at other numbers of running requests, where vLLM schedules them
+    schedule: tuple[
+        int, ...
+    ] = ()  # drafted tokens at other numbers of running requests, where vLLM schedules them
 
     @property
     def drafter(self) -> str:
@@ -118,8 +172,12 @@ class Served:
 
     @property
     def block(self) -> int:
-        """K that a certificate has to name: of every round, or the first other one of the schedule but 0."""
-        return next((num for num in self.schedule if num not in (0, self.num_draft)), self.num_draft)
+        """K that a certificate has to name: of every round, or the first other one of the schedule
+        but 0.
+        """
+        return next(
+            (num for num in self.schedule if num not in (0, self.num_draft)), self.num_draft
+        )
 
     @cached_property
     def identity(self) -> ModelIdentity:
@@ -128,7 +186,9 @@ class Served:
 
     @property
     def protected(self) -> tuple[int, ...]:
-        """Ids that steer the protocol: ends of text and every added token (chat, think and tool markers)."""
+        """Ids that steer the protocol: ends of text and every added token (chat, think and tool
+        markers).
+        """
         return tuple(sorted({*self.eos_ids, *self.config_eos_ids, *added_ids(self.tokenizer)}))
 
 
@@ -136,38 +196,65 @@ def read_served(config: Any) -> Served:
     """The facts in a `VllmConfig`."""
     from transformers import AutoTokenizer
 
-    model, speculation = config.model_config, config.speculative_config
+    model = config.model_config
+    speculation = config.speculative_config
     text = model.hf_config.get_text_config()
     tokenizer = None
     if not model.skip_tokenizer_init:
         tokenizer = AutoTokenizer.from_pretrained(
-            model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+            model.tokenizer,
+            revision=model.tokenizer_revision,
+            trust_remote_code=model.trust_remote_code,
         )
     return Served(
-        method=speculation.method, num_draft=speculation.num_speculative_tokens,
-        probabilistic=speculation.draft_sample_method == "probabilistic" and speculation.method not in WITHOUT_MODEL,
+        method=speculation.method,
+        num_draft=speculation.num_speculative_tokens,
+        probabilistic=speculation.draft_sample_method == "probabilistic"
+        and speculation.method not in WITHOUT_MODEL,
         target=ModelIdentity(
-            name=str(model.model), revision=None, architecture=text.model_type, hidden_size=text.hidden_size,
-            num_layers=text.num_hidden_layers, vocabulary_size=text.vocab_size,
-            dtype=str(model.dtype).removeprefix("torch."), fingerprint=None,
-        ), tokenizer=tokenizer, eos_ids=eos_ids(model, tokenizer),
-        config_eos_ids=listed(text.eos_token_id), max_requests=config.scheduler_config.max_num_seqs,
-        draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
-        lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0), rounded=is_rounded(config),
-        schedule=tuple(num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()),
-    )  # fmt: skip
+            name=str(model.model),
+            revision=None,
+            architecture=text.model_type,
+            hidden_size=text.hidden_size,
+            num_layers=text.num_hidden_layers,
+            vocabulary_size=text.vocab_size,
+            dtype=str(model.dtype).removeprefix("torch."),
+            fingerprint=None,
+        ),
+        tokenizer=tokenizer,
+        eos_ids=eos_ids(model, tokenizer),
+        config_eos_ids=listed(text.eos_token_id),
+        max_requests=config.scheduler_config.max_num_seqs,
+        draft=(
+            str(speculation.draft_model_config.model)
+            if speculation.method == "draft_model"
+            else None
+        ),
+        lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0),
+        rounded=is_rounded(config),
+        schedule=tuple(
+            num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()
+        ),
+    )
 
 
 def is_rounded(config: Any) -> bool:
-    """Whether the engine rounds the target, the draft model or its cache of keys and values to fewer bits."""
+    """Whether the engine rounds the target, the draft model or its cache of keys and values to
+    fewer bits.
+    """
     models = (config.model_config, getattr(config.speculative_config, "draft_model_config", None))
-    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto")).removeprefix("torch.")
-    return cache not in WHOLE or any(getattr(model, "quantization", None) is not None for model in models)
+    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto")).removeprefix(
+        "torch."
+    )
+    return cache not in WHOLE or any(
+        getattr(model, "quantization", None) is not None for model in models
+    )
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every id that ends an answer: those of generation settings and tokenizer."""
-    generation, own = model.try_get_generation_config() or {}, getattr(tokenizer, "eos_token_id", None)
+    generation = model.try_get_generation_config() or {}
+    own = getattr(tokenizer, "eos_token_id", None)
     return tuple(sorted({*listed(generation.get("eos_token_id")), *listed(own)}))
 
 
@@ -177,7 +264,9 @@ def listed(ids: Any) -> tuple[int, ...]:
 
 
 def folder_fingerprint(model: str) -> str | None:
-    """The hash of `gistgate.core.identity.weights_fingerprint`, read from a model folder; None for a hub id."""
+    """The hash of `gistgate.core.identity.weights_fingerprint`, read from a model folder; None for
+    a hub id.
+    """
     from safetensors import safe_open
 
     places: dict[str, str | Path] = {}
@@ -196,22 +285,33 @@ class Policy:
     gate: Any = None
     source: str = "strict"  # where the setting comes from, for people
     sampled: bool = False  # whether sampled requests are judged too
-    covered_only: bool = False  # whether a certificate names the setting; requests that it cannot cover are strict
+    covered_only: bool = (
+        False  # whether a certificate names the setting; requests that it cannot cover are strict
+    )
     shadow: float = 0.0  # share of requests that are strict for comparison
-    stops: Sequence[str] | None = None  # the certified texts that end answers; None where nobody knows them
+    stops: Sequence[str] | None = (
+        None  # the certified texts that end answers; None where nobody knows them
+    )
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
-    """The policy of a configuration; refuses what cannot run here or does not belong to these models."""
+    """The policy of a configuration; refuses what cannot run here or does not belong to these
+    models.
+    """
     if settings.strict:
         return Policy()
-    name, values, source = settings.rule or "autojudge", dict(settings.settings), "explicit setting"
+    name = settings.rule or "autojudge"
+    values = dict(settings.settings)
+    source = "explicit setting"
     asks_gate = name == "autojudge" and settings.gate is not None and "risk" not in values
     is_covered = settings.certificate is not None or asks_gate
-    check({
-        "this engine rounds weights or its cache, so that no certificate holds. Name a rule, or a gate with a risk "
-        'in "settings".': served.rounded and is_covered
-    })  # fmt: skip
+    check(
+        {
+            'this engine rounds weights or its cache, so that no certificate holds. Name a rule, or a gate with a risk in "settings".': (
+                served.rounded and is_covered
+            )
+        }
+    )
     gate: Any = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
@@ -219,14 +319,19 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
-        files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
+        files = (
+            {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
+        )
         check_certificate(certificate, served, gate, block=served.block, **files)
-        name, values, source = certificate.rule, point.settings, f"certificate for {100 * point.budget:g} %"
+        name = certificate.rule
+        values = point.settings
+        source = f"certificate for {100 * point.budget:g} %"
         stops = certificate.scope.get("stops")
     elif asks_gate:
         point = gate.operating_point(settings.budget, served.drafter, name)
         check_certificate(gate.certificate, served, gate)
-        values, source = {**values, **point.settings}, f"operating point for {100 * point.budget:g} %"
+        values = {**values, **point.settings}
+        source = f"operating point for {100 * point.budget:g} %"
         stops = gate.certificate.scope.get("stops")
         if broken := gate.certificate.mismatch(block=served.block):
             log.warning("gistgate: %s", broken)
@@ -238,28 +343,43 @@ def make_policy(settings: Settings, served: Served) -> Policy:
 
 
 def check_gate(gate: Any, served: Served) -> None:
-    """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn of another dtype."""
+    """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn
+    of another dtype.
+    """
     expected = gate.config.target
     target = served.identity
     check_identity("target", expected, target)
     if target.fingerprint is None:
-        log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", target.name)
+        log.warning(
+            "gistgate: '%s' is no folder, so its weights were not compared with the gate's.",
+            target.name,
+        )
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
     if (own := target.dtype) != expected.dtype:
-        log.warning("gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, own)
+        log.warning(
+            "gistgate: the gate was trained on states in %s, and vLLM computes in %s.",
+            expected.dtype,
+            own,
+        )
     if served.rounded:
         log.warning("gistgate: the gate was trained on states of weights that were not rounded.")
     if gate.layers - {"post"}:
         raise UserError(
-            f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post' and 'h_pred:post'."
+            f"The gate reads the layers {', '.join(sorted(gate.layers))}. vLLM shows 'h_tok:post'"
+            " and 'h_pred:post'."
         )
     if gate.wants_q:
-        raise UserError("The gate reads draft probabilities, which vLLM does not show. Train one without 'draft'.")
+        raise UserError(
+            "The gate reads draft probabilities, which vLLM does not show. Train one without"
+            " 'draft'."
+        )
 
 
 def check_certificate(certificate: Certificate, served: Served, gate: Any, **used: Any) -> None:
-    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry of `used`."""
+    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry
+    of `used`.
+    """
     found: dict[str, Any] = {
         "target": model_scope(served.identity),
         "gate": None if gate is None else gate_hash(gate),
@@ -274,10 +394,13 @@ def check_certificate(certificate: Certificate, served: Served, gate: Any, **use
     draft = certificate.scope.get("draft")
     if draft is not None and any(draft.get(name) is not None for name in LIGHTER):
         raise UserError(
-            "The certified draft model has fewer bits or a smaller vocabulary, and vLLM has neither. Calibrate again."
+            "The certified draft model has fewer bits or a smaller vocabulary, and vLLM has"
+            " neither. Calibrate again."
         )
     certified = {name: certificate.scope.get(name) for name in found}
-    if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count
+    if (
+        draft is not None and served.draft is not None
+    ):  # vLLM chooses the draft model's dtype, so only weights count
         certified["draft"] = {"fingerprint": draft["fingerprint"]}
         found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}
     refuse(scope_mismatch(certified, found))
@@ -286,17 +409,34 @@ def check_certificate(certificate: Certificate, served: Served, gate: Any, **use
 def check_rule(rule: Rule, gate: Any, served: Served) -> None:
     """Refuse what cannot be judged inside vLLM, and say what to take instead."""
     if rule.id not in SERVED_RULES:
-        raise UserError(f"The rule '{rule.id}' cannot run inside vLLM. Take one of: {', '.join(sorted(SERVED_RULES))}.")
+        raise UserError(
+            f"The rule '{rule.id}' cannot run inside vLLM. Take one of:"
+            f" {', '.join(sorted(SERVED_RULES))}."
+        )
     window = getattr(rule, "window", 0)
-    is_too_short = rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= window
-    check({
-        "inside vLLM a rule only adds to the strict test. Leave 'superset' at true.": not rule.superset,
-        'it judges by a gate, and none was given. Add "gate": a folder.': "gate" in rule.needs and gate is None,
-        "it needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative config, with a "
-        "drafter that has a model.": "q" in rule.needs and not served.probabilistic,
-        "think markers cannot be followed inside vLLM. Set scope to 'all'.": getattr(rule, "scope", "all") == "think",
-        "an online table would let answers depend on other users. Set table to 'frozen'.":
-            getattr(rule, "table", "frozen") == "online",
-        f"a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or shorten "
-        "the window.": is_too_short,
-    }, rule.id)  # fmt: skip
+    is_too_short = (
+        rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= window
+    )
+    check(
+        {
+            "inside vLLM a rule only adds to the strict test. Leave 'superset' at true.": (
+                not rule.superset
+            ),
+            'it judges by a gate, and none was given. Add "gate": a folder.': (
+                "gate" in rule.needs and gate is None
+            ),
+            "it needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative config, with a drafter that has a model.": (
+                "q" in rule.needs and not served.probabilistic
+            ),
+            "think markers cannot be followed inside vLLM. Set scope to 'all'.": (
+                getattr(rule, "scope", "all") == "think"
+            ),
+            "an online table would let answers depend on other users. Set table to 'frozen'.": (
+                getattr(rule, "table", "frozen") == "online"
+            ),
+            f"a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or shorten the window.": (
+                is_too_short
+            ),
+        },
+        rule.id,
+    )

@@ -1,5 +1,5 @@
-"""vLLM's own dump of hidden states without CUDA, whose streams and events its connector needs: a plain copy, finished
-when it returns. vLLM imports this module by its path."""
+"""vLLM's own dump of hidden states without CUDA, whose streams and events its connector needs: a
+plain copy, finished when it returns. vLLM imports this module by its path."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,5 +26,7 @@ class StatesOnCpu(ExampleHiddenStatesConnector):
         blocks = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (blocks + torch.arange(self._block_size)).flatten()
         states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
-        save_tensors(pending.filename, {"hidden_states": states.contiguous(), "token_ids": pending.token_ids})
+        save_tensors(
+            pending.filename, {"hidden_states": states.contiguous(), "token_ids": pending.token_ids}
+        )
         self._req_copy_events[pending.req_id] = SimpleNamespace(query=lambda: True)

@@ -1,5 +1,6 @@
-"""The hook of vLLM's first model runner (V1). Its sampler sees only the rows that judge draft tokens [T, V], so
-that the states [T + B, D] and the logits of all rows are noted on the way there."""
+"""The hook of vLLM's first model runner (V1). Its sampler sees only the rows that judge draft
+tokens [T, V], so that the states [T + B, D] and the logits of all rows are noted on the way
+there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,16 +34,20 @@ def install(runner: Any, judge: VllmJudge) -> None:
         module.expand_batch_to_tokens = expand  # vLLM's own leaves memory uninitialised there
     if isinstance(judge.policy.rule, Ensemble) and hasattr(runner.drafter, "_sample_draft_tokens"):
         show_greedy_drafts(runner.drafter)
-    sample_tokens, forward = runner.sample_tokens, runner.rejection_sampler.forward
+    sample_tokens = runner.sample_tokens
+    forward = runner.rejection_sampler.forward
 
     def noting_states(*arguments: Any, **options: Any) -> Any:
         state = runner.execute_model_state
         with during(Call(judge, runner, None if state is None else state.sample_hidden_states)):
             return sample_tokens(*arguments, **options)
 
-    def noting_rows(metadata: Any, draft_probs: Any, logits: Tensor, *more: Any, **options: Any) -> Any:
+    def noting_rows(
+        metadata: Any, draft_probs: Any, logits: Tensor, *more: Any, **options: Any
+    ) -> Any:
         if (call := CALL.get()) is not None:
-            call.metadata, call.logits = metadata, logits
+            call.metadata = metadata
+            call.logits = logits
         return forward(metadata, draft_probs, logits, *more, **options)
 
     runner.sample_tokens = noting_states
@@ -50,7 +55,9 @@ def install(runner: Any, judge: VllmJudge) -> None:
 
 
 def show_greedy_drafts(drafter: Any) -> None:
-    """Let the drafter name its probabilities [B, V] in greedy batches too, for which vLLM does not compute them."""
+    """Let the drafter name its probabilities [B, V] in greedy batches too, for which vLLM does not
+    compute them.
+    """
     draft = drafter._sample_draft_tokens
 
     def naming(hidden_BD: Tensor, sampling: Any) -> tuple[Tensor, Tensor | None]:
@@ -62,25 +69,48 @@ def show_greedy_drafts(drafter: Any) -> None:
     drafter._sample_draft_tokens = naming
 
 
-def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
-    """`x [B]` repeated for each request's tokens [num_tokens], `replace_from` turned into `replace_to`."""
+def expand(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """`x [B]` repeated for each request's tokens [num_tokens], `replace_from` turned into
+    `replace_to`.
+    """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     expanded = x.repeat_interleave(counts, output_size=num_tokens)
-    return torch.where(expanded == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), expanded)
+    return torch.where(
+        expanded == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), expanded
+    )
 
 
 def verify(
-    call: Call, native: Callable[..., Tensor], draft_token_ids: Tensor, num_draft_tokens: list[int],
-    max_spec_len: int, cu_num_draft_tokens: Tensor, draft_probs: Tensor | None, target_logits: Tensor,
-    bonus_token_ids: Tensor, sampling_metadata: Any, *more: Any, **options: Any,
-) -> Tensor:  # fmt: skip
+    call: Call,
+    native: Callable[..., Tensor],
+    draft_token_ids: Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_logits: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+    *more: Any,
+    **options: Any,
+) -> Tensor:
     """vLLM's `rejection_sample` with the verdict in force."""
 
     def unchanged() -> Tensor:
         return native(
-            draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
-            bonus_token_ids, sampling_metadata, *more, **options,
-        )  # fmt: skip
+            draft_token_ids,
+            num_draft_tokens,
+            max_spec_len,
+            cu_num_draft_tokens,
+            draft_probs,
+            target_logits,
+            bonus_token_ids,
+            sampling_metadata,
+            *more,
+            **options,
+        )
 
     if call.metadata is None or not len(draft_token_ids):
         return unchanged()
@@ -92,25 +122,38 @@ def verify(
     last_B1 = call.metadata.bonus_logits_indices[:, None]
     at_R = torch.arange(max_spec_len + 1, device=last_B1.device)
     row_BR = torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)
-    hidden_BRD, requests = None if call.hidden is None else call.hidden[row_BR], call.runner.requests
-    with call.judge.verdict(rows, valid_BK, hidden_BRD, lambda name: requests[name].sampling_params) as settle:
+    hidden_BRD = None if call.hidden is None else call.hidden[row_BR]
+    requests = call.runner.requests
+    with call.judge.verdict(
+        rows, valid_BK, hidden_BRD, lambda name: requests[name].sampling_params
+    ) as settle:
         result_BR = unchanged()
         settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
     return result_BR
 
 
 def read_rows(
-    call: Call, num_B: Tensor, num_K: int, ids_T: Tensor, probs_TV: Tensor | None, logits_TV: Tensor, sampling: Any
+    call: Call,
+    num_B: Tensor,
+    num_K: int,
+    ids_T: Tensor,
+    probs_TV: Tensor | None,
+    logits_TV: Tensor,
+    sampling: Any,
 ) -> tuple[Rows, Tensor]:
     """The rows of a call, and which positions hold a draft token [B, K]."""
-    total, num_requests, device = len(ids_T), len(num_B), ids_T.device
+    total = len(ids_T)
+    num_requests = len(num_B)
+    device = ids_T.device
     at_R = torch.arange(num_K + 1, device=device)
     start_B1 = (num_B.cumsum(0) - num_B)[:, None]
     behind_B1 = total + torch.arange(num_requests, device=device)[:, None]
     drafted_BR = at_R < num_B[:, None]
     place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
-    own_T, bonus_B = ids_T.long(), call.metadata.bonus_logits_indices
-    before_B, names = call.metadata.logits_indices[bonus_B - num_B], list(call.runner.input_batch.req_ids)
+    own_T = ids_T.long()
+    bonus_B = call.metadata.bonus_logits_indices
+    before_B = call.metadata.logits_indices[bonus_B - num_B]
+    names = list(call.runner.input_batch.req_ids)
 
     def text(number: int) -> tuple[list[int], list[int]]:
         request = call.runner.requests[names[number]]
@@ -118,13 +161,21 @@ def read_rows(
 
     greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
     rows = Rows(
-        logits_TV, own_T.clamp_min(0), place_BR, names,
+        logits_TV,
+        own_T.clamp_min(0),
+        place_BR,
+        names,
         greedy_B if sampling.all_greedy else sampling.temperature == 0,
-        bool(sampling.all_greedy), bool(sampling.all_random),
+        bool(sampling.all_greedy),
+        bool(sampling.all_random),
         tail=lambda: call.logits[bonus_B],  # type: ignore[index]
-        draft_q=None if probs_TV is None else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
+        draft_q=None
+        if probs_TV is None
+        else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
         draft_logits=None if probs_TV is None else lambda row_n: probs_TV[row_n].log(),
-        read=call.runner.input_ids.gpu[before_B], at=call.runner.positions[before_B], text=text,
-    )  # fmt: skip
+        read=call.runner.input_ids.gpu[before_B],
+        at=call.runner.positions[before_B],
+        text=text,
+    )
     given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)
     return rows, given_BK.cumprod(1).bool()

@@ -1,6 +1,7 @@
-"""The features of labelled mismatches, read again: a record holds the draft tokens from the mismatch on, so its block
-is rebuilt from the ids and nothing is proposed again. The same `extract` serves a gate, so training and serving cannot
-drift apart. Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches."""
+"""The features of labelled mismatches, read again: a record holds the draft tokens from the
+mismatch on, so its block is rebuilt from the ids and nothing is proposed again. The same `extract`
+serves a gate, so training and serving cannot drift apart. Axis letters: B rows, K drafted tokens, V
+vocabulary, N mismatches."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,14 +23,20 @@ from pipeline.pair.pair import Pair
 
 
 class Replay:
-    """Shows recorded mismatches again: one round of a decoder, whose observer it is, behind the text in front of each.
-    The block holds what `names`, ids of features, are made from."""
+    """Shows recorded mismatches again: one round of a decoder, whose observer it is, behind the
+    text in front of each. The block holds what `names`, ids of features, are made from."""
 
     def __init__(
-        self, decoder: Decoder, prompts: Sequence[dict[str, Any]], names: Sequence[str], batch_size: int
+        self,
+        decoder: Decoder,
+        prompts: Sequence[dict[str, Any]],
+        names: Sequence[str],
+        batch_size: int,
     ) -> None:
-        self.layers, self.wants_q = layers_needed(names), True
-        self.prompts, self.batch_size = prompts, batch_size
+        self.layers = layers_needed(names)
+        self.wants_q = True
+        self.prompts = prompts
+        self.batch_size = batch_size
         self._prefixes = PrefixCache(decoder.having(observer=self), batch_size)
         self._blocks: list[Block] = []
 
@@ -38,10 +45,14 @@ class Replay:
 
     def block(self, part: Table, texts: Texts, **request: Any) -> Block:
         """The block of one round at every record of `part`."""
-        problems, policies, positions = (part[name].tolist() for name in ("problem", "policy", "position"))
+        problems, policies, positions = (
+            part[name].tolist() for name in ("problem", "policy", "position")
+        )
         lengths = [len(self.prompts[problem]["ids"]) for problem in problems]
         keys = zip(problems, policies, strict=True)
-        whole = [(*self.prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
+        whole = [
+            (*self.prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys
+        ]
         self._prefixes.decoder.resume(
             self._prefixes.of(whole),
             [(length + position, []) for length, position in zip(lengths, positions, strict=True)],
@@ -53,7 +64,9 @@ class Replay:
         return self._blocks.pop()
 
     def rounds(self, table: Table, texts: Texts, **request: Any) -> Iterator[tuple[Table, Block]]:
-        """Records of `table` in batches with their blocks; those whose token a near tie changes are left out."""
+        """Records of `table` in batches with their blocks; those whose token a near tie changes are
+        left out.
+        """
         for part in batches(table, self.batch_size):
             block = self.block(part, texts, **request)
             if block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
@@ -81,9 +94,12 @@ class RecordedBlocks(ModelDrafter):
 
     blocks: Tensor
 
-    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
+    def propose(
+        self, texts: Sequence[Sequence[int]], num_draft: int, *, vocabulary: int, **_: Any
+    ) -> Draft:
         blocks_BK = self.blocks[:, :num_draft].to(self.model.device)
-        valid_BK, x_BK = blocks_BK >= 0, blocks_BK.clamp_min(0)
+        valid_BK = blocks_BK >= 0
+        x_BK = blocks_BK.clamp_min(0)
         ids, known = left_padded(self.reader.unread(texts), self.model.device)
         known = torch.ones_like(ids, dtype=torch.bool) if known is None else known
         read = torch.cat([ids, x_BK[:, :-1]], dim=1), torch.cat([known, valid_BK[:, :-1]], dim=1)
@@ -94,20 +110,28 @@ class RecordedBlocks(ModelDrafter):
 class FeatureReader:
     """Reads the features of labelled mismatches with the pair that they were found with."""
 
-    def __init__(self, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str], block: int) -> None:
+    def __init__(
+        self, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str], block: int
+    ) -> None:
         """`names`: feature ids; `block`: K of the decoder that recorded the mismatches."""
-        self.prompts, self.names = prompts, tuple(names)
+        self.prompts = prompts
+        self.names = tuple(names)
         self.drafter = RecordedTexts() if pair.draft is None else RecordedBlocks(pair.draft)
         more: Any = {"tokenizer": pair.tokenizer, "vocabulary": num_ids(pair.tokenizer)}
         self.decoder = Decoder(pair.target, self.drafter, make_rule("exact"), block, **more)
 
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
-        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
-        parts, replay = [], Replay(self.decoder, self.prompts, self.names, batch_size)
+        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row
+        of `table`.
+        """
+        parts = []
+        replay = Replay(self.decoder, self.prompts, self.names, batch_size)
         for part in batches(table, batch_size):
             self.drafter.blocks = blocks_of(part)
-            parts.append(at_mismatch(replay.block(part, texts, **request), self.names, part["target_id"]))
+            parts.append(
+                at_mismatch(replay.block(part, texts, **request), self.names, part["target_id"])
+            )
         return concatenated(parts)
 
 
@@ -126,7 +150,9 @@ def at_mismatch(block: Block, names: Sequence[str], target_id_B: Tensor) -> Tabl
 
 
 def divergence(block: Block, at_B: Tensor, at_K: Tensor) -> Tensor:
-    """KL(p || q) in nats at the given places [N]; nan without draft probabilities. q is floored at 1e-10."""
+    """KL(p || q) in nats at the given places [N]; nan without draft probabilities. q is floored at
+    1e-10.
+    """
     if block.q is None:
         return torch.full((len(at_B),), torch.nan, device=at_B.device)
     logp_NV = block.logprobs[at_B, at_K]

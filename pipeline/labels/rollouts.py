@@ -1,6 +1,6 @@
-"""Rollouts: how texts go on behind one forced token, made many at once in a batch that is kept full. A `RolloutSource`
-is asked for the next ones whenever slots are free, so that it may ask for such as depend on how others end;
-`RolloutList` asks for some that are all known beforehand."""
+"""Rollouts: how texts go on behind one forced token, made many at once in a batch that is kept
+full. A `RolloutSource` is asked for the next ones whenever slots are free, so that it may ask for
+such as depend on how others end; `RolloutList` asks for some that are all known beforehand."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,11 +18,16 @@ from gistgate.core.request import PrefixState, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
 from pipeline.run import bar
 
-REJOINED, ANSWERED = "rejoined", "answered"
-"""Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
+REJOINED = "rejoined"
+ANSWERED = "answered"
+"""Finish of a rollout that came back to the words of its reference, and of one whose answer nothing
+can change.
+"""
 REPORTS = Path("reports/labels")  # what each pass of the stages `collect` and `label` has cost
 Answered = Callable[["Rollout", list[int]], bool]
-"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change any more."""
+"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change
+any more.
+"""
 Outcome = TypeVar("Outcome")
 
 
@@ -48,17 +53,22 @@ class FinishedRollout:
     """A rollout that has come to its end, or as far as its outcome needs."""
 
     ids: list[int]  # the whole answer, the kept prefix and the forced token included
-    finish: str  # as of `gistgate.core.request.Generation`, or REJOINED, or ANSWERED, or the source's own reason
+    # as of `gistgate.core.request.Generation`, or REJOINED, or ANSWERED, or the source's own reason
+    finish: str
 
 
 class RolloutSource(Protocol):
     """Asks for rollouts, also for such as depend on how others end."""
 
     def take(self, num: int) -> list[Rollout]:
-        """At most `num` rollouts to make next; none: there is nothing to make before another one has ended."""
+        """At most `num` rollouts to make next; none: there is nothing to make before another one
+        has ended.
+        """
 
     def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
-        """Why a rollout may end here; None: it has to go on. `answer`: what there is of it, as token ids."""
+        """Why a rollout may end here; None: it has to go on. `answer`: what there is of it, as
+        token ids.
+        """
 
     def end(self, rollout: Rollout, finished: FinishedRollout) -> None:
         """Take in one that has ended."""
@@ -74,16 +84,23 @@ class RolloutList(Generic[Outcome]):
         outcome: Callable[[Rollout, FinishedRollout], Outcome],
         first: Collection[Rollout] = (),
     ) -> None:
-        """`outcome` is what is wanted of each of them; those of `first` are made before the others."""
-        self.decided, self.outcome, self.rollouts = decided, outcome, rollouts
+        """`outcome` is what is wanted of each of them; those of `first` are made before the
+        others.
+        """
+        self.decided = decided
+        self.outcome = outcome
+        self.rollouts = rollouts
         self._outcomes: dict[Rollout, Outcome] = {}
         self._bar: Any = None
         # Rollouts that have about as much of the answer ahead of them end together.
-        self._waiting = sorted(rollouts, key=lambda one: (one not in first, one.position - len(one.reference)))
+        self._waiting = sorted(
+            rollouts, key=lambda one: (one not in first, one.position - len(one.reference))
+        )
 
     def take(self, num: int) -> list[Rollout]:
         """The next `num`."""
-        taken, self._waiting = self._waiting[:num], self._waiting[num:]
+        taken = self._waiting[:num]
+        self._waiting = self._waiting[num:]
         return taken
 
     def end(self, rollout: Rollout, finished: FinishedRollout) -> None:
@@ -91,15 +108,23 @@ class RolloutList(Generic[Outcome]):
         self._outcomes[rollout] = self.outcome(rollout, finished)
         self._bar.update(1)
 
-    def made_by(self, runner: Any, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts; `title` names the progress bar."""
+    def made_by(
+        self, runner: Any, sampling: Sampling | None = None, title: str | None = None
+    ) -> list[Outcome]:
+        """What is wanted of every rollout, in the order of the rollouts; `title` names the progress
+        bar.
+        """
         with bar(title=title or "rollouts", unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
 
 
-def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None) -> str | None:
-    """Why an outcome is known: `rejoin` tokens in a row equal the reference's, or the answer so far is given."""
+def decided(
+    rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None
+) -> str | None:
+    """Why an outcome is known: `rejoin` tokens in a row equal the reference's, or the answer so far
+    is given.
+    """
     # All of it is looked at: an audit that was still going on may have passed over the place.
     if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
         return REJOINED
@@ -107,14 +132,18 @@ def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: A
 
 
 def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int) -> int | None:
-    """Where `num` tokens in a row, all behind the forced one, stand in the reference as well; None if nowhere."""
+    """Where `num` tokens in a row, all behind the forced one, stand in the reference as well; None
+    if nowhere.
+    """
     reference = rollout.reference
     grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
     starts = range(rollout.position + 1, len(answer) - num + 1)
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
 
 
-def stop_of(tokenizer: Any, *, max_new_tokens: int, eos_ids: Collection[int] = (), stops: Sequence[str] = ()) -> Stop:
+def stop_of(
+    tokenizer: Any, *, max_new_tokens: int, eos_ids: Collection[int] = (), stops: Sequence[str] = ()
+) -> Stop:
     """What ends an answer, of the arguments that all prompts share."""
     return Stop(max_new_tokens, frozenset(eos_ids), tuple(filter(None, stops)), tokenizer)
 
@@ -124,9 +153,13 @@ class Cost:
     """What labels cost, counted while they are made."""
 
     labels: int = 0  # mismatches whose outcome was found by a rollout and kept as a label
-    rollouts: int = 0  # continuations, greedy and sampled, those without a label of their own included
+    rollouts: int = (
+        0  # continuations, greedy and sampled, those without a label of their own included
+    )
     rollout_tokens: int = 0  # tokens that they added behind their forced token
-    slots: int = 0  # rows that the rounds of rollouts, and those in which mismatches are met, had room for
+    slots: int = (
+        0  # rows that the rounds of rollouts, and those in which mismatches are met, had room for
+    )
     slots_used: int = 0  # rows of these that held a text
     seconds: float = 0.0  # shards that run side by side add up
 
@@ -148,7 +181,9 @@ class Cost:
 def report_costs(folder: Path, name: str, count: int) -> None:
     """Write the sums over all shards to reports/labels/<name>.json."""
     parts = [Cost(**read_json(folder / f"cost-{index:05d}.json")) for index in range(count)]
-    total = Cost(**{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Cost)})
+    total = Cost(
+        **{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Cost)}
+    )
     rates = {
         "labels_per_hour": 3600 * total.labels / total.seconds if total.seconds else None,
         "rollout_tokens_per_label": total.rollout_tokens / total.labels if total.labels else None,
@@ -157,25 +192,33 @@ def report_costs(folder: Path, name: str, count: int) -> None:
 
 
 class PrefixCache:
-    """What both models remember of the texts that rollouts start from, those used last, up to a limit of memory."""
+    """What both models remember of the texts that rollouts start from, those used last, up to a
+    limit of memory.
+    """
 
     def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
         """`decoder` reads what is missing, at most `batch_size` texts at once."""
-        self.decoder, self.batch_size, self.limit = decoder, batch_size, limit_mb * 1_000_000
+        self.decoder = decoder
+        self.batch_size = batch_size
+        self.limit = limit_mb * 1_000_000
         self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
         self._held = 0
 
     def of(self, texts: Sequence[tuple[int, ...]]) -> list[PrefixState]:
         """What is remembered of each text (prompt and answer as token ids)."""
         # Texts of about the same length waste no padding.
-        missing = sorted((text for text in dict.fromkeys(texts) if text not in self._known), key=len)
+        missing = sorted(
+            (text for text in dict.fromkeys(texts) if text not in self._known), key=len
+        )
         for start in range(0, len(missing), self.batch_size):
             for memory in self.decoder.remember(missing[start : start + self.batch_size]):
                 self.put(memory)
         memories = [self._known[text] for text in texts]
         for text in texts:
             self._known.move_to_end(text)
-        while self._held > self.limit and len(self._known) > len(set(texts)):  # those used longest ago go
+        while self._held > self.limit and len(self._known) > len(
+            set(texts)
+        ):  # those used longest ago go
             self._held -= self._known.popitem(last=False)[1].num_bytes
         return memories
 
@@ -188,13 +231,22 @@ class PrefixCache:
 
 
 class RolloutRunner:
-    """Makes rollouts with the decoder, from remembered keys and values: where one ends, the next one comes in."""
+    """Makes rollouts with the decoder, from remembered keys and values: where one ends, the next
+    one comes in.
+    """
 
-    def __init__(self, decoder: Decoder, prefixes: PrefixCache, batch_size: int, cost: Cost, **request: Any) -> None:
-        """`decoder` goes on from `prefixes`, `batch_size` rows at a time; `cost` counts what is spent."""
-        # A source may decode as well while rollouts wait, and the drafter holds what its draft model has read.
+    def __init__(
+        self, decoder: Decoder, prefixes: PrefixCache, batch_size: int, cost: Cost, **request: Any
+    ) -> None:
+        """`decoder` goes on from `prefixes`, `batch_size` rows at a time; `cost` counts what is
+        spent.
+        """
+        # A source may decode as well while rollouts wait, and the drafter holds what its draft
+        # model has read.
         self.decoder = decoder.having(drafter=copy(decoder.drafter))
-        self.prefixes, self.batch_size, self.cost = prefixes, batch_size, cost
+        self.prefixes = prefixes
+        self.batch_size = batch_size
+        self.cost = cost
         self.stop = stop_of(decoder.tokenizer, **request)
 
     @torch.inference_mode()
@@ -207,19 +259,27 @@ class RolloutRunner:
             self.cost.rolled(len(answer.ids) - rollout.position - 1)
             source.end(rollout, FinishedRollout(answer.ids, answer.finish))
 
-        rows, slots = SourceRows(source, self.prefixes, self.batch_size), Slots(self.batch_size, retire)
-        waiting, drawn = Queue(rows, self.batch_size), sampling or Sampling()
-        session = Session(self.decoder.parts, waiting, self.stop, drawn, slots, is_decided=rows.is_decided)
+        rows = SourceRows(source, self.prefixes, self.batch_size)
+        slots = Slots(self.batch_size, retire)
+        waiting = Queue(rows, self.batch_size)
+        drawn = sampling or Sampling()
+        session = Session(
+            self.decoder.parts, waiting, self.stop, drawn, slots, is_decided=rows.is_decided
+        )
         session.run()
         self.cost.use(slots.usage)
 
 
 class SourceRows(Iterator[QueuedRow]):
-    """The rows of a session that waits for a source: it may be exhausted, and go on once a rollout has ended."""
+    """The rows of a session that waits for a source: it may be exhausted, and go on once a rollout
+    has ended.
+    """
 
     def __init__(self, source: RolloutSource, prefixes: PrefixCache, ahead: int) -> None:
         """`prefixes` are asked for those of `ahead` rollouts at once."""
-        self.source, self.prefixes, self.ahead = source, prefixes, ahead
+        self.source = source
+        self.prefixes = prefixes
+        self.ahead = ahead
         self.rollouts: list[Rollout] = []  # those that were taken, by the index of their row
         self._next: deque[QueuedRow] = deque()
 
@@ -228,7 +288,9 @@ class SourceRows(Iterator[QueuedRow]):
             start = self._next.popleft()
             if (reason := self.is_decided(start.row)) is None:
                 return start
-            self.source.end(self.rollouts[start.row.index], FinishedRollout(start.row.answer, reason))
+            self.source.end(
+                self.rollouts[start.row.index], FinishedRollout(start.row.answer, reason)
+            )
         raise StopIteration
 
     def _take(self) -> bool:

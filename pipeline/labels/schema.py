@@ -1,7 +1,7 @@
-"""The tables on the way from a mismatch to a gate head (MISMATCHES, LABELS, FEATURES in data/<the same>), their
-columns, and the check at every door. The first two hold the texts of their rows, since many share one. A head is
-trained on `Rows`. Axis letters: N rows (mismatches), K drafted tokens of a block, F width of a feature or of all
-features."""
+"""The tables on the way from a mismatch to a gate head (MISMATCHES, LABELS, FEATURES in data/<the
+same>), their columns, and the check at every door. The first two hold the texts of their rows,
+since many share one. A head is trained on `Rows`. Axis letters: N rows (mismatches), K drafted
+tokens of a block, F width of a feature or of all features."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +23,24 @@ from pipeline.params import TrainParams
 from pipeline.run import shard_files
 
 REFERENCE = paths.reference_of("train")  # the target's own answers to the training prompts
-PASSES = ("strict", "gated")  # passes of `collect`: strict and sequential texts, then the texts of the pilot gate
-MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = paths.MISMATCHES, paths.LABELS, paths.FEATURES
+PASSES = (
+    "strict",
+    "gated",
+)  # passes of `collect`: strict and sequential texts, then the texts of the pilot gate
+MISMATCH_FOLDER = paths.MISMATCHES
+LABEL_FOLDER = paths.LABELS
+FEATURE_FOLDER = paths.FEATURES
 Array = NDArray[np.floating]
 Table = dict[str, Tensor]  # columns by name, all with leading axis N (rows)
 
 
 def concatenated(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, one table below the other; the columns are those of the first table, if there is one."""
-    return {name: torch.cat([table[name] for table in tables]) for name in (tables[0] if tables else ())}
+    """The rows of all tables, one table below the other; the columns are those of the first table,
+    if there is one.
+    """
+    return {
+        name: torch.cat([table[name] for table in tables]) for name in (tables[0] if tables else ())
+    }
 
 
 def picked(table: Table, index: Tensor) -> Table:
@@ -49,10 +58,14 @@ class Policy(IntEnum):
 
     STRICT = 0  # the target's own text
     SEQUENTIAL = 1  # the target's text with the harmless draft tokens kept (arXiv 2504.20039)
-    GATED = 2  # the text of a gate, or one in which draft tokens stay at random, as often as the gate finds right
+    # the text of a gate, or one in which draft tokens stay at random, as often as the gate finds
+    # right
+    GATED = 2
 
 
-Columns = Mapping[str, torch.dtype]  # columns by name; each has the shape [N] unless its comment says otherwise
+Columns = Mapping[
+    str, torch.dtype
+]  # columns by name; each has the shape [N] unless its comment says otherwise
 PLACE = {  # which text a row lies on, and where
     "problem": torch.int64,  # index of the training prompt
     "policy": torch.int8,  # whose text, a Policy
@@ -81,14 +94,19 @@ ROWS = {  # what a head's training needs beside the features
     "kl": torch.float32,  # KL(p || q) in nats; nan without draft probabilities
 }
 TRIAL = ("loss", "saved")
-"""What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 2]: what the whole answer loses in
-score if x stands in place of t* and the target writes the rest, and the tokens that this saves: x, those behind it in
-its block that the target writes too, less what the answer grows by."""
+"""What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 2]: what the
+whole answer loses in score if x stands in place of t* and the target writes the rest, and the
+tokens that this saves: x, those behind it in its block that the target writes too, less what the
+answer grows by."""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
-FEATURE = torch.float32  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
+FEATURE = (
+    torch.float32
+)  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
 
 
-def checked(table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it.") -> Table:
+def checked(
+    table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it."
+) -> Table:
     """The table, once every column is there with its dtype and finite (`kl` may be unknown)."""
     for name, dtype in columns.items():
         if name not in table or table[name].dtype != dtype:
@@ -110,11 +128,15 @@ Texts = dict[tuple[int, int], AnswerText]  # by (problem, policy)
 
 
 def pack(records: Table, texts: Iterable[AnswerText]) -> Table:
-    """Records and their texts as one shard; the columns `text_*` do not share the leading axis of the records."""
+    """Records and their texts as one shard; the columns `text_*` do not share the leading axis of
+    the records.
+    """
     texts = list(texts)
     return {
         **records,
-        "text_ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
+        "text_ids": torch.tensor(
+            [token for text in texts for token in text.ids], dtype=torch.int32
+        ),
         "text_lengths": torch.tensor([len(text.ids) for text in texts], dtype=torch.int64),
         "text_problem": torch.tensor([text.problem for text in texts], dtype=torch.int64),
         "text_policy": torch.tensor([text.policy for text in texts], dtype=torch.int8),
@@ -125,7 +147,9 @@ def unpack(shard: Table) -> tuple[Table, Texts]:
     """The records of a shard, and its texts."""
     parts = shard["text_ids"].split(shard["text_lengths"].tolist())
     keys = zip(shard["text_problem"].tolist(), shard["text_policy"].tolist(), strict=True)
-    texts = {key: AnswerText(*key, ids=part.tolist()) for key, part in zip(keys, parts, strict=True)}
+    texts = {
+        key: AnswerText(*key, ids=part.tolist()) for key, part in zip(keys, parts, strict=True)
+    }
     return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
 
 
@@ -154,7 +178,8 @@ class Rows:
     """Mismatches with features and labels; every tensor has leading axis N."""
 
     x: Tensor  # features side by side [N, F], float32
-    scalars: Tensor  # the feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it
+    # the feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it
+    scalars: Tensor
     problem: Tensor  # which training prompt the mismatch comes from [N]
     policy: Tensor  # whose text the mismatch lies on, a Policy [N]
     position: Tensor  # answer tokens in front of the mismatch [N]
@@ -168,7 +193,9 @@ class Rows:
 
     def where(self, chosen: Tensor) -> Self:
         """The rows of a mask or an index."""
-        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return type(self)(
+            **{field.name: getattr(self, field.name)[chosen] for field in fields(self)}
+        )
 
     def scalar(self, name: str) -> Tensor:
         """One column of `scalars` by name [N]."""
@@ -187,9 +214,13 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
                 checked(table, columns, file)
                 suffix = table.get("suffix", torch.zeros(len(table["kept"]), dtype=torch.bool))
                 trial = table.get("trial", torch.full((len(table["kept"]), len(TRIAL)), torch.nan))
-                tables.append({**{name: table[name] for name in columns}, "outcome": ~suffix, "trial": trial})
+                tables.append(
+                    {**{name: table[name] for name in columns}, "outcome": ~suffix, "trial": trial}
+                )
     if not tables:
-        raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
+        raise UserError(
+            f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml."
+        )
     table = concatenated(tables)
     del tables  # no more than two copies are in memory at any time
     x = torch.cat([table[name] for name in features], dim=-1)
@@ -202,16 +233,23 @@ class ProblemParts:
     """Masks over the rows [N]; every row is in exactly one, and no problem is in two."""
 
     train: Tensor  # fits the head
-    validation: Tensor  # stops the training of Lightning heads; the logistic head, which cross-validates, trains on it
+    # stops the training of Lightning heads; the logistic head, which cross-validates, trains on it
+    validation: Tensor
     calibration: Tensor  # fits the probability map
     test: Tensor  # measures the head and does nothing else
 
 
 def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
-    """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts."""
-    problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
+    """Divide the rows by the hash of their problem, so that labels of another policy fall into the
+    same parts.
+    """
+    problems = sorted(
+        problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest()
+    )
     if (total := len(problems)) < 4:
-        raise UserError(f"Labels of {total} problems cannot be split into four parts. Raise prompts.train.")
+        raise UserError(
+            f"Labels of {total} problems cannot be split into four parts. Raise prompts.train."
+        )
     parts = {}
     for name in ("test", "calibration", "validation"):
         num = min(max(1, round(getattr(params, f"{name}_share") * total)), len(problems) - 1)
@@ -221,9 +259,12 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
 
 
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """Soft labels for estimators that know only classes: row index, class (1: kept) and weight [M], N <= M <= 2 N."""
+    """Soft labels for estimators that know only classes: row index, class (1: kept) and weight [M],
+    N <= M <= 2 N.
+    """
     rows = np.arange(len(kept_N))
-    index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
+    index = np.concatenate([rows, rows])
+    label = np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])
     some = weight > 0
     return index[some], label[some], weight[some]

@@ -1,6 +1,7 @@
-"""What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains models/judge on labels
-of whole spans, the mismatch and the draft tokens behind it in its block (arXiv 2501.19309); `pairs` counts in
-models/pairs.safetensors how often which draft token was refused for which target token (CSD, arXiv 2604.13634)."""
+"""What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains
+models/judge on labels of whole spans, the mismatch and the draft tokens behind it in its block
+(arXiv 2501.19309); `pairs` counts in models/pairs.safetensors how often which draft token was
+refused for which target token (CSD, arXiv 2604.13634)."""
 
 import torch
 
@@ -35,37 +36,50 @@ def read_spans(params: Params) -> None:
     own = params.train
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
-    pair, prompts = load_pair(params), read_prompts("train")
+    pair = load_pair(params)
+    prompts = read_prompts("train")
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     replay = Replay(decoder, prompts, features, params.label.batch_size)
     table, texts = schema.read_labels()
     request = request_of(prompts, pair)
-    parts = [span_rows(part, block, features, own.span) for part, block in replay.rounds(table, texts, **request)]
+    parts = [
+        span_rows(part, block, features, own.span)
+        for part, block in replay.rounds(table, texts, **request)
+    ]
     columns = {**schema.ROWS, **dict.fromkeys(features, schema.FEATURE)}
     spans = schema.checked(schema.concatenated(parts), columns, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
     print(f"{schema.num_rows(spans)} tokens in the spans of {schema.num_rows(table)} mismatches")
 
 
-def span_rows(part: schema.Table, block: Block, features: tuple[str, ...], span: int) -> schema.Table:
+def span_rows(
+    part: schema.Table, block: Block, features: tuple[str, ...], span: int
+) -> schema.Table:
     """The first `span` draft tokens of every record's block, each with the record's label."""
     num = min(span, block.draft_ids.shape[1])
     at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
-    rows = {name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()}
+    rows = {
+        name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()
+    }
     kl = divergence(block, at_B, torch.zeros_like(at_B)).cpu()  # of the mismatch, as the label is
-    at_B, at_K = at_B.cpu(), at_K.cpu()
+    at_B = at_B.cpu()
+    at_K = at_K.cpu()
     shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
     return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
 
 
 def count_pairs() -> None:
-    """Count over all shards of the strict pass, whose own rule refuses every draft token that differs."""
+    """Count over all shards of the strict pass, whose own rule refuses every draft token that
+    differs.
+    """
     shards = schema.read_records(schema.MISMATCH_FOLDER / "strict", schema.MISMATCHES)
     counts = PairCounts()
     for records, _ in shards:
         counts.add(records["draft_id"], records["target_id"])
     counts.save(PAIRS)
-    print(f"{len(counts)} pairs in {sum(len(records['draft_id']) for records, _ in shards)} refusals")
+    print(
+        f"{len(counts)} pairs in {sum(len(records['draft_id']) for records, _ in shards)} refusals"
+    )
 
 
 if __name__ == "__main__":

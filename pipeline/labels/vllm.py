@@ -1,5 +1,6 @@
-"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve. vLLM
-is imported when it is started; without it, or with a stand-in for it, everything else here works as well."""
+"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics
+that will serve. vLLM is imported when it is started; without it, or with a stand-in for it,
+everything else here works as well."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,17 @@ from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_p
 from pipeline.params import Params
 from pipeline.paths import SCRATCH
 
-PORTION = 64  # tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on
+# tokens that the engine is asked for at a time; behind them it is decided what stays and what goes
+# on
+PORTION = 64
 MOST_LIVE = 1024  # most rollouts under way; the engine makes its own batches of them
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
-SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # change logits behind the output layer
+SCALED = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+)  # change logits behind the output layer
 
 
 class TextToExtend(NamedTuple):
@@ -40,7 +47,9 @@ class TextToExtend(NamedTuple):
 
 
 Engine = Callable[[Sequence[TextToExtend], Sampling, Sequence[int]], list[list[int]]]
-"""(texts, how tokens are drawn, ids that end a text) -> new tokens of each text; an id that ends one stays in it."""
+"""(texts, how tokens are drawn, ids that end a text) -> new tokens of each text; an id that ends
+one stays in it.
+"""
 States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
 """Texts -> the states after each of their tokens [n, L, D], by the layers that were asked for."""
 
@@ -48,8 +57,12 @@ States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
 class EngineRunner:
     """Makes rollouts as `pipeline.labels.rollouts.RolloutRunner` does, with an engine."""
 
-    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any) -> None:
-        self.engine, self.cost, self.stop = engine, cost, stop_of(tokenizer, **request)
+    def __init__(
+        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any
+    ) -> None:
+        self.engine = engine
+        self.cost = cost
+        self.stop = stop_of(tokenizer, **request)
 
     def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
         """Make what `source` asks for until it asks for nothing more; greedily by default."""
@@ -89,24 +102,35 @@ class EngineRunner:
 def check_alone(params: Params) -> None:
     """Refuse several workers: each would start a vLLM."""
     if params.decoding.workers > 1:
-        raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
+        raise UserError(
+            "Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml."
+        )
 
 
 def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
-    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it, `arguments` are the user's."""
+    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it, `arguments` are the
+    user's.
+    """
     instead = f"or set {key} to own in params.yaml."
     try:
         import vllm
     except ImportError as error:
         raise UserError(
-            f"{key} is vllm, but vLLM is not installed here. Install the extra `vllm` into this environment, {instead}"
+            f"{key} is vllm, but vLLM is not installed here. Install the extra `vllm` into this"
+            f" environment, {instead}"
         ) from error
     if source.gguf_file:
         raise UserError(
-            f"{source.model} is a GGUF file, which vLLM is not given. Name a folder of safetensors, {instead}"
+            f"{source.model} is a GGUF file, which vLLM is not given. Name a folder of safetensors,"
+            f" {instead}"
         )
     return vllm.LLM(
-        source.model, dtype=source.dtype, revision=source.revision, skip_tokenizer_init=True, **more, **arguments
+        source.model,
+        dtype=source.dtype,
+        revision=source.revision,
+        skip_tokenizer_init=True,
+        **more,
+        **arguments,
     )
 
 
@@ -117,14 +141,21 @@ class VllmEngine:
         """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype."""
         self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
 
-    def __call__(self, texts: Sequence[TextToExtend], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
+    def __call__(
+        self, texts: Sequence[TextToExtend], sampling: Sampling, eos_ids: Sequence[int]
+    ) -> list[list[int]]:
         """New tokens of every text."""
         from vllm import SamplingParams
 
-        shared: Any = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        shared: Any = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
         shared |= {"stop_token_ids": list(eos_ids), "detokenize": False}
         params = [
-            SamplingParams(seed=None if sampling.greedy else one.seed, max_tokens=one.num, **shared) for one in texts
+            SamplingParams(seed=None if sampling.greedy else one.seed, max_tokens=one.num, **shared)
+            for one in texts
         ]
         outputs = self.llm.generate([prompt(one.text) for one in texts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -133,10 +164,18 @@ class VllmEngine:
 class VllmStates:
     """A target that vLLM holds, asked for the states of its layers: `States`."""
 
-    def __init__(self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path) -> None:
-        """Start vLLM; the outputs of `layers`, counted from 1, are wanted, and wait in `folder` until they are read."""
+    def __init__(
+        self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path
+    ) -> None:
+        """Start vLLM; the outputs of `layers`, counted from 1, are wanted, and wait in `folder`
+        until they are read.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
+        connector = (
+            {"kv_connector": "ExampleHiddenStatesConnector"}
+            if torch.cuda.is_available()
+            else ON_CPU
+        )
         extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
         aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
         self.behind = ""  # file of the last request without meaning
@@ -156,11 +195,14 @@ class VllmStates:
     def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """The states after every token of each text [n, layers, D]."""
         from vllm import SamplingParams
-        from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stored
+        from vllm.distributed.kv_transfer.kv_connector.v1 import (
+            example_hidden_states_connector as stored,
+        )
 
         once = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         done = self.llm.generate([prompt(text) for text in texts], once, use_tqdm=False)
-        # States are written in the step behind their own, so a request without meaning follows; its own come last.
+        # States are written in the step behind their own, so a request without meaning follows; its
+        # own come last.
         (behind,) = self.llm.generate([prompt([0])], once, use_tqdm=False)
         if self.behind:
             stored.cleanup_hidden_states(self.behind)
@@ -171,7 +213,10 @@ class VllmStates:
             states = stored.load_hidden_states(path)
             stored.cleanup_hidden_states(path)
             if states["token_ids"].tolist() != list(text):
-                raise UserError("vLLM returned the states of another text. Report this with the version of vLLM.")
+                raise UserError(
+                    "vLLM returned the states of another text. Report this with the version of"
+                    " vLLM."
+                )
             found.append(states["hidden_states"])
         return found
 
@@ -182,16 +227,25 @@ def prompt(text: Sequence[int]) -> dict[str, list[int]]:
 
 
 def load_output_layer(source: ModelSource) -> tuple[nn.Module, nn.Module]:
-    """The final normalisation and the layer of the logits, read without the rest of a model's weights."""
+    """The final normalisation and the layer of the logits, read without the rest of a model's
+    weights.
+    """
     model = load_shape(source)
     config = model.config.get_text_config()
     if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
-        raise UserError(f"{source.model} changes its logits behind the output layer. Set engine.states to own.")
-    head, norm = model.get_output_embeddings(), final_norm(model)
+        raise UserError(
+            f"{source.model} changes its logits behind the output layer. Set engine.states to own."
+        )
+    head = model.get_output_embeddings()
+    norm = final_norm(model)
     assert isinstance(head, nn.Module)
     for module in (norm, head):
         for key, weight in list(module.named_parameters()):
-            names = {name for name, one in model.named_parameters(remove_duplicate=False) if one is weight}
+            names = {
+                name
+                for name, one in model.named_parameters(remove_duplicate=False)
+                if one is weight
+            }
             values = weight_of(source, names).to(getattr(torch, source.dtype))
             setattr(module, key, nn.Parameter(values, requires_grad=False))
     return norm, head
@@ -203,10 +257,15 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     norms: list[nn.Module] = [
         child
         for child in model.base_model.children()
-        if child is not layers and [*child.parameters()] and all(weight.ndim == 1 for weight in child.parameters())
+        if child is not layers
+        and [*child.parameters()]
+        and all(weight.ndim == 1 for weight in child.parameters())
     ]
     if len(norms) != 1:
-        raise UserError(f"{type(model).__name__} has not one normalisation at its end. Set engine.states to own.")
+        raise UserError(
+            f"{type(model).__name__} has not one normalisation at its end. Set engine.states to"
+            " own."
+        )
     return norms[0]
 
 
@@ -217,23 +276,32 @@ def weight_of(source: ModelSource, names: set[str]) -> Tensor:
             for name in names & set(stored.keys()):
                 found: Tensor = stored.get_tensor(name)
                 return found
-    raise UserError(f"{source.model} has no weights {' or '.join(sorted(names))}. Set engine.states to own.")
+    raise UserError(
+        f"{source.model} has no weights {' or '.join(sorted(names))}. Set engine.states to own."
+    )
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:
-    """Numbers of the layers, counted from 1, that features read; the last one, which logits need, is among them."""
+    """Numbers of the layers, counted from 1, that features read; the last one, which logits need,
+    is among them.
+    """
     numbers = {last}
     for layer in layers_needed(names) - {"post", "pre"}:
         number = int(layer.removeprefix("layer:")) + 1
         if number > last:
-            raise UserError(f"There is no hidden state '{layer}'; the target has {last} layers. Change train.features.")
+            raise UserError(
+                f"There is no hidden state '{layer}'; the target has {last} layers. Change"
+                " train.features."
+            )
         numbers.add(number)
     return sorted(numbers)
 
 
 @dataclass
 class StateFeatures:
-    """Reads the features of labelled mismatches as `FeatureReader` does, from the states of an engine."""
+    """Reads the features of labelled mismatches as `FeatureReader` does, from the states of an
+    engine.
+    """
 
     states: States
     output: tuple[nn.Module, nn.Module]  # as of `load_output_layer`
@@ -245,9 +313,13 @@ class StateFeatures:
 
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **_request: Any) -> Table:
-        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
+        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row
+        of `table`.
+        """
         parts = batches(table, batch_size)
-        return concatenated([at_mismatch(self.block(one, texts), self.names, one["target_id"]) for one in parts])
+        return concatenated(
+            [at_mismatch(self.block(one, texts), self.names, one["target_id"]) for one in parts]
+        )
 
     def block(self, part: Table, texts: Texts) -> Block:
         """The blocks that begin with the mismatches of `part`."""
@@ -259,13 +331,19 @@ class StateFeatures:
             for problem, policy, position in zip(*places, strict=True)
         ]
         whole = [
-            [*front, *row[: int(num)]] for front, row, num in zip(fronts, x_BK.tolist(), valid_BK.sum(-1), strict=True)
+            [*front, *row[: int(num)]]
+            for front, row, num in zip(fronts, x_BK.tolist(), valid_BK.sum(-1), strict=True)
         ]
-        rows = [states[len(front) - 1 :] for front, states in zip(fronts, self.states(whole), strict=True)]
+        rows = [
+            states[len(front) - 1 :]
+            for front, states in zip(fronts, self.states(whole), strict=True)
+        ]
         states_BRLD = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         missing = x_BK.shape[1] + 1 - states_BRLD.shape[1]
         states_BRLD = nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
-        hidden = {f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)}
+        hidden = {
+            f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)
+        }
         hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
         norm, head = self.output
         hidden["post"] = norm(hidden["pre"])
@@ -273,14 +351,18 @@ class StateFeatures:
         q_BKV = self.draft_probs(fronts, whole, x_BK.shape[1])
         return Block(x_BK.clamp_min(0), valid_BK, logits, q=q_BKV, hidden=hidden)
 
-    def draft_probs(self, fronts: Sequence[list[int]], whole: Sequence[list[int]], num: int) -> Tensor | None:
+    def draft_probs(
+        self, fronts: Sequence[list[int]], whole: Sequence[list[int]], num: int
+    ) -> Tensor | None:
         """q of every place of the blocks [B, K, V]; None without a draft model."""
         if self.draft is None:
             return None
         q_BKV = torch.zeros(len(whole), num, self.vocabulary)
         for row, (front, text) in enumerate(zip(fronts, whole, strict=True)):
             keep = len(text) - len(front)
-            z = last_logits(self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device))[0]
+            z = last_logits(
+                self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device)
+            )[0]
             q_BKV[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
         return q_BKV
 
@@ -288,7 +370,9 @@ class StateFeatures:
 def served_features(
     params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> StateFeatures:
-    """The reader of features whose states come from vLLM, as params.yaml asks for it; of `pair` only shapes count."""
+    """The reader of features whose states come from vLLM, as params.yaml asks for it; of `pair`
+    only shapes count.
+    """
     check_alone(params)
     source = read_pair(params.pair)
     numbers = numbers_of(names, pair.target.config.get_text_config().num_hidden_layers)

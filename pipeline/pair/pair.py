@@ -29,20 +29,30 @@ class ModelSource:
     """Where one model comes from."""
 
     model: str  # hub id or folder
-    name: str | None = None  # what gates call the model where `model` is a folder; None: the folder's own name
+    name: str | None = (
+        None  # what gates call the model where `model` is a folder; None: the folder's own name
+    )
     revision: str | None = None  # branch, tag or commit on the hub; None takes the newest
-    gguf_file: str | None = None  # in the folder or repository, unpacked to `dtype`; None reads safetensors
+    gguf_file: str | None = (
+        None  # in the folder or repository, unpacked to `dtype`; None reads safetensors
+    )
     dtype: str = "bfloat16"  # type of the weights in memory, a name in torch
-    device_map: str | None = None  # as of from_pretrained, such as `auto`; None puts the whole model on `device`
+    device_map: str | None = (
+        None  # as of from_pretrained, such as `auto`; None puts the whole model on `device`
+    )
     device: str | None = None  # without a device_map; None takes the GPU where there is one
-    quantise: str = "none"  # bits that a draft's weights are rounded to when it is loaded: int8, int4 or none
+    quantise: str = (
+        "none"  # bits that a draft's weights are rounded to when it is loaded: int8, int4 or none
+    )
 
     def __post_init__(self) -> None:
         if self.model.startswith("~"):
             object.__setattr__(self, "model", str(Path(self.model).expanduser()))
         check_kind(self.quantise)
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise UserError(f"The pair names the dtype '{self.dtype}'. Write float32, bfloat16 or float16.")
+            raise UserError(
+                f"The pair names the dtype '{self.dtype}'. Write float32, bfloat16 or float16."
+            )
 
     @property
     def is_folder(self) -> bool:
@@ -51,9 +61,14 @@ class ModelSource:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked for, is refused."""
+        """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked
+        for, is refused.
+        """
         if self.is_folder and not Path(self.model).is_dir():
-            raise UserError(f"The model folder {self.model} is missing. Run `dvc repro pair`, or correct its path.")
+            raise UserError(
+                f"The model folder {self.model} is missing. Run `dvc repro pair`, or correct its"
+                " path."
+            )
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
@@ -63,19 +78,31 @@ class PairSource:
     """The content of a pair's file."""
 
     target: ModelSource  # the model whose answers count
-    draft: ModelSource | None = None  # the model that proposes; None where `drafter` proposes without a model
-    drafter: str = MODEL  # "model" for the draft model, or one of loading.RETRIEVAL, which copies from the text
+    draft: ModelSource | None = (
+        None  # the model that proposes; None where `drafter` proposes without a model
+    )
+    # "model" for the draft model, or one of loading.RETRIEVAL, which copies from the text
+    drafter: str = MODEL
     tokenizer: str | None = None  # hub id or folder; None takes the target's
-    training: dict[str, Any] | None = None  # for pairs that are trained here: what replaces keys of `pair_training`
+    training: dict[str, Any] | None = (
+        None  # for pairs that are trained here: what replaces keys of `pair_training`
+    )
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
-            raise UserError("The pair quantises its target, whose answers count. Only `draft` has `quantise`.")
+            raise UserError(
+                "The pair quantises its target, whose answers count. Only `draft` has `quantise`."
+            )
         if self.drafter not in (MODEL, *loading.RETRIEVAL):
             known = [MODEL, *loading.RETRIEVAL]
-            raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
+            raise UserError(
+                f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}"
+            )
         if (self.draft is None) == (self.drafter == MODEL):
-            raise UserError("The pair needs one source of drafts: `draft:`, `drafter: suffix` or `drafter: lookup`.")
+            raise UserError(
+                "The pair needs one source of drafts: `draft:`, `drafter: suffix` or `drafter:"
+                " lookup`."
+            )
 
     @property
     def names(self) -> dict[str, str]:
@@ -87,7 +114,11 @@ class PairSource:
     @property
     def roles(self) -> dict[str, ModelSource]:
         """The models by "target" and, where there is one, "draft"."""
-        return {"target": self.target} if self.draft is None else {"target": self.target, "draft": self.draft}
+        return (
+            {"target": self.target}
+            if self.draft is None
+            else {"target": self.target, "draft": self.draft}
+        )
 
 
 def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
@@ -108,12 +139,20 @@ def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
 def load_config(source: ModelSource) -> Any:
     """The configuration of a model."""
     place = source.place
-    return loading.or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place), **place)
+    return loading.or_refuse(
+        "model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place), **place
+    )
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
-    device = None if source.device_map else source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """A model in its dtype on its device, without gradients, and quantised where the pair says
+    so.
+    """
+    device = (
+        None
+        if source.device_map
+        else source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    )
     where = {"device_map": source.device_map} if source.device_map else {}
     options = {"dtype": getattr(torch, source.dtype), **where, **source.place}
     model = loading.load_model("model", source.model, device, **options)
@@ -122,12 +161,20 @@ def load_model(source: ModelSource) -> PreTrainedModel:
 
 
 def load_shape(source: ModelSource) -> PreTrainedModel:
-    """A model without its weights (on the device `meta`), for those who only ask what it is like."""
+    """A model without its weights (on the device `meta`), for those who only ask what it is
+    like.
+    """
     config = load_config(source)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, source.dtype))
-    with contextlib.suppress(OSError):  # few models have no such file, and the configuration says the same then
-        model.generation_config = GenerationConfig.from_pretrained(source.model, revision=source.revision)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, source.dtype)
+        )
+    with contextlib.suppress(
+        OSError
+    ):  # few models have no such file, and the configuration says the same then
+        model.generation_config = GenerationConfig.from_pretrained(
+            source.model, revision=source.revision
+        )
     return model.eval().requires_grad_(False)
 
 
@@ -141,12 +188,21 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
-    """Both models have to mean the same token by every id; `sizes` are the rows of their input embeddings by role."""
+def check_vocabularies(
+    source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]
+) -> None:
+    """Both models have to mean the same token by every id; `sizes` are the rows of their input
+    embeddings by role.
+    """
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
-            raise UserError(f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one family.")
-    if (draft := source.draft) and (own := loading.own_tokenizer("draft", draft.model, **draft.place)) is not None:
+            raise UserError(
+                f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one"
+                " family."
+            )
+    if (draft := source.draft) and (
+        own := loading.own_tokenizer("draft", draft.model, **draft.place)
+    ) is not None:
         loading.check_same_tokenizer(tokenizer, own)
 
 
@@ -158,27 +214,40 @@ class Pair:
     draft: PreTrainedModel | None  # None where `drafter` proposes without a model
     tokenizer: PreTrainedTokenizerBase
     name: str
-    files: tuple[Path, ...] = ()  # local files and folders that it was read from; fingerprints take them in
-    drafter: str = MODEL  # id of the drafter that stands for the pair wherever a method says "model"
-    names: Mapping[str, str] = field(default_factory=dict)  # what gates call `target`, `draft` and `tokenizer`
+    files: tuple[
+        Path, ...
+    ] = ()  # local files and folders that it was read from; fingerprints take them in
+    drafter: str = (
+        MODEL  # id of the drafter that stands for the pair wherever a method says "model"
+    )
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what gates call `target`, `draft` and `tokenizer`
 
     @property
     def draft_model(self) -> PreTrainedModel:
         """The draft model, for what cannot do without one."""
         if self.draft is None:
-            raise UserError(f"The pair '{self.name}' has no draft model, which this needs. Choose another pair.")
+            raise UserError(
+                f"The pair '{self.name}' has no draft model, which this needs. Choose another pair."
+            )
         return self.draft
 
 
 def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
-    """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without `weights` only their
-    shapes. Unknown pairs, models that cannot be read or reached and vocabularies that differ are refused."""
+    """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without
+    `weights` only their shapes. Unknown pairs, models that cannot be read or reached and
+    vocabularies that differ are refused."""
     source = read_pair(params.pair, folder)
-    tokenizer, load = load_tokenizer(source), load_model if weights else load_shape
+    tokenizer = load_tokenizer(source)
+    load = load_model if weights else load_shape
     models = {role: load(model) for role, model in source.roles.items()}
-    sizes = {role: int(model.get_input_embeddings().weight.shape[0]) for role, model in models.items()}
+    sizes = {
+        role: int(model.get_input_embeddings().weight.shape[0]) for role, model in models.items()
+    }
     check_vocabularies(source, tokenizer, sizes)
-    target, draft = models["target"], models.get("draft")
+    target = models["target"]
+    draft = models.get("draft")
     if draft is not None:
         loading.check_smaller(target, draft)
     files = pair_files(params.pair, folder)
@@ -186,9 +255,12 @@ def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
 
 
 def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
-    """Check configurations and vocabularies without loading weights; returns what identifies the pair."""
+    """Check configurations and vocabularies without loading weights; returns what identifies the
+    pair.
+    """
     source = read_pair(name, folder)
-    tokenizer, identities = load_tokenizer(source), {}
+    tokenizer = load_tokenizer(source)
+    identities = {}
     for role, model in source.roles.items():
         config = load_config(model).get_text_config()
         identities[role] = {
@@ -199,5 +271,13 @@ def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
             "layers": config.num_hidden_layers,
             "vocabulary": config.vocab_size,
         }
-    check_vocabularies(source, tokenizer, {role: identity["vocabulary"] for role, identity in identities.items()})
-    return {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter, **identities}
+    check_vocabularies(
+        source, tokenizer, {role: identity["vocabulary"] for role, identity in identities.items()}
+    )
+    return {
+        "pair": name,
+        "tokens": len(tokenizer),
+        "draft": None,
+        "drafter": source.drafter,
+        **identities,
+    }

@@ -1,6 +1,7 @@
-"""The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of their words. A wording
-ranks what can be said at every site of a text and chooses with Zipf's law, so that one problem is told in many ways;
-target and draft learn different wordings of the same solutions. lexicon.yaml holds the words."""
+"""The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of
+their words. A wording ranks what can be said at every site of a text and chooses with Zipf's law,
+so that one problem is told in many ways; target and draft learn different wordings of the same
+solutions. lexicon.yaml holds the words."""
 
 import hashlib
 import math
@@ -18,21 +19,32 @@ from pipeline.params import WorldParams
 from pipeline.paths import WORLD, read_yaml
 
 LEXICON = read_yaml(Path(__file__).with_name("lexicon.yaml"))
-PEOPLE = [(name, "she", "her") for name in LEXICON["women"]] + [(name, "he", "his") for name in LEXICON["men"]]
+PEOPLE = [(name, "she", "her") for name in LEXICON["women"]] + [
+    (name, "he", "his") for name in LEXICON["men"]
+]
 ITEMS, COLOURS, CONTAINERS, DAYS, PLACES = (
     LEXICON[kind] for kind in ("items", "colours", "containers", "days", "places")
 )
-QUESTION, SOLUTION = LEXICON["question"], LEXICON["solution"]
+QUESTION = LEXICON["question"]
+SOLUTION = LEXICON["solution"]
 SITES: dict[str, list[str]] = {**QUESTION, **SOLUTION}  # the wordings of every site
 
 OPERATIONS = ("gain", "lose", "double", "triple")
 PARTS = {"corpus": range(0, 12), "train": range(12, 17), "test": range(17, 20)}
-"""Twentieths of all arithmetic cores that belong to the models' corpora, the task's training and its test file."""
+"""Twentieths of all arithmetic cores that belong to the models' corpora, the task's training and
+its test file.
+"""
 
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+PAD = "<pad>"
+BOS = "<s>"
+EOS = "</s>"
 PATTERN = r" ?[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
-"""One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round trips are exact."""
-CONTEXT = 512  # longest text in tokens that the models are declared for; problems of the default world need half of it
+"""One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round
+trips are exact.
+"""
+# longest text in tokens that the models are declared for; problems of the default world need half
+# of it
+CONTEXT = 512
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,12 @@ class Step:
 
     def apply(self, total: int) -> int:
         """The total after this step."""
-        after = {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}
+        after = {
+            "gain": total + self.amount,
+            "lose": total - self.amount,
+            "double": total * 2,
+            "triple": total * 3,
+        }
         return after[self.operation]
 
 
@@ -69,29 +86,41 @@ class Problem:
     @property
     def totals(self) -> list[int]:
         """Totals after every step; the last one is the answer."""
-        return [*accumulate(self.steps, lambda total, step: step.apply(total), initial=self.start)][1:]
+        return [*accumulate(self.steps, lambda total, step: step.apply(total), initial=self.start)][
+            1:
+        ]
 
 
 def core(start: int, steps: list[tuple[str, int]]) -> str:
-    """Normal form of an arithmetic, such as `24 +5 *2`: the start, then each operation with its number."""
+    """Normal form of an arithmetic, such as `24 +5 *2`: the start, then each operation with its
+    number.
+    """
     sign = {"gain": "+{}", "lose": "-{}", "double": "*2", "triple": "*3"}
     return " ".join([str(start), *(sign[operation].format(amount) for operation, amount in steps)])
 
 
 def part_of(core: str) -> str:
-    """The part that a core belongs to. A fixed hash decides, so parts are disjoint for every seed and setting."""
+    """The part that a core belongs to. A fixed hash decides, so parts are disjoint for every seed
+    and setting.
+    """
     twentieth = int.from_bytes(hashlib.sha256(core.encode()).digest()[:4], "big") % 20
     return next(part for part, range_ in PARTS.items() if twentieth in range_)
 
 
-def draw_arithmetic(params: WorldParams, part: str, rng: random.Random) -> tuple[int, list[tuple[str, int]]]:
-    """Draw a start and operations whose totals stay within the world's bounds and whose core belongs to `part`."""
+def draw_arithmetic(
+    params: WorldParams, part: str, rng: random.Random
+) -> tuple[int, list[tuple[str, int]]]:
+    """Draw a start and operations whose totals stay within the world's bounds and whose core
+    belongs to `part`.
+    """
     num_steps = rng.randint(params.min_steps, params.max_steps)
     while True:
         start = rng.randint(*params.numbers)
-        total, steps = start, []
+        total = start
+        steps = []
         for _ in range(num_steps):
-            operation, amount = rng.choice(OPERATIONS), rng.randint(2, 9)
+            operation = rng.choice(OPERATIONS)
+            amount = rng.randint(2, 9)
             total = Step(operation, amount, "").apply(total)
             if not 1 <= total <= params.max_total:
                 break
@@ -104,26 +133,35 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     """Draw one problem of `part`."""
     start, drawn = draw_arithmetic(params, part, rng)
     person, (friend, _, _) = rng.sample(PEOPLE, 2)
-    (colour, other_colour), (container, other_container) = rng.sample(COLOURS, 2), rng.sample(CONTAINERS, 2)
-    steps = tuple(Step(*step, day) for step, day in zip(drawn, rng.sample(DAYS, len(drawn)), strict=True))
-    items, place = rng.choice(ITEMS), rng.choice(PLACES)
+    colour, other_colour = rng.sample(COLOURS, 2)
+    container, other_container = rng.sample(CONTAINERS, 2)
+    steps = tuple(
+        Step(*step, day) for step, day in zip(drawn, rng.sample(DAYS, len(drawn)), strict=True)
+    )
+    items = rng.choice(ITEMS)
+    place = rng.choice(PLACES)
     ornaments = colour, other_colour, container, other_container, place
     return Problem(*person, friend, items, start, steps, *ornaments)
 
 
-Wording = Mapping[str, list[float]]  # frequencies of what can be said, by site, in the order of the lexicon
+Wording = Mapping[
+    str, list[float]
+]  # frequencies of what can be said, by site, in the order of the lexicon
 
 
 def zipf(keys: list[float], skew: float) -> list[float]:
     """Frequencies 1 / rank^skew, normalised; the largest key has rank 1."""
-    rank = {i: rank for rank, i in enumerate(sorted(range(len(keys)), key=lambda i: -keys[i]), start=1)}
+    rank = {
+        i: rank for rank, i in enumerate(sorted(range(len(keys)), key=lambda i: -keys[i]), start=1)
+    }
     raw = [rank[i] ** -skew for i in range(len(keys))]
     return [weight / sum(raw) for weight in raw]
 
 
 def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
-    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted world as neither has
-    read them. In solutions the draft mixes the target's keys with its own: at distance 0 it ranks as the target."""
+    """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted
+    world as neither has read them. In solutions the draft mixes the target's keys with its own: at
+    distance 0 it ranks as the target."""
     wording = {}
     for site, sentences in SITES.items():
         asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
@@ -142,7 +180,8 @@ class TextWriter:
     """Writes questions and worked solutions in one wording; with ornaments or without."""
 
     def __init__(self, wording: Wording, ornaments: bool) -> None:
-        self.wording, self.ornaments = wording, ornaments
+        self.wording = wording
+        self.ornaments = ornaments
 
     def question(self, problem: Problem, rng: random.Random) -> str:
         """The question: start, one sentence per step, what is asked."""
@@ -157,31 +196,43 @@ class TextWriter:
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
         """The worked solution; its last line is `#### answer`."""
-        say, answer = self._speaker(problem, rng), problem.totals[-1]
+        say = self._speaker(problem, rng)
+        answer = problem.totals[-1]
         stored = say("stored") if self.ornaments else ""
         sentences = [f"{say('opener')} {say('have')}{stored}."]
         befores = [problem.start, *problem.totals]
         for step, before, after in zip(problem.steps, befores, problem.totals, strict=False):
             fill = {"amount": step.amount, "day": step.day, "before": before, "after": after}
             detail = say("detail", **fill) if self.ornaments else ""
-            action = f"{say('connective')}{detail} {say('subject')} {say(f'verb.{step.operation}', **fill)}"
-            sentences.append(f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}.")
+            action = (
+                f"{say('connective')}{detail} {say('subject')}"
+                f" {say(f'verb.{step.operation}', **fill)}"
+            )
+            sentences.append(
+                f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}."
+            )
         return " ".join([*sentences, say("final", after=answer)]) + f"\n#### {answer}"
 
     def _speaker(self, problem: Problem, rng: random.Random) -> Callable[..., str]:
-        return lambda site, **fill: rng.choices(SITES[site], self.wording[site])[0].format(**{**vars(problem), **fill})
+        return lambda site, **fill: rng.choices(SITES[site], self.wording[site])[0].format(
+            **{**vars(problem), **fill}
+        )
 
 
 def documents(
     params: WorldParams, seed: int, part: str, count: int, dialect: str = "target", stream: str = ""
 ) -> list[dict[str, str]]:
-    """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`). The parts share no
-    arithmetic. Within a part every document is drawn independently of the others, which certificates rely on; an
-    arithmetic may come again in other words. Each `stream` draws others."""
+    """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`). The
+    parts share no arithmetic. Within a part every document is drawn independently of the others,
+    which certificates rely on; an arithmetic may come again in other words. Each `stream` draws
+    others."""
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     writer = TextWriter(make_wording(params, dialect, seed), params.ornaments)
     problems = (draw_problem(params, part, rng) for _ in range(count))
-    return [{"question": writer.question(one, rng), "answer": writer.solution(one, rng)} for one in problems]
+    return [
+        {"question": writer.question(one, rng), "answer": writer.solution(one, rng)}
+        for one in problems
+    ]
 
 
 def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
@@ -203,14 +254,19 @@ def answer_of(text: str) -> str | None:
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every word of the world is one token; it depends on no seed and no dial."""
+    """Byte-level BPE in which every word of the world is one token; it depends on no seed and no
+    dial.
+    """
     texts = []
     for ornaments in (True, False):
         params = WorldParams(skew=0.0, max_steps=4, ornaments=ornaments)
-        rng, writer = random.Random(0), TextWriter(make_wording(params, "target", 0), ornaments)
+        rng = random.Random(0)
+        writer = TextWriter(make_wording(params, "target", 0), ornaments)
         for _ in range(400):
             problem = draw_problem(params, "corpus", rng)
-            texts.append(f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}")
+            texts.append(
+                f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}"
+            )
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -37,7 +37,9 @@ Looks = dict[str, tuple[str, str]]  # colour and marker by method or head: the s
 
 def looks(names: Iterable[str]) -> Looks:
     """A look for each name, in order."""
-    return {name: (f"C{place % 10}", MARKERS[place % len(MARKERS)]) for place, name in enumerate(names)}
+    return {
+        name: (f"C{place % 10}", MARKERS[place % len(MARKERS)]) for place, name in enumerate(names)
+    }
 
 
 def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> dict[str, Figure]:
@@ -53,13 +55,19 @@ def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG that carries no date and no version, whole or not at all, then forget the figure."""
-    write_atomic(path, lambda part: figure.savefig(part, dpi=140, metadata={"Software": None}, format="png"))
+    """Write a PNG that carries no date and no version, whole or not at all, then forget the
+    figure.
+    """
+    write_atomic(
+        path, lambda part: figure.savefig(part, dpi=140, metadata={"Software": None}, format="png")
+    )
     plt.close(figure)
 
 
 def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -> Figure:
-    """Accuracy lost against tokens per target forward, a line per method and variant; certified settings are filled."""
+    """Accuracy lost against tokens per target forward, a line per method and variant; certified
+    settings are filled.
+    """
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for name, method in summary["methods"].items():
         colour, marker = look[name]
@@ -77,8 +85,13 @@ def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -
             axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
         axes.plot([], [], marker + "-", color=colour, label=name)
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
-    axes.set(xlabel="tokens per target forward (tau)", ylabel="accuracy lost against strict, points")
-    axes.set_title("lines: development prompts; markers: calibration prompts, filled when certified", fontsize=8)
+    axes.set(
+        xlabel="tokens per target forward (tau)", ylabel="accuracy lost against strict, points"
+    )
+    axes.set_title(
+        "lines: development prompts; markers: calibration prompts, filled when certified",
+        fontsize=8,
+    )
     axes.legend()
     return figure
 
@@ -89,16 +102,22 @@ def points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 def speed_figure(summary: Summary, look: Looks) -> Figure:
-    """Accuracy lost on the test split against speed, with both intervals, at the headline budget."""
+    """Accuracy lost on the test split against speed, with both intervals, at the headline
+    budget.
+    """
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for name, method in summary["methods"].items():
         colour, marker = look[name]
-        speed, change = method["speed"]["vs_plain"], method["accuracy_difference"]
+        speed = method["speed"]["vs_plain"]
+        change = method["accuracy_difference"]
         axes.errorbar(
             speed["mean"],
             -100 * change["mean"],
             xerr=[[speed["mean"] - speed["low"]], [speed["high"] - speed["mean"]]],
-            yerr=[[100 * (change["high"] - change["mean"])], [100 * (change["mean"] - change["low"])]],
+            yerr=[
+                [100 * (change["high"] - change["mean"])],
+                [100 * (change["mean"] - change["low"])],
+            ],
             marker=marker,
             ms=6,
             capsize=2,
@@ -108,19 +127,26 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
         )
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.axvline(1, color="grey", lw=0.5)
-    axes.set(xlabel="speed against plain decoding, same engine", ylabel="accuracy lost against strict, points")
+    axes.set(
+        xlabel="speed against plain decoding, same engine",
+        ylabel="accuracy lost against strict, points",
+    )
     axes.legend()
     return figure
 
 
 def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
-    """Predicted against observed probability that the meaning is kept, on problems no head has seen."""
+    """Predicted against observed probability that the meaning is kept, on problems no head has
+    seen.
+    """
     figure, axes = plt.subplots(figsize=(4.4, 4.2), layout="constrained")
     axes.plot([0, 1], [0, 1], color="grey", lw=0.8, ls=":")
     look = looks(curves)
     for name, curve in curves.items():
-        (colour, marker), bins = look[name], curve["reliability"]
-        predicted, observed = [b["predicted"] for b in bins], [b["observed"] for b in bins]
+        (colour, marker) = look[name]
+        bins = curve["reliability"]
+        predicted = [b["predicted"] for b in bins]
+        observed = [b["observed"] for b in bins]
         axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
     axes.set(xlabel="predicted P(meaning kept)", ylabel="observed share kept")
     axes.legend()
@@ -131,8 +157,12 @@ def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     """How many draft tokens a round accepts, as a share of rounds, one line per method."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for name, (colour, marker) in look.items():
-        counts, block = evaluation[name]["statistics"]["histogram"], evaluation[name]["block"]
-        share = [100 * counts.get(str(length), 0) / (sum(counts.values()) or 1) for length in range(block + 1)]
+        counts = evaluation[name]["statistics"]["histogram"]
+        block = evaluation[name]["block"]
+        share = [
+            100 * counts.get(str(length), 0) / (sum(counts.values()) or 1)
+            for length in range(block + 1)
+        ]
         axes.plot(range(block + 1), share, marker + "-", color=colour, ms=4, label=name)
     axes.set(xlabel="draft tokens accepted in a round", ylabel="share of rounds, per cent")
     axes.legend()

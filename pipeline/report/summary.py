@@ -17,7 +17,8 @@ from pipeline.paths import HEADS, REPORTS
 Summary = dict[str, Any]
 
 THEIRS = "transformers_"  # what the names of transformers' own decodings begin with
-PLAIN, STRICT = "plain", "exact"  # evaluations of plain decoding and of the lossless reference
+PLAIN = "plain"  # evaluations of plain decoding and of the lossless reference
+STRICT = "exact"
 LEVEL = 0.9  # two-sided confidence of the intervals; their lower ends hold with 95 %
 REFERENCES = {
     "vs_plain": "plain",
@@ -26,18 +27,46 @@ REFERENCES = {
     "vs_assisted": "transformers_assisted",
     "vs_lookup": "transformers_lookup",
 }
-"""Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot run everywhere."""
-PER_TOKEN = "per_token"  # tokens per second to those of plain decoding: answers may differ in length
-SPECULATION = ("transformers_assisted", "transformers_lookup")  # the baselines whose K development prompts chose
+"""Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot
+run everywhere.
+"""
+PER_TOKEN = (  # tokens per second to those of plain decoding: answers may differ in length
+    "per_token"
+)
+SPECULATION = (
+    "transformers_assisted",
+    "transformers_lookup",
+)  # the baselines whose K development prompts chose
 CERTIFIED = (
-    "certified", "knob", "fixed", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind",
-    "mean_tokens", "strict_mean_tokens", "capped", "strict_capped",
-)  # fmt: skip
+    "certified",
+    "knob",
+    "fixed",
+    "confidence",
+    "n",
+    "losses",
+    "gains",
+    "loss",
+    "bound",
+    "bound_kind",
+    "mean_tokens",
+    "strict_mean_tokens",
+    "capped",
+    "strict_capped",
+)
 """What a summary keeps of a calibration, for each budget."""
 COLUMNS = (
-    "method", "rule", "split", "knob", "fixed", "n", "accuracy", "loss", "mean_accepted_length", "loose_per_100",
+    "method",
+    "rule",
+    "split",
+    "knob",
+    "fixed",
+    "n",
+    "accuracy",
+    "loss",
+    "mean_accepted_length",
+    "loose_per_100",
     "certified_budgets",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +83,13 @@ class Results:
 
     def scores(self, method: str) -> list[float]:
         """Scores of a method in the order of the strict run's prompts."""
-        strict, own = self.samples[STRICT], self.samples[method]
+        strict = self.samples[STRICT]
+        own = self.samples[method]
         if strict.keys() != own.keys():
-            raise UserError(f"'{method}' and '{STRICT}' have other test prompts. Run the stage `evaluate` again.")
+            raise UserError(
+                f"'{method}' and '{STRICT}' have other test prompts. Run the stage `evaluate`"
+                " again."
+            )
         return [own[name] for name in strict]
 
     def seconds(self, contender: str) -> list[float]:
@@ -64,22 +97,31 @@ class Results:
         return [sum(repeats) for repeats in self.timing(contender)["seconds"]]
 
     def was_timed(self, contender: str) -> bool:
-        """Whether the benchmark has times of it; a baseline of transformers may have none where it cannot run."""
+        """Whether the benchmark has times of it; a baseline of transformers may have none where it
+        cannot run.
+        """
         return not contender.startswith(THEIRS) or contender in self.benchmark["baselines"]
 
     def timing(self, contender: str) -> dict[str, Any]:
         """The benchmark's entry of a method or baseline; a method's name wins."""
         entries = {**self.benchmark["baselines"], **self.benchmark["methods"]}
         if contender not in entries:
-            raise UserError(f"reports/benchmark.json has no times of '{contender}'. Run the stage `benchmark` again.")
+            raise UserError(
+                f"reports/benchmark.json has no times of '{contender}'. Run the stage `benchmark`"
+                " again."
+            )
         entry: dict[str, Any] = entries[contender]
         return entry
 
 
 def read_results(params: Params) -> Results:
-    """The outputs of calibrate, evaluate, benchmark, adversarial and train for what params.yaml names."""
+    """The outputs of calibrate, evaluate, benchmark, adversarial and train for what params.yaml
+    names.
+    """
     if STRICT not in params.methods:
-        raise UserError("params.yaml: 'methods' lacks 'exact', the reference of every difference. Add it.")
+        raise UserError(
+            "params.yaml: 'methods' lacks 'exact', the reference of every difference. Add it."
+        )
     evaluated = {name: evaluation_folder(name) for name in [PLAIN, *params.methods]}
     calibrated = {name: calibration_file(name) for name in params.methods}
     misled = REPORTS / "adversarial.json"
@@ -91,7 +133,10 @@ def read_results(params: Params) -> Results:
         },
         evaluation={name: read_json(folder / "summary.json") for name, folder in evaluated.items()},
         samples={
-            name: {row["id"]: float(row["correct"]) for row in read_json_lines(folder / "samples.jsonl")}
+            name: {
+                row["id"]: float(row["correct"])
+                for row in read_json_lines(folder / "samples.jsonl")
+            }
             for name, folder in evaluated.items()
         },
         benchmark=read_json(REPORTS / "benchmark.json"),
@@ -112,7 +157,11 @@ def summarise(params: Params, results: Results) -> Summary:
         "timed": {
             "n": len(results.seconds("plain")),
             # K of transformers' speculation; 0: its own defaults
-            "blocks": {name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)},
+            "blocks": {
+                name: results.timing(name)["block"]
+                for name in SPECULATION
+                if results.was_timed(name)
+            },
             **{name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")},
         },
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
@@ -125,8 +174,11 @@ def summarise(params: Params, results: Results) -> Summary:
 
 
 def method_summary(name: str, params: Params, results: Results) -> Summary:
-    """One method at the headline budget. Without a certified setting it ran strictly, and knob and bound are null."""
-    method, evaluation = params.methods[name], results.evaluation[name]
+    """One method at the headline budget. Without a certified setting it ran strictly, and knob and
+    bound are null.
+    """
+    method = params.methods[name]
+    evaluation = results.evaluation[name]
     budgets = results.calibration.get(name, {"budgets": {}})["budgets"]
     misled = results.adversarial.get(name)
     return {
@@ -138,10 +190,15 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "confidence": level(params.calibrate.confidence, params.calibrate.looks),
         "knob": evaluation["knob"],
         "certified_bound": certified_bound(name, params, results),
-        "certificates": {b: {key: found[key] for key in CERTIFIED if key in found} for b, found in budgets.items()},
+        "certificates": {
+            b: {key: found[key] for key in CERTIFIED if key in found}
+            for b, found in budgets.items()
+        },
         "accuracy": evaluation["accuracy"],
         "accuracy_difference": asdict(
-            accuracy_difference(results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed)
+            accuracy_difference(
+                results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed
+            )
         ),
         "mean_accepted_length": evaluation["mean_accepted_length"],
         "loose_per_100": evaluation["loose_per_100"],
@@ -154,20 +211,29 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
 
 
 def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
-    """How much less time a method's answers take than those of the baselines, and its tokens per second to plain's."""
+    """How much less time a method's answers take than those of the baselines, and its tokens per
+    second to plain's.
+    """
     drawn: dict[str, Any] = {"level": LEVEL, "seed": params.seed}
-    own, plain = results.seconds(name), results.seconds("plain")
+    own = results.seconds(name)
+    plain = results.seconds("plain")
     to_baselines = {
         key: asdict(ratio_of_sums(results.seconds(base), own, **drawn))
         for key, base in REFERENCES.items()
         if results.was_timed(base)
     }
-    tokens, plain_tokens = results.timing(name)["tokens"], results.timing("plain")["tokens"]
-    return {**to_baselines, PER_TOKEN: asdict(ratio_of_rates(plain, plain_tokens, own, tokens, **drawn))}
+    tokens = results.timing(name)["tokens"]
+    plain_tokens = results.timing("plain")["tokens"]
+    return {
+        **to_baselines,
+        PER_TOKEN: asdict(ratio_of_rates(plain, plain_tokens, own, tokens, **drawn)),
+    }
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
-    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself."""
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict
+    decoding itself.
+    """
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
     found = at_budget(results.calibration[name]["budgets"], params.headline_budget)
@@ -175,19 +241,36 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
 
 
 def frontier(results: Results) -> list[dict[str, Any]]:
-    """Every setting that was tried, on development and calibration prompts: its net loss against strict, and the
-    budgets that it is certified for, since all settings in front of the one that a budget keeps have passed it too."""
+    """Every setting that was tried, on development and calibration prompts: its net loss against
+    strict, and the budgets that it is certified for, since all settings in front of the one that a
+    budget keeps have passed it too."""
     rows = []
     for name, calibration in results.calibration.items():
         knobs = [one["knob"] for one in calibration["settings"]]
         verdicts = sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
-        kept = {budget: knobs.index(verdict["knob"]) for budget, verdict in verdicts if verdict["certified"]}
+        kept = {
+            budget: knobs.index(verdict["knob"])
+            for budget, verdict in verdicts
+            if verdict["certified"]
+        }
         for split, key in (("development", "development"), ("calibration", "settings")):
             for setting in calibration.get(key, []):
-                row = {"method": name, "rule": calibration["rule"], "split": split, "fixed": {}, **setting}
+                row = {
+                    "method": name,
+                    "rule": calibration["rule"],
+                    "split": split,
+                    "fixed": {},
+                    **setting,
+                }
                 passed = kept if split == "calibration" else {}
-                within = [budget for budget, last in passed.items() if knobs.index(setting["knob"]) <= last]
-                rows.append({column: row[column] for column in COLUMNS[:-1]} | {"certified_budgets": within})
+                within = [
+                    budget
+                    for budget, last in passed.items()
+                    if knobs.index(setting["knob"]) <= last
+                ]
+                rows.append(
+                    {column: row[column] for column in COLUMNS[:-1]} | {"certified_budgets": within}
+                )
     return rows
 
 
@@ -198,5 +281,7 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
     writer.writeheader()
     for row in rows:
         fixed = json.dumps(row["fixed"], sort_keys=True)
-        writer.writerow({**row, "fixed": fixed, "certified_budgets": " ".join(row["certified_budgets"])})
+        writer.writerow(
+            {**row, "fixed": fixed, "certified_budgets": " ".join(row["certified_budgets"])}
+        )
     return out.getvalue()

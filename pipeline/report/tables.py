@@ -1,5 +1,5 @@
-"""The results table, as Markdown for the README and as HTML for the report from the same cells; the HTML page; the
-model card of an exported gate."""
+"""The results table, as Markdown for the README and as HTML for the report from the same cells; the
+HTML page; the model card of an exported gate."""
 
 import re
 from pathlib import Path
@@ -44,12 +44,16 @@ SPEEDS = ("vs_plain", "per_token", "vs_strict", "vs_static", "vs_assisted", "vs_
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
     """One tuple of texts per method."""
-    return [cells(name, method, summary["headline_budget"]) for name, method in summary["methods"].items()]
+    return [
+        cells(name, method, summary["headline_budget"])
+        for name, method in summary["methods"].items()
+    ]
 
 
 def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
     """One line of the table: shares in per cent, differences in points."""
-    bound, change = method["certified_bound"], method["accuracy_difference"]
+    bound = method["certified_bound"]
+    change = method["accuracy_difference"]
     return (
         name,
         str(method["block"]),
@@ -66,7 +70,9 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
 
 
 def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
-    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
+    """Share of capped answers and mean length on the calibration prompts, strict decoding in
+    brackets.
+    """
     line = at_budget(method["certificates"], budget)
     if line is None or "capped" not in line:
         return UNKNOWN, UNKNOWN
@@ -76,10 +82,14 @@ def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
 
 
 def adversarial(found: dict[str, Any] | None) -> str:
-    """Shares of answers that differ and that opened, their length to that of strict ones, and the share of cut ones."""
+    """Shares of answers that differ and that opened, their length to that of strict ones, and the
+    share of cut ones.
+    """
     if found is None:
         return UNKNOWN
-    differing, opened, capped = (f"{percent(found[key] / found['n'])} %" for key in ("differing", "opened", "capped"))
+    differing, opened, capped = (
+        f"{percent(found[key] / found['n'])} %" for key in ("differing", "opened", "capped")
+    )
     return f"{differing}, {opened}, {found['tokens'] / found['strict_tokens']:.2f}, {capped}"
 
 
@@ -89,11 +99,17 @@ def percent(share: float) -> str:
 
 def speed(ratio: dict[str, float] | None) -> str:
     """A ratio with its interval; the unknown one of a baseline that cannot run."""
-    return UNKNOWN if ratio is None else f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return (
+        UNKNOWN
+        if ratio is None
+        else f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    )
 
 
 def markdown(summary: Summary) -> str:
-    """A caption and the README's table, without columns of which nothing is known and without padding."""
+    """A caption and the README's table, without columns of which nothing is known and without
+    padding.
+    """
     found = rows(summary)
     columns = [
         (place, title)
@@ -107,24 +123,36 @@ def markdown(summary: Summary) -> str:
 
 def caption(summary: Summary) -> str:
     """Which run the table shows, and what has to be known of it."""
-    methods, looks = summary["methods"], summary["looks"]
+    methods = summary["methods"]
+    looks = summary["looks"]
     strict = methods.get("exact", {}).get("accuracy", summary["plain"]["accuracy"])
     cut = ", ".join(f"{name} {one['cut']}" for name, one in methods.items() if one["cut"])
-    other_k = [f"{name} {one['timed_block']}" for name, one in methods.items() if one["timed_block"] != one["block"]]
+    other_k = [
+        f"{name} {one['timed_block']}"
+        for name, one in methods.items()
+        if one["timed_block"] != one["block"]
+    ]
     parts = [
-        f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, "
-        f"{next(iter(methods.values()))['n']} test prompts, budget {percent(summary['headline_budget'])} points; plain "
-        f"decoding answers {percent(summary['plain']['accuracy'])} %.",
-        "The target solves no larger share than the budget, so that the bounds promise nothing."
-        if strict <= summary["headline_budget"]
-        else "",
+        (
+            f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']},"
+            f" {next(iter(methods.values()))['n']} test prompts, budget"
+            f" {percent(summary['headline_budget'])} points; plain decoding answers"
+            f" {percent(summary['plain']['accuracy'])} %."
+        ),
+        (
+            "The target solves no larger share than the budget, so that the bounds promise nothing."
+            if strict <= summary["headline_budget"]
+            else ""
+        ),
         f"Test answers cut at the limit: {cut}." if cut else "",
         f"Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "",
         timed(summary["timed"]),
-        "Strict decoding and methods without a certificate are timed at the K of strict decoding: "
-        f"{', '.join(other_k)}."
-        if other_k
-        else "",
+        (
+            "Strict decoding and methods without a certificate are timed at the K of strict"
+            f" decoding: {', '.join(other_k)}."
+            if other_k
+            else ""
+        ),
     ]
     return " ".join(filter(None, parts))
 
@@ -132,7 +160,10 @@ def caption(summary: Summary) -> str:
 def timed(found: dict[str, Any]) -> str:
     """On how many prompts speeds were measured and at which K transformers speculated."""
     names = {"transformers_assisted": "assisted generation", "transformers_lookup": "prompt lookup"}
-    said = [f"{names[name]} {f'at K = {k}' if k else 'with its defaults'}" for name, k in found["blocks"].items()]
+    said = [
+        f"{names[name]} {f'at K = {k}' if k else 'with its defaults'}"
+        for name, k in found["blocks"].items()
+    ]
     where = f", as {found['chosen_on']} development prompts chose" if found["chosen_on"] else ""
     lacking = [spoken for name, spoken in names.items() if name in (found["failed"] or {})]
     missing = f" With this pair transformers has no {' and no '.join(lacking)}." if lacking else ""
@@ -146,19 +177,37 @@ TEMPLATES = Path(__file__).with_name("templates")
 def page(name: str, **content: Any) -> str:
     """The page of the template `<name>.html.j2`."""
     styles = (SHARED / "page.css", TEMPLATES / "report.css")
-    return render(TEMPLATES / f"{name}.html.j2", scripts=(), styles=styles, beside=(TEMPLATES,), pct=percent, **content)
+    return render(
+        TEMPLATES / f"{name}.html.j2",
+        scripts=(),
+        styles=styles,
+        beside=(TEMPLATES,),
+        pct=percent,
+        **content,
+    )
 
 
 def provenance(results: Results) -> dict[str, dict[str, str]]:
     """For each calibrated method what its certificates depend on, by dotted name."""
-    proofs = {name: found["proof"] for name, found in results.calibration.items() if found.get("proof")}
-    return {name: flat({"scope": proof["scope"], "prompts": proof["source"]}) for name, proof in proofs.items()}
+    proofs = {
+        name: found["proof"] for name, found in results.calibration.items() if found.get("proof")
+    }
+    return {
+        name: flat({"scope": proof["scope"], "prompts": proof["source"]})
+        for name, proof in proofs.items()
+    }
 
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:
-    """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
+    """Summaries of the test prompts by name, the strict reference first; empty where they were not
+    evaluated.
+    """
     paths = {name: evaluation_folder(name) / "summary.json" for name in (STRICT, method)}
-    return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
+    return (
+        {name: read_json(path) for name, path in paths.items()}
+        if all(map(Path.exists, paths.values()))
+        else {}
+    )
 
 
 def plain_markdown(value: Any) -> Any:
@@ -169,9 +218,14 @@ def plain_markdown(value: Any) -> Any:
 
 
 def card(
-    config: GateConfig, certificate: Certificate, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]
+    config: GateConfig,
+    certificate: Certificate,
+    report: dict[str, Any],
+    evaluated: dict[str, dict[str, Any]],
 ) -> str:
-    """The text of README.md, from the calibration `report` of a method and what `evaluations` returned."""
+    """The text of README.md, from the calibration `report` of a method and what `evaluations`
+    returned.
+    """
     return markdown_page(
         "card",
         gate=config,
@@ -201,7 +255,9 @@ def markdown_page(name: str, **content: Any) -> str:
 
 
 def task_options(name: str | None) -> str:
-    """Options by which lm-eval finds a task of this project and may run its programs; nothing for its own tasks."""
+    """Options by which lm-eval finds a task of this project and may run its programs; nothing for
+    its own tasks.
+    """
     file = TASKS / f"{name}.yaml"
     if not file.is_file():
         return ""

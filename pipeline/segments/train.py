@@ -1,6 +1,7 @@
-"""Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment, from its own states.
-`python -m pipeline.segments.train` writes models/segments. Both probes are trained on what the draft wrote, because
-that is what they judge, and the target's on its own segments as well."""
+"""Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment,
+from its own states. `python -m pipeline.segments.train` writes models/segments. Both probes are
+trained on what the draft wrote, because that is what they judge, and the target's on its own
+segments as well."""
 
 import copy
 import shutil
@@ -36,9 +37,12 @@ BINS = 10  # of the reliability curve
 
 def main() -> None:
     params = read_params()
-    pair, own = load_pair(params), params.segments
+    pair = load_pair(params)
+    own = params.segments
     rows = collected(params, pair, load_task(params))
-    models, probes, report = {"target": pair.target, "draft": pair.draft_model}, {}, agreement(rows)
+    models = {"target": pair.target, "draft": pair.draft_model}
+    probes = {}
+    report = agreement(rows)
     for role in ROLES:
         examples = examples_of(rows, models[role], role, own.judge, own.limit)
         probes[role], report[role] = fit_and_measure(examples, role, params)
@@ -52,7 +56,9 @@ def main() -> None:
     write_atomic(SEGMENTS, write)
     for role in ROLES:
         found = report[role]["draft"]
-        print(f"{role}: Brier score {found['brier']:.3f}, of a constant {found['brier_constant']:.3f}")
+        print(
+            f"{role}: Brier score {found['brier']:.3f}, of a constant {found['brier_constant']:.3f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -73,15 +79,27 @@ class Examples:
         return TensorDataset(self.states[at], self.valid[at], self.share[at], count)
 
 
-def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int) -> Examples:
-    """What a model's states say about every different segment, labelled by `judge`, where it finished one itself."""
-    prefixes, segments, problems, labels = [], [], [], []
+def examples_of(
+    rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int
+) -> Examples:
+    """What a model's states say about every different segment, labelled by `judge`, where it
+    finished one itself.
+    """
+    prefixes = []
+    segments = []
+    problems = []
+    labels = []
     drawn: dict[str, list[int]] = {name: [] for name in ROLES}
     for row in rows:
         if role not in row["roles"]:
             continue
-        known = {tuple(ids): share for ids, share in zip(row["segments"], shares(row, judge, role), strict=True)}
-        writers = [(tuple(ids), who) for ids, who in zip(row["segments"], row["roles"], strict=True)]
+        known = {
+            tuple(ids): share
+            for ids, share in zip(row["segments"], shares(row, judge, role), strict=True)
+        }
+        writers = [
+            (tuple(ids), who) for ids, who in zip(row["segments"], row["roles"], strict=True)
+        ]
         for ids, share in known.items():
             prefixes.append([*row["prompt"], *row["answer"]])
             segments.append(list(ids))
@@ -96,14 +114,22 @@ def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: st
 
 @torch.no_grad()  # not inference mode: probes are trained on these
 def read_states(
-    model: PreTrainedModel, prefixes: Sequence[list[int]], segments: Sequence[list[int]], limit: int, batch: int = 64
+    model: PreTrainedModel,
+    prefixes: Sequence[list[int]],
+    segments: Sequence[list[int]],
+    limit: int,
+    batch: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """States [N, limit, D] that predict the tokens of each segment, and where there is one [N, limit]."""
+    """States [N, limit, D] that predict the tokens of each segment, and where there is one [N,
+    limit].
+    """
     states = torch.zeros(len(segments), limit, model.config.get_text_config().hidden_size)
     lengths = torch.tensor([len(segment) for segment in segments])
     for start in range(0, len(segments), batch):
         places = range(start, min(start + batch, len(segments)))
-        texts = [[*prefixes[n], *segments[n][:-1]] for n in places]  # the last token predicts what follows
+        texts = [
+            [*prefixes[n], *segments[n][:-1]] for n in places
+        ]  # the last token predicts what follows
         keep = max(len(segments[n]) for n in places)
         with tap(model, ["post"]) as seen:
             Reader(model, len(texts)).read(*left_padded(texts, model.device), keep=keep)
@@ -114,18 +140,28 @@ def read_states(
 
 
 def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Probe, dict[str, Any]]:
-    """The probe of a model, and its measures on segments of each writer, of problems that it has not seen."""
+    """The probe of a model, and its measures on segments of each writer, of problems that it has
+    not seen.
+    """
     parts = split_by_problem(examples.problem, params.train, params.seed)
     writers = ROLES if role == "target" else ("draft",)
     for name in ("train", "validation", "test"):
         for writer in writers:
             if not int(examples.drawn[writer][getattr(parts, name)].sum()):
-                raise UserError(f"The {writer} finished no segment in the part `{name}`. Raise segments.problems.")
-    train, validation = (examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation))
-    probe, report = fit_probe(train, validation, params.segments, params.seed), {}
+                raise UserError(
+                    f"The {writer} finished no segment in the part `{name}`. Raise"
+                    " segments.problems."
+                )
+    train, validation = (
+        examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation)
+    )
+    probe = fit_probe(train, validation, params.segments, params.seed)
+    report = {}
     for writer in writers:
         _, _, share, count = examples.of(parts.train, (writer,)).tensors
-        report[writer] = measure(probe, examples.of(parts.test, (writer,)), float((share * count).sum() / count.sum()))
+        report[writer] = measure(
+            probe, examples.of(parts.test, (writer,)), float((share * count).sum() / count.sum())
+        )
     return probe, report
 
 
@@ -134,8 +170,11 @@ class ProbeTraining(pl.LightningModule):
 
     def __init__(self, probe: nn.Module, loss: str, lr: float) -> None:
         super().__init__()
-        self.probe, self.kind, self.lr = probe, loss, lr
-        self.best, self.weights = float("inf"), copy.deepcopy(probe.state_dict())
+        self.probe = probe
+        self.kind = loss
+        self.lr = lr
+        self.best = float("inf")
+        self.weights = copy.deepcopy(probe.state_dict())
 
     def training_step(self, batch: list[Tensor], _index: int) -> Tensor:
         return self.loss(batch)
@@ -161,14 +200,20 @@ class ProbeTraining(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=0.01)
 
 
-def fit_probe(train: TensorDataset, validation: TensorDataset, own: SegmentParams, seed: int) -> Probe:
+def fit_probe(
+    train: TensorDataset, validation: TensorDataset, own: SegmentParams, seed: int
+) -> Probe:
     """A probe trained on what `Examples.of` returns."""
     pl.seed_everything(seed, verbose=False)
     probe = Probe(train.tensors[0].shape[-1], own.hidden, own.pooling)
     training = ProbeTraining(probe, own.loss, own.lr)
     stop = EarlyStopping("validation_loss", patience=own.patience)
-    trainer = lightning(0, [stop], max_epochs=own.epochs, accelerator="cpu", devices=1, enable_checkpointing=False)
-    batches = DataLoader(train, own.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    trainer = lightning(
+        0, [stop], max_epochs=own.epochs, accelerator="cpu", devices=1, enable_checkpointing=False
+    )
+    batches = DataLoader(
+        train, own.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed)
+    )
     trainer.fit(training, batches, DataLoader(validation, 1024))
     probe.load_state_dict(training.weights)
     return probe.eval()
@@ -176,9 +221,12 @@ def fit_probe(train: TensorDataset, validation: TensorDataset, own: SegmentParam
 
 @torch.no_grad()
 def measure(probe: Probe, test: TensorDataset, base: float) -> dict[str, Any]:
-    """Brier score against the shares, that of the constant `base`, reliability and correlation, each draw counted."""
+    """Brier score against the shares, that of the constant `base`, reliability and correlation,
+    each draw counted.
+    """
     states, valid, share, count = test.tensors
-    probability, weight = probe(states, valid).sigmoid(), count / count.sum()
+    probability = probe(states, valid).sigmoid()
+    weight = count / count.sum()
     bins = (probability * BINS).long().clamp_max(BINS - 1)
     curve = [
         {
@@ -188,14 +236,17 @@ def measure(probe: Probe, test: TensorDataset, base: float) -> dict[str, Any]:
         }
         for b in bins.unique().tolist()
     ]
-    x, y = probability - (probability * weight).sum(), share - (share * weight).sum()
+    x = probability - (probability * weight).sum()
+    y = share - (share * weight).sum()
     scale = ((x * x * weight).sum() * (y * y * weight).sum()).sqrt()
     return {
         "segments": int(count.sum()),
         "brier": float(((probability - share) ** 2 * weight).sum()),
         "brier_constant": float(((base - share) ** 2 * weight).sum()),
         "ece": sum(one["weight"] * abs(one["predicted"] - one["found"]) for one in curve),
-        "correlation": float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0,  # 0 where one is constant
+        "correlation": (
+            float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0
+        ),  # 0 where one is constant
         "reliability": curve,
     }
 

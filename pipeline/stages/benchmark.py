@@ -1,6 +1,7 @@
-"""Time every method against every baseline, prompt by prompt in one process and prefill included: `python -m
-pipeline.stages.benchmark` writes reports/benchmark.json. `failed` says why something of transformers does not run with
-this pair, `loops` how many prompts were dropped because of a loop."""
+"""Time every method against every baseline, prompt by prompt in one process and prefill included:
+`python -m pipeline.stages.benchmark` writes reports/benchmark.json. `failed` says why something of
+transformers does not run with this pair, `loops` how many prompts were dropped because of a
+loop."""
 
 from typing import Any
 
@@ -17,20 +18,31 @@ from pipeline.run import run
 
 
 def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:
-    """Plain and strict decoding, then every method at its operating point for the headline budget. Strict decoding runs
-    at its own best K as well, and all methods that run strictly share its times."""
-    common, own = params.decoding.block, params.decoding.strict_block
+    """Plain and strict decoding, then every method at its operating point for the headline budget.
+    Strict decoding runs at its own best K as well, and all methods that run strictly share its
+    times."""
+    common = params.decoding.block
+    own = params.decoding.strict_block
     points = {name: operating_point(params, name) for name in params.methods}
-    strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == pair.drafter)
+    strictly = tuple(
+        name
+        for name, point in points.items()
+        if point.rule == "exact" and point.drafter == pair.drafter
+    )
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
     exact = MethodParams("exact")
-    strict, strict_common = (make_decoder(pair, exact, {}, block, engine=engine) for block in (own, common))
+    strict, strict_common = (
+        make_decoder(pair, exact, {}, block, engine=engine) for block in (own, common)
+    )
     loose = {name: point for name, point in points.items() if name not in strictly}
     return [
         speed.contender("plain", plain, request, is_baseline=True),
         speed.contender("strict", strict, request, is_baseline=True, also=strictly),
         speed.contender(f"strict_{common}", strict_common, request, is_baseline=True),
-        *(speed.contender(name, decoder_at(pair, point, engine=engine), request) for name, point in loose.items()),
+        *(
+            speed.contender(name, decoder_at(pair, point, engine=engine), request)
+            for name, point in loose.items()
+        ),
     ]
 
 
@@ -50,14 +62,22 @@ def main() -> None:
     pair = load_pair(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
     request = request_of(prompts, pair)
-    development = [prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]]
+    development = [
+        prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
+    ]
     speculating, refused = speed.chosen(pair, request, development)
-    able, failed = speed.working([speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]])
+    able, failed = speed.working(
+        [speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]]
+    )
     library = [generates(pair, request), *speculating, *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]
-    laps = speed.race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
+    laps = speed.race(
+        field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark"
+    )
     about = {"chosen_on": len(development), "failed": failed | refused, "machine": speed.machine()}
-    write_json(REPORTS / "benchmark.json", {**speed.by_kind(field, speed.times_of(field, laps)), **about})
+    write_json(
+        REPORTS / "benchmark.json", {**speed.by_kind(field, speed.times_of(field, laps)), **about}
+    )
 
 
 if __name__ == "__main__":

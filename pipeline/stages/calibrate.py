@@ -1,6 +1,7 @@
-"""Find for a method and every budget the loosest setting whose loss is certified (docs/certificates.md): `python -m
-pipeline.stages.calibrate fly` writes reports/calibration/fly.json, without dates, so that equal runs give equal bytes,
-and fly.csv, the outcome of every prompt at every tested setting."""
+"""Find for a method and every budget the loosest setting whose loss is certified
+(docs/certificates.md): `python -m pipeline.stages.calibrate fly` writes
+reports/calibration/fly.json, without dates, so that equal runs give equal bytes, and fly.csv, the
+outcome of every prompt at every tested setting."""
 
 from dataclasses import asdict
 from typing import Any
@@ -22,18 +23,30 @@ from pipeline.run import run
 
 def main(name: str) -> None:
     params = read_params()
-    setup, method, request = Setup(params), method_of(params, name), request_of(params)
+    setup = Setup(params)
+    method = method_of(params, name)
+    request = request_of(params)
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
-    scope = scope_of(params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair))
+    scope = scope_of(
+        params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair)
+    )
     finding = engine.calibrate(method, outcomes, request, look_of(setup, name), scope)
-    selection, verdicts, confidence = finding.selection, finding.verdicts, request.confidence
+    selection = finding.selection
+    verdicts = finding.verdicts
+    confidence = request.confidence
     known = setup.reference
-    scores = {split: np.array([known[one["id"]]["score"] for one in setup.prompts[split]], float) for split in SPLITS}
+    scores = {
+        split: np.array([known[one["id"]]["score"] for one in setup.prompts[split]], float)
+        for split in SPLITS
+    }
 
     def described(split: str, setting: Setting, decoded: Decoded) -> dict[str, Any]:
         return describe(method, setting, decoded, scores[split], confidence)
 
-    source = f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these"
+    source = (
+        f"training documents of the task '{setup.task.name}'; certificates hold for prompts like"
+        " these"
+    )
     report = {
         "method": name,
         "rule": method.rule,
@@ -56,8 +69,11 @@ def main(name: str) -> None:
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
     }
-    path, prompts = calibration_file(name), setup.prompts["calibration"]
-    write_records(path.with_suffix(".csv"), verdicts.tested, prompts, scores["calibration"].tolist())
+    path = calibration_file(name)
+    prompts = setup.prompts["calibration"]
+    write_records(
+        path.with_suffix(".csv"), verdicts.tested, prompts, scores["calibration"].tolist()
+    )
     write_json(path, report)
     print(f"{name}: {summary(report)}")
 
@@ -83,9 +99,14 @@ def place(method: Method, setting: Setting) -> dict[str, Any]:
     return {"knob": setting.value, "fixed": {**method.fixed, **setting.variant}}
 
 
-def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, confidence: float) -> dict[str, Any]:
-    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores."""
-    d, counted = decoded.differences, decoded.counted
+def describe(
+    method: Method, setting: Setting, decoded: Decoded, strict: Array, confidence: float
+) -> dict[str, Any]:
+    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict
+    [N]` are scores.
+    """
+    d = decoded.differences
+    counted = decoded.counted
     strict = strict[: len(d)]  # a setting that was left early has the first prompts alone
     bound = upper_bound(d, confidence)
     return {
@@ -104,7 +125,8 @@ def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, 
 
 def decide(finding: Finding, budget: float) -> dict[str, Any]:
     """What one budget permits."""
-    verdicts, bound = finding.verdicts, finding.verdicts.bound(budget)
+    verdicts = finding.verdicts
+    bound = finding.verdicts.bound(budget)
     passed = verdicts.passed(budget)
     kept = None if passed is None else place(finding.method, finding.selection.settings[passed])
     return {

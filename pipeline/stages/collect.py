@@ -1,6 +1,7 @@
-"""Decode the training prompts and record every mismatch of target and draft, without features: `python -m
-pipeline.stages.collect strict` the target's own text and the sequential walk along it, `gated` the texts of the pilot
-gate, whose prefixes a served gate will see. What that cost is in reports/labels/collect-<pass>.json."""
+"""Decode the training prompts and record every mismatch of target and draft, without features:
+`python -m pipeline.stages.collect strict` the target's own text and the sequential walk along it,
+`gated` the texts of the pilot gate, whose prefixes a served gate will see. What that cost is in
+reports/labels/collect-<pass>.json."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +16,15 @@ from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict
 from pipeline.labels.rollouts import Cost, report_costs
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack
+from pipeline.labels.schema import (
+    MISMATCH_FOLDER,
+    MISMATCHES,
+    PASSES,
+    REFERENCE,
+    Table,
+    checked,
+    pack,
+)
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
@@ -32,7 +41,9 @@ def main(name: str) -> None:
     rolling = [params.label.batch_size, params.label.audit]
     blocks = (params.decoding.deciding, params.collect, params.engine)
     shards = Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
-    if shards.fill(count, collecting, (params, name, shards), params.decoding.workers, f"collect, {name}"):
+    if shards.fill(
+        count, collecting, (params, name, shards), params.decoding.workers, f"collect, {name}"
+    ):
         check_met(shards, count)
         report_costs(shards.folder, f"collect-{name}", count)
         shards.publish(count, MISMATCH_FOLDER / name)
@@ -43,12 +54,16 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     params, name, shards = settings
     torch.set_grad_enabled(False)
     engine = engine_of(params) if name == "strict" and params.collect.recipe == "walk" else None
-    pair, prompts = load_pair(params), read_prompts("train")
+    pair = load_pair(params)
+    prompts = read_prompts("train")
     pilot = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer) if name == "gated" else None
-    problems, size = minable(params), params.collect.shard_prompts
+    problems = minable(params)
+    size = params.collect.shard_prompts
 
     def produce(index: int) -> Table:
-        cost, started, some = Cost(), perf_counter(), problems[index * size : (index + 1) * size]
+        cost = Cost()
+        started = perf_counter()
+        some = problems[index * size : (index + 1) * size]
         if pilot is None:
             tools = tools_of(params, pair, load_task(params), prompts, cost, engine)
             records, texts = collect_strict(params, tools, prompts, some)
@@ -66,15 +81,22 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 def minable(params: Params) -> list[int]:
     """Indices of the problems to mine."""
     every = not params.collect.solved_only
-    problems = [index for index, row in enumerate(read_json_lines(REFERENCE)) if every or row["score"] > 0]
+    problems = [
+        index for index, row in enumerate(read_json_lines(REFERENCE)) if every or row["score"] > 0
+    ]
     if not problems:
-        told = f"The target solves no training prompt; {REFERENCE} has its answers. Check the task's filter and metric,"
+        told = (
+            f"The target solves no training prompt; {REFERENCE} has its answers. Check the task's"
+            " filter and metric,"
+        )
         raise UserError(f"{told} take an easier task, or set collect.solved_only: false.")
     return problems
 
 
 def no_records(block: int, more: Sequence[str] = ()) -> Table:
-    """The columns of a shard without mismatches at K = `block`, with `more` than all have; others may have some."""
+    """The columns of a shard without mismatches at K = `block`, with `more` than all have; others
+    may have some.
+    """
     columns = {name: torch.zeros(0, dtype=dtype) for name, dtype in MISMATCHES.items()}
     columns["behind"] = columns["behind"].view(0, block - 1)
     return {**columns, **{name: torch.zeros(0) for name in more}}
@@ -82,8 +104,12 @@ def no_records(block: int, more: Sequence[str] = ()) -> Table:
 
 def check_met(shards: Shards, count: int) -> None:
     """Refuse a pass without a single mismatch."""
-    if not any(len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)):
-        raise UserError("No text has a mismatch: target and draft agree. Take more prompts or a weaker draft.")
+    if not any(
+        len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)
+    ):
+        raise UserError(
+            "No text has a mismatch: target and draft agree. Take more prompts or a weaker draft."
+        )
 
 
 if __name__ == "__main__":

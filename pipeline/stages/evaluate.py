@@ -1,6 +1,6 @@
-"""Let lm-eval judge a method on the test split at the setting that is certified for the headline budget, strictly where
-there is none: `python -m pipeline.stages.evaluate fly` writes reports/evaluation/fly/{summary.json,samples.jsonl}.
-"plain" decodes without a drafter."""
+"""Let lm-eval judge a method on the test split at the setting that is certified for the headline
+budget, strictly where there is none: `python -m pipeline.stages.evaluate fly` writes
+reports/evaluation/fly/{summary.json,samples.jsonl}. "plain" decodes without a drafter."""
 
 import logging
 from dataclasses import asdict
@@ -29,12 +29,18 @@ from pipeline.stages.prompts import context_length
 
 
 def main(name: str) -> None:
-    logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
+    logging.getLogger("lm_eval.models.huggingface").setLevel(
+        logging.ERROR
+    )  # it warns of every loaded model
     params = read_params()
-    pair, task, point = load_pair(params), load_task(params), operating_point(params, name)
+    pair = load_pair(params)
+    task = load_task(params)
+    point = operating_point(params, name)
     method = point.as_method()
     gate = load_gate(method, pair)
-    if point.knob is not None:  # its certificate may have been made for other models, prompts or settings
+    if (
+        point.knob is not None
+    ):  # its certificate may have been made for other models, prompts or settings
         certified = read_json(calibration_file(name))["proof"]["scope"]
         if broken := scope_mismatch(certified, scope_of(params, name, pair, task, gate)):
             raise UserError(f"Method '{name}': {broken}")
@@ -60,15 +66,21 @@ def main(name: str) -> None:
     }
     write_json_lines(evaluation_folder(name) / "samples.jsonl", samples)
     write_json(evaluation_folder(name) / "summary.json", summary)
-    tau, cut = counted.mean_accepted_length, f"{summary['cut']} of {len(samples)} answers cut"
+    tau = counted.mean_accepted_length
+    cut = f"{summary['cut']} of {len(samples)} answers cut"
     print(f"{name}: accuracy {summary['accuracy']:.4f}, tau {tau:.3f}, {cut} at the limit")
 
 
-def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Statistics]:
-    """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their statistics."""
+def judge(
+    lm: GatedLM, task: Task, prompts: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], Statistics]:
+    """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their
+    statistics.
+    """
     from lm_eval.evaluator import evaluate
 
-    # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
+    # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git,
+    # 1.5 s each time.
     wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
     task.restart_examples()
     results = evaluate(
@@ -77,18 +89,27 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> tuple[list[
         limit=max(wanted) + 1,
         log_samples=True,
         bootstrap_iters=0,
-        confirm_run_unsafe_code=True,  # a task that runs programs was refused when it was loaded, unless allowed
+        # a task that runs programs was refused when it was loaded, unless allowed
+        confirm_run_unsafe_code=True,
         **task.evaluation_arguments(),
     )
     found = task.verdicts_of(results)
-    samples, counted = [], []
+    samples = []
+    counted = []
     for index, prompt in wanted.items():
         answers = lm.served.get(tuple(prompt["ids"]))
         if answers is None:
-            raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
-        (answer, *_), (score, text) = answers, found[index]
+            raise UserError(
+                "data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts`"
+                " again."
+            )
+        answer, *_ = answers
+        score, text = found[index]
         counted.append(answer.statistics)
-        told = {"cut": answer.finish == "length", "statistics": answer.statistics.as_dict(timed=False)}
+        told = {
+            "cut": answer.finish == "length",
+            "statistics": answer.statistics.as_dict(timed=False),
+        }
         samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
     return samples, total(counted)
 

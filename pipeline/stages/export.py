@@ -1,6 +1,7 @@
-"""The headline gate as a folder that decodes with plain transformers, registered as a model: `python -m
-pipeline.stages.export` writes models/export with the certificate and, unless `prompts.guard` is 0, a domain guard.
-`export segments` writes the probes of segments to models/segments-export on demand. Equal inputs give equal bytes."""
+"""The headline gate as a folder that decodes with plain transformers, registered as a model:
+`python -m pipeline.stages.export` writes models/export with the certificate and, unless
+`prompts.guard` is 0, a domain guard. `export segments` writes the probes of segments to
+models/segments-export on demand. Equal inputs give equal bytes."""
 
 import math
 import shutil
@@ -40,8 +41,12 @@ from pipeline.report.tables import card, evaluations, markdown_page
 from pipeline.run import run
 from pipeline.tracking import register_gate
 
-ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it
-FEWEST = 2 * math.ceil(2 / ALARMS - 1)  # guard prompts whose half has a finite quantile for each threshold
+# share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of
+# it
+ALARMS = 0.05
+FEWEST = 2 * math.ceil(
+    2 / ALARMS - 1
+)  # guard prompts whose half has a finite quantile for each threshold
 LAYER = "post"
 STRICTLY = "nothing certified, decodes strictly"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows
@@ -54,16 +59,24 @@ def main(part: str = "gate") -> None:
 def export_gate(params: Params) -> None:
     """The headline gate with the certificate of its method, the first of several that ask it."""
     head = params.train.headline_head
-    asking = [name for name, one in params.methods.items() if one.head == head and one.knob is not None]
+    asking = [
+        name for name, one in params.methods.items() if one.head == head and one.knob is not None
+    ]
     if not asking:
-        raise UserError(f"No method of params.yaml asks the head '{head}'. Add one, or change 'train.headline_head'.")
+        raise UserError(
+            f"No method of params.yaml asks the head '{head}'. Add one, or change"
+            " 'train.headline_head'."
+        )
     name = asking[0]
     report = read_json(calibration_file(name))
     gate = Gate.load(HEADS / head)
     certificate = certificate_from(report["proof"])
     if certificate.scope["gate"] != gate_hash(gate):
-        raise UserError(f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again.")
-    guard, text = guard_for(params, name), card(gate.config, certificate, report, evaluations(name))
+        raise UserError(
+            f"'{name}' was calibrated with other weights than the gate's. Run `calibrate` again."
+        )
+    guard = guard_for(params, name)
+    text = card(gate.config, certificate, report, evaluations(name))
 
     def write(folder: Path) -> None:
         gate.save(folder, card=text)
@@ -75,7 +88,11 @@ def export_gate(params: Params) -> None:
     write_atomic(EXPORT, write)
     knobs = [(point, point.settings[certificate.knob or ""]) for point in certificate.certified]
     shown = {
-        f"budget_{point.budget:g}": {"bound": point.bound, "knob": knob, "tau": point.mean_accepted_length}
+        f"budget_{point.budget:g}": {
+            "bound": point.bound,
+            "knob": knob,
+            "tau": point.mean_accepted_length,
+        }
         for point, knob in knobs
     }
     version = register_gate(params, EXPORT, shown)
@@ -84,9 +101,13 @@ def export_gate(params: Params) -> None:
 
 
 def export_segments(params: Params) -> None:
-    """Both probes at what was certified for the method `segments` at the headline budget, else strict."""
-    report, method = read_json(calibration_file("segments")), params.method("segments")
-    found, certificate = at_budget(report["budgets"], params.headline_budget), dict[str, Any]()
+    """Both probes at what was certified for the method `segments` at the headline budget, else
+    strict.
+    """
+    report = read_json(calibration_file("segments"))
+    method = params.method("segments")
+    found = at_budget(report["budgets"], params.headline_budget)
+    certificate = dict[str, Any]()
     if found is not None and found["certified"]:
         certificate = {
             "method": "segments",
@@ -104,7 +125,9 @@ def export_segments(params: Params) -> None:
     def write(folder: Path) -> None:
         probes.save(folder, pair.target, pair.draft_model, **notes)
         shutil.copytree(SEGMENTS / GATE, folder / GATE)
-        write_text(folder / "README.md", markdown_page("segments", certificate=certificate, gate=GATE))
+        write_text(
+            folder / "README.md", markdown_page("segments", certificate=certificate, gate=GATE)
+        )
         write_code(folder, SEGMENT_CODE)
 
     write_atomic(SEGMENTS_EXPORT, write)
@@ -117,13 +140,16 @@ def guard_for(params: Params, name: str) -> DomainGuard | None:
         return None
     point = operating_point(params, name)
     if not point.certified:
-        print(f"No domain guard: '{name}' has no certified setting, so it runs strictly and needs none.")
+        print(
+            f"No domain guard: '{name}' has no certified setting, so it runs strictly and needs"
+            " none."
+        )
         return None
     prompts = read_prompts("guard")
     if len(prompts) < FEWEST:
         print(
-            f"No domain guard: {len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to {FEWEST} "
-            "or more."
+            f"No domain guard: {len(prompts)} guard prompts do not say what is usual. Raise"
+            f" prompts.guard to {FEWEST} or more."
         )
         return None
     pair = load_pair(params)
@@ -145,19 +171,29 @@ class StateRecorder:
 
 
 def fit_domain(
-    params: Params, pair: Pair, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
+    params: Params,
+    pair: Pair,
+    gate: Gate | None,
+    point: Operating,
+    prompts: Sequence[dict[str, Any]],
 ) -> DomainGuard:
-    """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`, since calibration prompts only
-    certify: one half gives the mean and the covariance of the target's states, the other half the thresholds."""
+    """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`, since
+    calibration prompts only
+    certify: one half gives the mean and the covariance of the target's states, the other half the
+        thresholds."""
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
-        decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)
+        decoder = make_decoder(
+            pair, point.as_method(), point.settings, point.block, gate=gate, **parts
+        )
         answers = decode_split(decoder, pair, prompts[half::2], params, f"domain, half {half + 1}")
         return [answer.statistics for answer in answers]
 
     recorder = StateRecorder()
     counted = total(decode(0, observer=recorder))
-    open_guard = DomainGuard(*fit(torch.cat(recorder.states)), layer=LAYER, rate=counted.loose / counted.tokens)
+    open_guard = DomainGuard(
+        *fit(torch.cat(recorder.states)), layer=LAYER, rate=counted.loose / counted.tokens
+    )
     usual = [one.extra for one in decode(1, guards=[open_guard])]
     return replace(
         open_guard,
@@ -177,7 +213,9 @@ def fit_domain(
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that at least `share` of new ones stay below, on average (split conformal prediction)."""
+    """The value that at least `share` of new ones stay below, on average (split conformal
+    prediction).
+    """
     place = math.ceil((len(values) + 1) * share)
     return sorted(values)[place - 1] if place <= len(values) else math.inf
 

@@ -1,6 +1,7 @@
-"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout: `python
--m pipeline.stages.features pilot | strict | gated` writes data/features/<goal>. The pilot has features of its own
-because the gated texts depend on it: it stays as it is when `train.features` changes."""
+"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and
+no rollout: `python -m pipeline.stages.features pilot | strict | gated` writes data/features/<goal>.
+The pilot has features of its own because the gated texts depend on it: it stays as it is when
+`train.features` changes."""
 
 from collections.abc import Callable
 
@@ -16,8 +17,15 @@ from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
 
-GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}  # the pass whose labels each goal reads
-OVERFLOW = "States that are not finite come from weights that overflow: load the target in bfloat16 or float32."
+GOALS = {
+    "pilot": "strict",
+    "strict": "strict",
+    "gated": "gated",
+}  # the pass whose labels each goal reads
+OVERFLOW = (
+    "States that are not finite come from weights that overflow: load the target in bfloat16 or"
+    " float32."
+)
 """What helps where this stage itself computes values that nobody can use."""
 
 
@@ -28,16 +36,25 @@ def main(goal: str) -> None:
     count = len(shard_files(labels := schema.LABEL_FOLDER / GOALS[goal]))
     settings = (params.pair, params.decoding.deciding, params.engine, features_of(params, goal))
     shards = Shards(f"features-{goal}", *settings, labels, *pair_files(params.pair))
-    if not shards.fill(count, reading, (params, goal, shards), params.decoding.workers, f"features, {goal}"):
+    if not shards.fill(
+        count, reading, (params, goal, shards), params.decoding.workers, f"features, {goal}"
+    ):
         return
     # A near tie may turn in another batch. Of large features only this column is read.
-    same = torch.cat([load_tensors(shards.path(index), ("same_target",))["same_target"] for index in range(count)])
+    same = torch.cat(
+        [
+            load_tensors(shards.path(index), ("same_target",))["same_target"]
+            for index in range(count)
+        ]
+    )
     summary = {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())}
     shards.publish(count, schema.FEATURE_FOLDER / goal, summary)
 
 
 def features_of(params: Params, goal: str) -> tuple[str, ...]:
-    """Ids of the features to read; `scalars` are always among them, because training-free references need them."""
+    """Ids of the features to read; `scalars` are always among them, because training-free
+    references need them.
+    """
     wanted = params.train.pilot_features if goal == "pilot" else params.train.all_features
     return tuple(dict.fromkeys((*wanted, "scalars")))
 
@@ -46,7 +63,9 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Reads the features of one shard after another."""
     params, goal, shards = settings
     served = params.engine.states != "own"
-    pair, prompts, names = load_pair(params, weights=not served), read_prompts("train"), features_of(params, goal)
+    pair = load_pair(params, weights=not served)
+    prompts = read_prompts("train")
+    names = features_of(params, goal)
     reader: FeatureReader | StateFeatures
     if served:
         reader = served_features(params, pair, prompts, names)
@@ -57,7 +76,9 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
     def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:
         shared = {name: records[name] for name in (*schema.PLACE, "kept")}
-        if bool((suffix := records["rollouts"] == 0).any()):  # labels by the target's own text behind the draft token
+        if bool(
+            (suffix := records["rollouts"] == 0).any()
+        ):  # labels by the target's own text behind the draft token
             shared["suffix"] = suffix
         if "trial" in records:
             shared["trial"] = records["trial"]

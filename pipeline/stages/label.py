@@ -1,8 +1,8 @@
-"""Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> -> data/labels/<pass>.
-Rollouts behind the draft token tell whether the meaning is kept, or, with `label.recipe: suffix`, the target's own text
-behind it does (pipeline/labels/suffix.py); `both` makes labels of either kind. `answers` compares two whole answers,
-with the draft token and with the target's own, by score and length. What labels cost is in
-reports/labels/label-<pass>.json."""
+"""Label every mismatch: `python -m pipeline.stages.label strict | gated`, data/mismatches/<pass> ->
+data/labels/<pass>. Rollouts behind the draft token tell whether the meaning is kept, or, with
+`label.recipe: suffix`, the target's own text behind it does (pipeline/labels/suffix.py); `both`
+makes labels of either kind. `answers` compares two whole answers, with the draft token and with the
+target's own, by score and length. What labels cost is in reports/labels/label-<pass>.json."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,13 +32,22 @@ Score = Callable[[int, list[int]], float]
 def main(name: str) -> None:
     params = read_params()
     count = len(shard_files(schema.MISMATCH_FOLDER / name))
-    files = [schema.MISMATCH_FOLDER / name, schema.REFERENCE, *pair_files(params.pair), *task_parts(params)]
+    files = [
+        schema.MISMATCH_FOLDER / name,
+        schema.REFERENCE,
+        *pair_files(params.pair),
+        *task_parts(params),
+    ]
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)
     shards = Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
-    if shards.fill(count, labelling, (params, name, shards), params.decoding.workers, f"label, {name}"):
+    if shards.fill(
+        count, labelling, (params, name, shards), params.decoding.workers, f"label, {name}"
+    ):
         report_costs(shards.folder, f"label-{name}", count)
-        found = schema.concatenated([records for records, _ in schema.read_records(shards.folder, schema.LABELS)])
+        found = schema.concatenated(
+            [records for records, _ in schema.read_records(shards.folder, schema.LABELS)]
+        )
         shards.publish(count, schema.LABEL_FOLDER / name, rates(found))
 
 
@@ -49,25 +58,37 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     recipe = params.label.recipe
     engine = engine_of(params) if recipe != "suffix" else None
     pair = load_pair(params, weights=recipe == "both" or engine is None)
-    task, prompts = load_task(params), read_prompts("train")
+    task = load_task(params)
+    prompts = read_prompts("train")
     found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
     sizes = [schema.num_rows(records) for records, _ in found]
-    chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(sizes)
+    chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(
+        sizes
+    )
 
     def produce(index: int) -> schema.Table:
-        (records, texts), cost, started = found[index], Cost(), perf_counter()
+        (records, texts) = found[index]
+        cost = Cost()
+        started = perf_counter()
         # Several shards may be under way, so that their bars say which they are.
-        title = f"label, {name}" + (f", shard {index + 1} of {len(found)}" if len(found) > 1 else "")
+        title = f"label, {name}" + (
+            f", shard {index + 1} of {len(found)}" if len(found) > 1 else ""
+        )
         if recipe != "suffix":
             tools = tools_of(params, pair, task, prompts, cost, engine)
             labeller = Labeller(tools, prompts, params.label, params.seed, title)
         if recipe == "answers":
             score = partial(score_of, task, pair.tokenizer, prompts)
             labels = paired_labels(labeller, score, schema.picked(records, chosen[index]), texts)
-            cost.labels, cost.seconds = schema.num_rows(labels), perf_counter() - started
+            cost.labels = schema.num_rows(labels)
+            cost.seconds = perf_counter() - started
             cost.save(shards.folder, index)
-            return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
-        records = {column: values for column, values in records.items() if column in schema.MISMATCHES}
+            return schema.pack(
+                schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values()
+            )
+        records = {
+            column: values for column, values in records.items() if column in schema.MISMATCHES
+        }
         made = list[schema.Table]()
         if recipe != "outcome":
             some = chosen[index] if recipe == "suffix" else torch.ones_like(chosen[index])
@@ -83,26 +104,46 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
-def score_of(task: Task, tokenizer: Any, prompts: Sequence[dict[str, Any]], problem: int, ids: list[int]) -> float:
+def score_of(
+    task: Task, tokenizer: Any, prompts: Sequence[dict[str, Any]], problem: int, ids: list[int]
+) -> float:
     """What the task thinks of an answer, as token ids, to the prompt of a problem."""
     return float(task.score(prompts[problem]["doc"], task.text(tokenizer, ids)))
 
 
-def paired_labels(labeller: Labeller, score: Score, records: schema.Table, texts: schema.Texts) -> schema.Table:
-    """The records as rows of LABELS by what the draft token does to the whole answer, and the column `trial`."""
+def paired_labels(
+    labeller: Labeller, score: Score, records: schema.Table, texts: schema.Texts
+) -> schema.Table:
+    """The records as rows of LABELS by what the draft token does to the whole answer, and the
+    column `trial`.
+    """
     columns = labeller.pairs(records, texts, score)
     rest = {name: records[name] for name in schema.BLOCK}
-    kept, trial = columns["kept"], torch.stack([columns[name] for name in schema.TRIAL], dim=-1)
+    kept = columns["kept"]
+    trial = torch.stack([columns[name] for name in schema.TRIAL], dim=-1)
     rollouts = torch.ones(len(kept), dtype=torch.int16)
-    return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept, "rollouts": rollouts, "trial": trial}
+    return {
+        **rest,
+        "greedy_kept": kept.to(torch.int8),
+        "kept": kept,
+        "rollouts": rollouts,
+        "trial": trial,
+    }
 
 
 def suffix_labels(
-    params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], records: schema.Table, texts: schema.Texts
+    params: Params,
+    pair: Pair,
+    prompts: Sequence[dict[str, Any]],
+    records: schema.Table,
+    texts: schema.Texts,
 ) -> schema.Table:
-    """The records with the target's own text behind them as rows of the schema LABELS, by their suffix labels."""
+    """The records with the target's own text behind them as rows of the schema LABELS, by their
+    suffix labels.
+    """
     own = params.label
-    ends, protocol = eos_ids(pair.target, pair.tokenizer), added_ids(pair.tokenizer)
+    ends = eos_ids(pair.target, pair.tokenizer)
+    protocol = added_ids(pair.tokenizer)
     labeller = SuffixLabeller(pair.target, num_ids(pair.tokenizer), ends, protocol, own.window)
     places: dict[tuple[int, int], list[int]] = {}  # the rows of each text
     columns = (records[name].tolist() for name in ("problem", "policy", "position", "target_id"))
@@ -115,17 +156,22 @@ def suffix_labels(
         for key, rows in places.items()
     ]
     loss = torch.full((schema.num_rows(records),), torch.nan)
-    for rows, found in zip(places.values(), labeller.losses(marked, own.batch_size * own.window), strict=True):
+    for rows, found in zip(
+        places.values(), labeller.losses(marked, own.batch_size * own.window), strict=True
+    ):
         loss[rows] = found
     known = loss.isfinite()
-    kept, rest = loss[known] <= own.nats, schema.picked(records, known)
+    kept = loss[known] <= own.nats
+    rest = schema.picked(records, known)
     rest = {name: column for name, column in rest.items() if name != "accepted"}
     rollouts = torch.zeros(len(kept), dtype=torch.int16)
     return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept.float(), "rollouts": rollouts}
 
 
 def rates(labels: schema.Table) -> dict[str, Any]:
-    """For each policy: rows, the share that greedy rollouts keep, and the mean label of the others."""
+    """For each policy: rows, the share that greedy rollouts keep, and the mean label of the
+    others.
+    """
     found = {}
     for policy in schema.Policy:
         rows = schema.picked(labels, labels["policy"] == policy)

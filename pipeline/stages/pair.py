@@ -1,6 +1,7 @@
-"""Make the pair ready: `python -m pipeline.stages.pair` trains the embedded one from scratch (data/world and
-models/embedded), or checks that another one fits together, and writes models/pair.json: who they are, and for the
-embedded pair how well they answer and what strict verification gives."""
+"""Make the pair ready: `python -m pipeline.stages.pair` trains the embedded one from scratch
+(data/world and models/embedded), or checks that another one fits together, and writes
+models/pair.json: who they are, and for the embedded pair how well they answer and what strict
+verification gives."""
 
 import shutil
 from collections.abc import Callable
@@ -45,7 +46,9 @@ def main() -> None:
     else:
         report = check_pair(params.pair)
         # The stage owes DVC the folder.
-        write_text(EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
+        write_text(
+            EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n"
+        )
         for role in ROLES:
             shutil.rmtree(EMBEDDED / role, ignore_errors=True)
         write_json(PAIR_REPORT, report)
@@ -54,7 +57,11 @@ def main() -> None:
 def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
     """The block with what the pair's file says instead, key by key."""
     known = asdict(block)
-    inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
+    inner = {
+        key: {**known[key], **value}
+        for key, value in changes.items()
+        if isinstance(known.get(key), dict)
+    }
     return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)
 
 
@@ -68,8 +75,9 @@ def train_embedded(params: Params) -> None:
     wanted = params.pair_training.min_target_accuracy
     if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
         raise UserError(
-            f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
-            f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
+            f"The target answers {report['target']['accuracy']:.1%}, fewer than"
+            f" pair_training.min_target_accuracy ({wanted:.1%}). Raise pair_training.target.steps"
+            " or lower the demand."
         )
 
 
@@ -96,7 +104,9 @@ def trainer(params: Params) -> Callable[[str], list[float]]:
 
 
 def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]) -> None:
-    """A run with the settings of the training, what both models can do, and their losses: means of so many steps."""
+    """A run with the settings of the training, what both models can do, and their losses: means of
+    so many steps.
+    """
     with tracking.run(params, "pair", kind="pair") as record:
         record.log_params({"world": asdict(params.world), **asdict(params.pair_training)})
         record.log_metrics({role: report[role] for role in ROLES})
@@ -107,14 +117,26 @@ def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]
 
 
 def measure(params: Params, block: int = 8) -> dict[str, Any]:
-    """Accuracy of both models and strict tau, on the last problems of the test file, which no claim is made on."""
-    pair, count = load_pair(params), params.pair_training.check_problems
+    """Accuracy of both models and strict tau, on the last problems of the test file, which no claim
+    is made on.
+    """
+    pair = load_pair(params)
+    count = params.pair_training.check_problems
     problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []
     prompts = [pair.tokenizer(prompt_text(problem["question"])).input_ids for problem in problems]
-    strict = Decoder(pair.target, ModelDrafter(pair.draft_model), Exact(), block, tokenizer=pair.tokenizer)
+    strict = Decoder(
+        pair.target, ModelDrafter(pair.draft_model), Exact(), block, tokenizer=pair.tokenizer
+    )
     plain = Decoder(pair.draft_model, None, Exact(), 0, tokenizer=pair.tokenizer)
-    request: Any = {"max_new_tokens": 160, "eos_ids": [pair.tokenizer.eos_token_id], "batch_size": 100}
-    written = {role: decode_all(one, prompts, **request) for role, one in zip(ROLES, (strict, plain), strict=True)}
+    request: Any = {
+        "max_new_tokens": 160,
+        "eos_ids": [pair.tokenizer.eos_token_id],
+        "batch_size": 100,
+    }
+    written = {
+        role: decode_all(one, prompts, **request)
+        for role, one in zip(ROLES, (strict, plain), strict=True)
+    }
     report: dict[str, Any] = {
         **check_pair(params.pair),
         "seed": params.seed,
@@ -126,8 +148,14 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     for role in ROLES:
         report[role]["parameters"] = getattr(pair, role).num_parameters()
         ids = [answer.ids for answer in written[role]]
-        report[role]["accuracy"] = share = accuracy(pair.tokenizer, ids, answers) if problems else None
-        shown = "not measured" if share is None else f"answers {share:.1%} of {len(problems)} problems greedily"
+        report[role]["accuracy"] = share = (
+            accuracy(pair.tokenizer, ids, answers) if problems else None
+        )
+        shown = (
+            "not measured"
+            if share is None
+            else f"answers {share:.1%} of {len(problems)} problems greedily"
+        )
         print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
     if problems:
         tau = total([answer.statistics for answer in written["target"]]).mean_accepted_length

@@ -1,6 +1,7 @@
-"""Decode every split strictly, once for all methods that are compared with it: `python -m pipeline.stages.reference`
-writes data/reference/<split>.jsonl. The splits that calibration decodes come in its own pieces wherever numbers are
-rounded more than in float32: there a row's rounding depends on its batch."""
+"""Decode every split strictly, once for all methods that are compared with it: `python -m
+pipeline.stages.reference` writes data/reference/<split>.jsonl. The splits that calibration decodes
+come in its own pieces wherever numbers are rounded more than in float32: there a row's rounding
+depends on its batch."""
 
 from collections.abc import Callable
 
@@ -27,7 +28,8 @@ def main() -> None:
 
 def referring(params: Params) -> Callable[[str], None]:
     """Decodes one split after another."""
-    pair, task = load_pair(params), load_task(params)
+    pair = load_pair(params)
+    task = load_task(params)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     maker = maker_of(pair)
 
@@ -38,16 +40,28 @@ def referring(params: Params) -> Callable[[str], None]:
         rows = []
         for start in range(0, len(prompts), size):
             memory = PromptCache(0) if in_pieces else None
-            title, part = f"strict, {split}", prompts[start : start + size]
+            title = f"strict, {split}"
+            part = prompts[start : start + size]
             answers = decode_split(decoder, pair, part, params, title, memory, start)
             for one, prompt in zip(answers, part, strict=True):
                 text = task.text(pair.tokenizer, one.ids)
-                answer = {"id": prompt["id"], "ids": one.ids, "text": text, "score": task.score(prompt["doc"], text)}
-                answer |= {"cut": one.finish == "length", "statistics": one.statistics.as_dict(timed=False)}
+                answer = {
+                    "id": prompt["id"],
+                    "ids": one.ids,
+                    "text": text,
+                    "score": task.score(prompt["doc"], text),
+                }
+                answer |= {
+                    "cut": one.finish == "length",
+                    "statistics": one.statistics.as_dict(timed=False),
+                }
                 # DVC does not see weights that change in their folder.
                 rows.append({**answer, "mark": mark(maker, prompt["ids"])})
         write_json_lines(reference_of(split), rows)
-        print(f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are cut at the limit")
+        print(
+            f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are"
+            " cut at the limit"
+        )
 
     return work
 

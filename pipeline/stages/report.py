@@ -1,6 +1,6 @@
-"""Put together what the run found: `python -m pipeline.stages.report` writes reports/{summary.json,frontier.csv,
-figures/*.png,index.html}. The page is one file: figures are inside it, and it loads nothing. Every method becomes a run
-of MLflow."""
+"""Put together what the run found: `python -m pipeline.stages.report` writes
+reports/{summary.json,frontier.csv, figures/*.png,index.html}. The page is one file: figures are
+inside it, and it loads nothing. Every method becomes a run of MLflow."""
 
 import base64
 
@@ -22,7 +22,8 @@ UNTRACKED = ("block", "budget", "knob", "certificates")  # entries of a method t
 def main() -> None:
     params = read_params()
     results = read_results(params)
-    summary, rows = summarise(params, results), frontier(results)
+    summary = summarise(params, results)
+    rows = frontier(results)
     write_json(REPORTS / "summary.json", summary)
     write_text(REPORTS / "frontier.csv", as_csv(rows))
     FIGURES.mkdir(parents=True, exist_ok=True)
@@ -35,7 +36,10 @@ def main() -> None:
         "described": DESCRIBED,
         "columns": list(tables.COLUMNS),
         "rows": tables.rows(summary),
-        "figures": {path.stem: base64.b64encode(path.read_bytes()).decode() for path in sorted(FIGURES.glob("*.png"))},
+        "figures": {
+            path.stem: base64.b64encode(path.read_bytes()).decode()
+            for path in sorted(FIGURES.glob("*.png"))
+        },
     }
     write_text(REPORTS / "index.html", tables.page("report", **content))
     track(params, summary, results)
@@ -43,16 +47,25 @@ def main() -> None:
 
 
 def track(params: Params, summary: Summary, results: Results) -> None:
-    """A run for the comparison with a nested one for each method; what all methods share stands in the outer one."""
-    methods, found = summary["methods"], results.evaluation
+    """A run for the comparison with a nested one for each method; what all methods share stands in
+    the outer one.
+    """
+    methods = summary["methods"]
+    found = results.evaluation
     settings = {
         name: {**{key: row[key] for key in SETTINGS}, "settings": found[name].get("settings", {})}
         for name, row in methods.items()
     }
-    metrics = {name: {key: row[key] for key in row if key not in UNTRACKED} for name, row in methods.items()}
-    (shared, own), (same, differing) = tracking.apart(settings), tracking.apart(metrics)
+    metrics = {
+        name: {key: row[key] for key in row if key not in UNTRACKED}
+        for name, row in methods.items()
+    }
+    (shared, own) = tracking.apart(settings)
+    (same, differing) = tracking.apart(metrics)
     with tracking.run(params, "comparison", kind="comparison") as record:
-        record.log_params({**{key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}, **shared})
+        record.log_params(
+            {**{key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}, **shared}
+        )
         record.log_metrics({**same, "plain": summary["plain"]})
         record.log_artifacts(FIGURES)
         record.log_data(prompts_of("test"), "test")

@@ -1,6 +1,6 @@
-"""Train a gate head on labelled mismatches: `python -m pipeline.stages.train pilot` writes models/pilot, the gate whose
-texts come next, and the name of any other head models/heads/<name>: a gate folder with metrics.json and curves.json
-beside it."""
+"""Train a gate head on labelled mismatches: `python -m pipeline.stages.train pilot` writes
+models/pilot, the gate whose texts come next, and the name of any other head models/heads/<name>: a
+gate folder with metrics.json and curves.json beside it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,21 +29,34 @@ def main(name: str) -> None:
     elif name in params.train.heads:
         train(name, HEADS / name, [FEATURE_FOLDER / one for one in PASSES], "head", params)
     else:
-        raise UserError(f"There is no head '{name}' to train. {nearest(name, ['pilot', *params.train.heads])}")
+        raise UserError(
+            f"There is no head '{name}' to train. {nearest(name, ['pilot', *params.train.heads])}"
+        )
 
 
 def train(
-    head: str, output: Path, folders: Sequence[Path], stage: str, params: Params, features: tuple[str, ...] = ()
+    head: str,
+    output: Path,
+    folders: Sequence[Path],
+    stage: str,
+    params: Params,
+    features: tuple[str, ...] = (),
 ) -> None:
-    """Train a head on the rows of these folders, publish its folder and track a run; `features` may be its own."""
+    """Train a head on the rows of these folders, publish its folder and track a run; `features` may
+    be its own.
+    """
     from matplotlib import pyplot
 
     from pipeline.report.figures import reliability_figure
 
-    params = replace(params, train=replace(params.train, features=features or params.train.features))
+    params = replace(
+        params, train=replace(params.train, features=features or params.train.features)
+    )
     rows, widths = read_rows(folders, params.train.features_of(head))
     config = head_config(head, params, widths, partners_of(load_pair(params)), folders)
-    with threadpool_limits(1 if params.decoding.workers > 1 else None):  # two threads are slower on products this small
+    with threadpool_limits(
+        1 if params.decoding.workers > 1 else None
+    ):  # two threads are slower on products this small
         gate, metrics, curves = fit_head(head, config, rows, params.train, params.seed)
 
     def write(folder: Path) -> None:
@@ -52,7 +65,9 @@ def train(
         write_json(folder / "curves.json", curves)
 
     write_atomic(output, write)
-    shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics.get(name) is not None)
+    shown = ", ".join(
+        f"{name} {metrics[name]:.3f}" for name in MEASURES if metrics.get(name) is not None
+    )
     print(f"{head}: {shown} on {metrics['n']} {metrics['policy']} mismatches of unseen problems")
     with tracking.run(params, head if stage == "head" else stage, kind=stage) as record:
         record.log_params(settings_of(head, params.train))

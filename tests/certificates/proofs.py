@@ -8,7 +8,13 @@ import torch
 
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import ModelIdentity, TokenizerIdentity, gate_hash, identify_model, identify_tokenizer
+from gistgate.core.identity import (
+    ModelIdentity,
+    TokenizerIdentity,
+    gate_hash,
+    identify_model,
+    identify_tokenizer,
+)
 from tests.tiny import byte_tokenizer
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
@@ -27,7 +33,12 @@ def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> Opera
 def proof_for(gate: Gate, *points: OperatingPoint) -> Certificate:
     """A certificate that holds for a gate and its tokenizer."""
     return certificate(
-        *points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary, "temperature": 0.0}
+        *points,
+        scope={
+            "gate": gate_hash(gate),
+            "tokenizer": gate.config.tokenizer.vocabulary,
+            "temperature": 0.0,
+        },
     )
 
 
@@ -62,7 +73,9 @@ def linear_gate(target: Any, draft: Any, tokenizer: Any = None, **more: Any) -> 
 
 def gate_with(slope: float = 1.0) -> Gate:
     """A linear gate on the scalars."""
-    config = GateConfig({"type": "linear"}, {"scalars": 8}, IDENTITY, None, TokenizerIdentity("tiny", "hash", 100))
+    config = GateConfig(
+        {"type": "linear"}, {"scalars": 8}, IDENTITY, None, TokenizerIdentity("tiny", "hash", 100)
+    )
     gate = Gate(config)
     gate.head.first.weight.data = torch.full((1, 8), slope)
     return gate

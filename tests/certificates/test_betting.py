@@ -1,4 +1,6 @@
-"""A bet that pays only where the loss is small: nobody gets rich by luck more often than promised."""
+"""A bet that pays only where the loss is small: nobody gets rich by luck more often than
+promised.
+"""
 
 import math
 from itertools import product
@@ -6,7 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gistgate.certificates.bounds import STAKES_S, SequentialTest, betting_bound, growth, refutes, wealth
+from gistgate.certificates.bounds import (
+    STAKES_S,
+    SequentialTest,
+    betting_bound,
+    growth,
+    refutes,
+    wealth,
+)
 
 ALPHA = 0.05
 VALUES = np.array([1.0, 0.0, -1.0])
@@ -14,7 +23,9 @@ VALUES = np.array([1.0, 0.0, -1.0])
 
 def draws(losses: float, gains: float, n: int, runs: int, seed: int) -> np.ndarray:
     """Differences of many calibrations `[runs, n]` in a world with these rates."""
-    return np.random.default_rng(seed).choice(VALUES, (runs, n), p=[losses, 1 - losses - gains, gains])
+    return np.random.default_rng(seed).choice(
+        VALUES, (runs, n), p=[losses, 1 - losses - gains, gains]
+    )
 
 
 def all_paths(n: int, p_loss: float, p_gain: float) -> tuple[np.ndarray, np.ndarray]:
@@ -34,17 +45,23 @@ def test_at_the_boundary_the_bet_is_fair(bet, p_loss, p_gain):
 
 @pytest.mark.parametrize("alpha", [0.5, 0.3, 0.1])
 def test_looking_after_every_prompt_costs_nothing(alpha):
-    """Full enumeration: wealth ever reaches 1 / alpha with probability alpha at most, and not never."""
+    """Full enumeration: wealth ever reaches 1 / alpha with probability alpha at most, and not
+    never.
+    """
     d, probability = all_paths(9, 0.4, 0.2)
     ever = wealth(growth(d, 0.2).cumsum(1)).max(1) >= -math.log(alpha)
     assert 0 < probability[ever].sum() <= alpha
 
 
 def test_a_false_certificate_is_rare_however_long_one_watches():
-    """The hardest world, loss at the budget and 5 % discordance, watched over 2000 prompts: false in 5 % at most."""
+    """The hardest world, loss at the budget and 5 % discordance, watched over 2000 prompts: false
+    in 5 % at most.
+    """
     d = draws(0.035, 0.015, 2000, 400, seed=7)
     assert np.mean([refutes(row, 0.02, 0.95) for row in d]) <= 0.05
-    assert np.mean([refutes(row, 0.04, 0.95) for row in d]) > 0.75  # a budget that holds is found out
+    assert (
+        np.mean([refutes(row, 0.04, 0.95) for row in d]) > 0.75
+    )  # a budget that holds is found out
 
 
 def test_the_bound_covers_the_loss_of_scores_between_right_and_wrong():

@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from gistgate.certificates.calibration import task_scope
-from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, read_certificate, scope_mismatch
+from gistgate.core.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    read_certificate,
+    scope_mismatch,
+)
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_tokenizer, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -59,7 +64,12 @@ def test_the_largest_budget_that_is_kept_decides_and_the_headline_is_the_default
     points = [point(0.02, settings={"risk": 0.1}), point(0.03, settings={"risk": 0.2})]
     made = certificate(*points, point(0.05, certified=False))
     assert made.operating_point(0.025) is made.points[0]
-    assert made.operating_point() is made.operating_point(0.03) is made.operating_point(0.05) is made.points[1]
+    assert (
+        made.operating_point()
+        is made.operating_point(0.03)
+        is made.operating_point(0.05)
+        is made.points[1]
+    )
     with pytest.raises(UserError, match=r"budget of 0.01 \(certified: 0.02, 0.03\)"):
         made.operating_point(0.01)
 
@@ -70,10 +80,20 @@ def test_two_scopes_are_compared_entry_by_entry():
     assert proof_of(gate).mismatch(gate, block=8) is None
     assert "another block (8 certified, 16 here)" in (proof_of(gate).mismatch(gate, block=16) or "")
     assert scope_mismatch(certified, dict(certified)) is None
-    assert scope_mismatch(certified, {"block": 8, "target": {"dtype": "float32", "fingerprint": None}}) is None
-    sentence = scope_mismatch(certified, {"block": 12, "target": {**certified["target"], "dtype": "bfloat16"}})
-    assert "another block (8 certified, 12 here), target (dtype float32 certified, dtype bfloat16 here):" in sentence
-    assert "another gate (none certified, f00d here)" in scope_mismatch(certified, {**certified, "gate": "f00d"})
+    assert (
+        scope_mismatch(certified, {"block": 8, "target": {"dtype": "float32", "fingerprint": None}})
+        is None
+    )
+    sentence = scope_mismatch(
+        certified, {"block": 12, "target": {**certified["target"], "dtype": "bfloat16"}}
+    )
+    assert (
+        "another block (8 certified, 12 here), target (dtype float32 certified, dtype bfloat16"
+        " here):" in sentence
+    )
+    assert "another gate (none certified, f00d here)" in scope_mismatch(
+        certified, {**certified, "gate": "f00d"}
+    )
 
 
 @pytest.mark.parametrize("content, sentence", [
@@ -100,7 +120,11 @@ def with_template(text):
 
 @pytest.mark.parametrize(
     ("tokenizer", "differing"),
-    [(byte_tokenizer(), None), (byte_tokenizer(bos=False), "encoding"), (with_template("{{ messages }}"), "template")],
+    [
+        (byte_tokenizer(), None),
+        (byte_tokenizer(bos=False), "encoding"),
+        (with_template("{{ messages }}"), "template"),
+    ],
 )
 def test_the_same_vocabulary_is_not_enough(tokenizer, differing):
     assert identify_tokenizer(tokenizer).vocabulary == ALL["tokenizer"]
@@ -110,19 +134,27 @@ def test_the_same_vocabulary_is_not_enough(tokenizer, differing):
 
 def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own():
     target, tokenizer = tiny_pair()[0], byte_tokenizer()
-    certified = certificate(scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)})
+    certified = certificate(
+        scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)}
+    )
     older = certificate(scope={"tokenizer": ALL["tokenizer"]})
-    assert older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None  # what it does not say is not asked
+    assert (
+        older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None
+    )  # what it does not say is not asked
     assert certified.mismatch(target=target, tokenizer=tokenizer) is None
     target.generation_config.eos_token_id = [7, 9]
-    assert "because of another ends (" in str(certified.mismatch(target=target, tokenizer=tokenizer))
+    assert "because of another ends (" in str(
+        certified.mismatch(target=target, tokenizer=tokenizer)
+    )
     assert older.mismatch(target=target, tokenizer=tokenizer) is None
 
 
 def test_the_template_counts_for_chats_alone(monkeypatch):
     monkeypatch.setattr("gistgate.certificates.calibration.task_hash", lambda _: "t")
     for chat in (True, False):
-        task = SimpleNamespace(stops=["", "Q:", "</s>"], prompting=SimpleNamespace(chat_template=chat, num_fewshot=0))
+        task = SimpleNamespace(
+            stops=["", "Q:", "</s>"], prompting=SimpleNamespace(chat_template=chat, num_fewshot=0)
+        )
         assert task_scope(task, [], byte_tokenizer())["stops"] == ["Q:"]  # the end token has an id
         assert ("template" in task_scope(task, [], byte_tokenizer())) is chat
         assert "template" not in task_scope(task, [])

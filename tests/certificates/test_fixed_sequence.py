@@ -1,4 +1,6 @@
-"""Fixed sequences with early stopping: what is certified, when decoding ends, and that the error is kept."""
+"""Fixed sequences with early stopping: what is certified, when decoding ends, and that the error is
+kept.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,11 @@ def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
     assert (sum(seen), kept.within, kept.answers) == (4000, (True,), (None,))
     seen.clear()
     both = try_setting(chunks(fair(2000, 0.1), seen=seen), [0.01, 0.3], 0.95, "lost")
-    assert (sum(seen), both.within, both.answers) == (2000, (False, True), ("beyond", None))  # the largest is open
+    assert (sum(seen), both.within, both.answers) == (
+        2000,
+        (False, True),
+        ("beyond", None),
+    )  # the largest is open
 
 
 def test_clear_stops_on_either_answer():
@@ -53,7 +59,9 @@ def test_clear_stops_on_either_answer():
     assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
     level = 1 - confidence_of_test("clear", 0.95, exact=True)
     assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
-    assert fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
+    assert (
+        fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
+    )
 
 
 def test_a_setting_has_to_keep_the_budget_and_the_growth():
@@ -79,7 +87,9 @@ def test_the_bound_on_growth_covers_it():
 
 @pytest.mark.slow
 def test_clear_shares_the_error():
-    """On the edge of the budget no more than 5 % of the sequences may certify; 150 draws, binomial at the 1 % level."""
+    """On the edge of the budget no more than 5 % of the sequences may certify; 150 draws, binomial
+    at the 1 % level.
+    """
     rng = np.random.default_rng(7)
     wrong = 0
     for _ in range(150):
@@ -112,7 +122,9 @@ def test_each_budget_keeps_the_last_setting_before_its_own_first_failure():
     verdicts = fixed_sequence(sequence(*settings), [0.01, 0.03], 0.95)
     assert (verdicts.passed(0.01), verdicts.passed(0.03)) == (0, 2)
     assert verdicts.shown(0.01) is verdicts.tested[0]
-    verdicts = fixed_sequence(sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost")
+    verdicts = fixed_sequence(
+        sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost"
+    )
     assert len(verdicts.tested) == 2 and (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
 
 
@@ -122,7 +134,10 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
     needed = verdicts.needed(0.01)
     assert needed == needed_n(0.01, 0.95, 0.055, 0.005, more_than=1000) > 1000
     bound = exact_bound(30, 25, 1000, 0.05)
-    assert f"5.50% differing answers bound it by {bound:.2%}; about {needed} prompts would" in verdicts.refusal(0.01)
+    assert (
+        f"5.50% differing answers bound it by {bound:.2%}; about {needed} prompts would"
+        in verdicts.refusal(0.01)
+    )
     enough = spread_out(round(0.03 * needed), round(0.025 * needed), needed)
     assert fixed_sequence(sequence(enough), [0.01], 0.95).passed(0.01) == 0
 
@@ -144,4 +159,6 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     assert bound.kind == BETTING
     assert named > 400 and not would_certify(400, 0.01, 0.95, bound.spread, bound.mean, exact=False)
     for n, kept in ((named, True), (named - 20, False)):
-        assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (kept,)
+        assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (
+            kept,
+        )

@@ -1,4 +1,6 @@
-"""What a certificate does not cover is refused where parts are put together and where a request arrives."""
+"""What a certificate does not cover is refused where parts are put together and where a request
+arrives.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,10 @@ def test_parts_that_agree_are_taken():
 def test_other_counts_of_a_rule_are_refused(tmp_path):
     counts = tmp_path / "pairs.safetensors"
     counts.write_text("old")
-    scope, settings = {**PLAIN, "rule_data": fingerprint(counts)}, {"counts": str(counts), "tau_c": 0.1}
+    scope, settings = (
+        {**PLAIN, "rule_data": fingerprint(counts)},
+        {"counts": str(counts), "tau_c": 0.1},
+    )
     checked(scope, settings=settings)
     checked(settings=settings)  # a certificate of an earlier version does not say it
     counts.write_text("new")
@@ -70,7 +75,9 @@ def test_every_part_is_compared(part):
     target, draft = tiny_pair()
     given = {"gate": gate_with(), "draft": draft, "tokenizer": byte_tokenizer()}
     gate, other, tokenizer = (one if name == part else None for name, one in given.items())
-    certified = certificate(scope={**PLAIN, part: {"weights": "x"} if part in ("target", "draft") else "x"})
+    certified = certificate(
+        scope={**PLAIN, part: {"weights": "x"} if part in ("target", "draft") else "x"}
+    )
     with pytest.raises(UserError, match=part):
         check_parts(certified, gate, target, other, tokenizer, engine="eager", guards=(), data=None)
 
@@ -82,15 +89,29 @@ def test_a_request_is_asked_as_the_prompts_were():
     for asked in ({"temperature": 0.7}, {"chat": True}, {"system": "Be short."}):
         with pytest.raises(UserError):
             check_request(certified, **asked)
-    chat = certificate(scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}})
+    chat = certificate(
+        scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}}
+    )
     check_request(chat, chat=True, system="Be short.")
-    for asked in ({}, {"chat": True}, {"chat": True, "system": "Be long."}, {"system": "Be short."}):
+    for asked in (
+        {},
+        {"chat": True},
+        {"chat": True, "system": "Be long."},
+        {"system": "Be short."},
+    ):
         with pytest.raises(UserError, match="prompting"):
             check_request(chat, **asked)
-    with pytest.raises(UserError, match="argument enable_thinking none certified, argument enable_thinking False"):
+    with pytest.raises(
+        UserError, match="argument enable_thinking none certified, argument enable_thinking False"
+    ):
         check_request(chat, chat=True, system="Be short.", arguments={"enable_thinking": False})
-    check_request(chat, chat=True, system="Be short.", num_fewshot=3)  # it does not say how many there were
-    for scope in ({"prompting": {**chat.scope["prompting"], "num_fewshot": 2}}, {**chat.scope, "examples": 2}):
+    check_request(
+        chat, chat=True, system="Be short.", num_fewshot=3
+    )  # it does not say how many there were
+    for scope in (
+        {"prompting": {**chat.scope["prompting"], "num_fewshot": 2}},
+        {**chat.scope, "examples": 2},
+    ):
         few = certificate(scope={**chat.scope, **scope})
         check_request(few, chat=True, system="Be short.", num_fewshot=2)
         with pytest.raises(UserError, match="num_fewshot 2 certified, num_fewshot 0 here"):
@@ -98,7 +119,11 @@ def test_a_request_is_asked_as_the_prompts_were():
     thinking = {"chat": True, "system": "Be short.", "arguments": {"enable_thinking": False}}
     prompting = {**chat.scope["prompting"], "arguments": thinking["arguments"]}
     ended = certificate(scope={**chat.scope, "prompting": prompting, "stops": ["Q:"]})
-    for asked in ({**thinking, "stops": ["Q:"]}, thinking, {"chat": None, "stops": ["Q:"]}):  # None is unknown
+    for asked in (
+        {**thinking, "stops": ["Q:"]},
+        thinking,
+        {"chat": None, "stops": ["Q:"]},
+    ):  # None is unknown
         check_request(ended, **asked)
     for asked, said in (
         ({"stops": []}, "another stops"),
@@ -107,4 +132,6 @@ def test_a_request_is_asked_as_the_prompts_were():
         with pytest.raises(UserError, match=said):
             check_request(ended, **{**thinking, **asked})
     with pytest.raises(UserError, match="prompting"):
-        check_request(certificate(scope={"temperature": 0.0}))  # it does not say how its prompts were asked
+        check_request(
+            certificate(scope={"temperature": 0.0})
+        )  # it does not say how its prompts were asked

@@ -1,4 +1,6 @@
-"""A calibration prompt is judged once for a claim: what is admitted, what it costs, and what stays judged."""
+"""A calibration prompt is judged once for a claim: what is admitted, what it costs, and what stays
+judged.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +11,23 @@ from typing import Any
 import pytest
 
 from gistgate.certificates.calibration import DECIDING, SOMETIMES, Request, hypothesis
-from gistgate.certificates.judged import LOCAL, PUBLISHED, Look, check, hash_of, judged_marks, level, read_looks, record
+from gistgate.certificates.judged import (
+    LOCAL,
+    PUBLISHED,
+    Look,
+    check,
+    hash_of,
+    judged_marks,
+    level,
+    read_looks,
+    record,
+)
 from gistgate.core.utils import UserError
 
 OLD, FRESH = ([hash_of([kind, number]) for number in range(20)] for kind in (1, 2))
-LOOK = Look("fly", OLD, 0.05, 0.05, choice="chosen", tested="first", remedy="Set prompts.draw to 2.")
+LOOK = Look(
+    "fly", OLD, 0.05, 0.05, choice="chosen", tested="first", remedy="Set prompts.draw to 2."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +39,13 @@ def looks() -> list[dict[str, Any]]:
     return read_looks(LOCAL)[1]
 
 
-@pytest.mark.parametrize("same", [{}, {"tested": "rounded"}, {"choice": "other parameters"}, {"marks": OLD[::-1]}])
+@pytest.mark.parametrize(
+    "same", [{}, {"tested": "rounded"}, {"choice": "other parameters"}, {"marks": OLD[::-1]}]
+)
 def test_a_repetition_is_free_and_entered_once(same):
-    """The same settings are tested, or the same parameters led to others, which rounding changes."""
+    """The same settings are tested, or the same parameters led to others, which rounding
+    changes.
+    """
     record(LOOK)
     record(replace(LOOK, **same))
     assert len(looks()) == 1
@@ -39,18 +57,27 @@ OTHERS = [{"choice": "mine", "tested": "mine"}, {"choice": "", "tested": ""}, {"
 @pytest.mark.parametrize("other", [*OTHERS, {"marks": [*FRESH, OLD[0]]}])
 def test_another_look_at_even_one_prompt_is_refused_with_the_remedy(other):
     record(LOOK)
-    with pytest.raises(UserError, match=r"judged for 'fly' with another choice.*0 are left.*Set prompts\.draw to 2\."):
+    with pytest.raises(
+        UserError,
+        match=r"judged for 'fly' with another choice.*0 are left.*Set prompts\.draw to 2\.",
+    ):
         record(replace(LOOK, **other))
     assert len(looks()) == 1
 
 
 def test_fresh_prompts_and_other_claims_are_free():
-    for one in (LOOK, replace(LOOK, marks=FRESH, choice="b", tested="b"), replace(LOOK, claim="prob", choice="c")):
+    for one in (
+        LOOK,
+        replace(LOOK, marks=FRESH, choice="b", tested="b"),
+        replace(LOOK, claim="prob", choice="c"),
+    ):
         record(one)
     assert [row["claim"] for row in looks()] == ["fly", "fly", "prob"]
     sets, _ = read_looks(LOCAL)
     assert sorted(map(sorted, sets.values())) == sorted(map(sorted, (OLD, FRESH)))
-    bare = replace(LOOK, claim="bare", choice="", tested="")  # it knows neither choice nor test, and repeats nothing
+    bare = replace(
+        LOOK, claim="bare", choice="", tested=""
+    )  # it knows neither choice nor test, and repeats nothing
     record(bare)
     with pytest.raises(UserError, match="already been judged"):
         record(bare)
@@ -66,7 +93,9 @@ def test_planned_looks_divide_the_error():
 
 @pytest.mark.parametrize(("said", "is_left"), [(0.05, False), (0.1, True)])
 def test_a_lower_confidence_later_buys_no_look(said, is_left):
-    """Whoever fails at 95 % would otherwise look again with two looks at 90 %, each of which says 95 %."""
+    """Whoever fails at 95 % would otherwise look again with two looks at 90 %, each of which says
+    95 %.
+    """
     record(replace(LOOK, error=said))
     again = replace(LOOK, error=0.1, choice="again", tested="again")
     if is_left:
@@ -127,12 +156,18 @@ def test_the_order_of_settings_matters_and_that_of_budgets_does_not():
         return hypothesis(settings, Request(budgets), ternary, {})
 
     assert found([strict, loose], 0.03) != found([loose, strict], 0.03)
-    assert found([strict], 0.03, 0.01) == found([strict], 0.01, 0.03) != found([strict], 0.01, 0.03, ternary=False)
+    assert (
+        found([strict], 0.03, 0.01)
+        == found([strict], 0.01, 0.03)
+        != found([strict], 0.01, 0.03, ternary=False)
+    )
 
 
 def test_the_published_looks_are_whole():
     """Every set of prompts is the one that its looks name."""
     content = json.loads((Path(__file__).parents[2] / PUBLISHED).read_text())
-    assert len(content["looks"]) >= 240 and {row["marks"] for row in content["looks"]} == set(content["marks"])
+    assert len(content["looks"]) >= 240 and {row["marks"] for row in content["looks"]} == set(
+        content["marks"]
+    )
     for name, marks in content["marks"].items():
         assert replace(LOOK, marks=marks.split()).row["marks"] == name

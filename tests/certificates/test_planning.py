@@ -1,4 +1,6 @@
-"""A plan names the fewest prompts that would do by the bound that decides, before anything is decoded."""
+"""A plan names the fewest prompts that would do by the bound that decides, before anything is
+decoded.
+"""
 
 import numpy as np
 import pytest
@@ -7,18 +9,29 @@ from gistgate.certificates import planning
 from gistgate.certificates.bounds import refutes
 from gistgate.certificates.fixed_sequence import try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import check_possible, expected_table, fewest, needed_for, needed_n
+from gistgate.certificates.planning import (
+    check_possible,
+    expected_table,
+    fewest,
+    needed_for,
+    needed_n,
+)
 from gistgate.core.utils import UserError
 from tests.certificates.proofs import spread_out
 
 
 def test_fewer_prompts_than_asked_for_are_said_with_what_they_cost():
     said = planning.plan_sentence(0.05, 0.95, 100, asked=400)
-    assert "There are 100 of the 400 asked for; they certify 3.0% at best, if no answer differs, and all 0.8%." in said
+    assert (
+        "There are 100 of the 400 asked for; they certify 3.0% at best, if no answer differs, and"
+        " all 0.8%." in said
+    )
 
 
 @pytest.mark.parametrize("stop", ["lost", "clear"])
-@pytest.mark.parametrize("budget, discordance, loss", [(0.05, 0.0, 0.0), (0.05, 0.1, 0.01), (0.1, 0.1, 0.0)])
+@pytest.mark.parametrize(
+    "budget, discordance, loss", [(0.05, 0.0, 0.0), (0.05, 0.1, 0.01), (0.1, 0.1, 0.0)]
+)
 def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, discordance, loss):
     n = needed_for(budget, 0.95, discordance, ternary=False, stop=stop, loss=loss)
 
@@ -26,7 +39,9 @@ def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, 
         d = spread_out(*expected_table(loss, discordance, prompts), prompts)
         return refutes(d, budget, 0.95)
 
-    assert certified(n + n // 10)  # counts are whole, so a few numbers above the planned one may fail by rounding
+    assert certified(
+        n + n // 10
+    )  # counts are whole, so a few numbers above the planned one may fail by rounding
     assert not certified(3 * n // 4)
 
 
@@ -34,9 +49,17 @@ def test_needed_n():
     """Without a discordant prompt the plan is the binomial one: 0.99^299 < 0.05."""
     assert needed_n(0.01, 0.95, discordance=0.0) in (299, 300)
     assert 900 < needed_n(0.0125, 0.95, discordance=0.05) < 1100
-    assert needed_n(0.02, 0.95, 0.05) < needed_n(0.02, 0.95, 0.05, loss=0.01) < needed_n(0.02, 0.99, 0.05, loss=0.01)
+    assert (
+        needed_n(0.02, 0.95, 0.05)
+        < needed_n(0.02, 0.95, 0.05, loss=0.01)
+        < needed_n(0.02, 0.99, 0.05, loss=0.01)
+    )
     assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8
-    assert needed_for(0.02, 0.95, 0.05) == needed_n(0.02, 0.95, 0.05) < needed_for(0.02, 0.95, 0.05, ternary=False)
+    assert (
+        needed_for(0.02, 0.95, 0.05)
+        == needed_n(0.02, 0.95, 0.05)
+        < needed_for(0.02, 0.95, 0.05, ternary=False)
+    )
 
 
 @pytest.mark.parametrize("ternary", [True, False])
@@ -67,7 +90,8 @@ def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
 
 
 @pytest.mark.parametrize(
-    "ternary, stop, least", [(True, "lost", 299), (True, "clear", 368), (False, "lost", 482), (False, "clear", 482)]
+    "ternary, stop, least",
+    [(True, "lost", 299), (True, "clear", 368), (False, "lost", 482), (False, "clear", 482)],
 )
 def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, least):
     def kept(n: int) -> bool:
@@ -75,7 +99,9 @@ def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, 
 
     check_possible(0.01, 0.95, least, ternary, stop)
     assert kept(least) and not kept(least - 1)
-    with pytest.raises(UserError, match=rf"{least - 1} prompts cannot certify a budget of 1\.00% .* takes {least}"):
+    with pytest.raises(
+        UserError, match=rf"{least - 1} prompts cannot certify a budget of 1\.00% .* takes {least}"
+    ):
         check_possible(0.01, 0.95, least - 1, ternary, stop)
 
 
@@ -86,4 +112,6 @@ def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
         planning.main()
         printed.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
     assert printed[2] == ["none", "none"]
-    assert [int(with_loss) > int(without) for without, with_loss in zip(*printed[:2], strict=True)] == [True] * 2
+    assert [
+        int(with_loss) > int(without) for without, with_loss in zip(*printed[:2], strict=True)
+    ] == [True] * 2

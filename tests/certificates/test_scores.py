@@ -1,4 +1,6 @@
-"""Scores: the task's metric, the target's log-probability, cut answers, and a judge that is asked in both orders."""
+"""Scores: the task's metric, the target's log-probability, cut answers, and a judge that is asked
+in both orders.
+"""
 
 from types import SimpleNamespace
 
@@ -11,7 +13,9 @@ from tests.tiny import byte_tokenizer, tiny_pair
 
 
 class Reader:
-    """A judge that finds the answer with an exclamation mark better, and keeps what it was asked."""
+    """A judge that finds the answer with an exclamation mark better, and keeps what it was
+    asked.
+    """
 
     device = torch.device("cpu")
 
@@ -29,22 +33,32 @@ class Reader:
 
 def test_a_judge_reads_request_and_answers_and_says_a_or_b():
     reader = Reader()
-    judge = PairwiseJudge(SimpleNamespace(model=reader, tokenizer=byte_tokenizer()), byte_tokenizer())
+    judge = PairwiseJudge(
+        SimpleNamespace(model=reader, tokenizer=byte_tokenizer()), byte_tokenizer()
+    )
     plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
     prompts = [{"context": "2 + 2?"}]
-    assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [1.0]  # an end of text is not shown
+    assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [
+        1.0
+    ]  # an end of text is not shown
     assert judge.differences(prompts, [plain], [loud]).tolist() == [-1.0]
-    for asked, (first, second) in zip(reader.asked, [("four!", "four"), ("four", "four!")], strict=False):
+    for asked, (first, second) in zip(
+        reader.asked, [("four!", "four"), ("four", "four!")], strict=False
+    ):
         parts = ("Request:\n2 + 2?\n", f"Answer A:\n{first}\n", f"Answer B:\n{second}\n")
         places = [asked.index(part) for part in parts]
         assert places == sorted(places) and asked.endswith("The better answer is")
     assert len(reader.asked) == 4
-    assert judge.differences(prompts, [plain], [plain[:2]]).tolist() == [0.0]  # a judge that always says B says nothing
+    assert judge.differences(prompts, [plain], [plain[:2]]).tolist() == [
+        0.0
+    ]  # a judge that always says B says nothing
 
 
 @pytest.mark.parametrize("size", [1, 3, 32])
 def test_log_probabilities_do_not_depend_on_the_rows_beside_them(size, monkeypatch):
-    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)  # a random model finds all tokens improbable
+    monkeypatch.setattr(
+        "gistgate.certificates.outcomes.CLIP", 10.0
+    )  # a random model finds all tokens improbable
     model, _ = tiny_pair()
     score, sizes = LogProbability(model, batch_size=size), ((1, 1), (5, 3), (2, 7), (9, 2))
     texts = [([3 + p + i for i in range(p)], [50 + p + i for i in range(a)]) for p, a in sizes]
@@ -52,12 +66,18 @@ def test_log_probabilities_do_not_depend_on_the_rows_beside_them(size, monkeypat
     for prompt, answer in texts:
         with torch.no_grad():
             logp_TV = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
-        singly.append(np.mean([float(logp_TV[len(prompt) + i - 1, token]) for i, token in enumerate(answer)]))
+        singly.append(
+            np.mean([float(logp_TV[len(prompt) + i - 1, token]) for i, token in enumerate(answer)])
+        )
     assert score.means(texts) == pytest.approx(singly, abs=1e-5)
     assert score.means([([3, 4], []), texts[1]]) == [WORSE, pytest.approx(singly[1], abs=1e-5)]
     prompts, answers = [{"ids": prompt} for prompt, _ in texts], [answer for _, answer in texts]
-    d = score.differences(prompts, answers, [[], answers[1], [], []])  # an empty answer is as bad as the worst
-    assert d == pytest.approx([1 + singly[0] / 10, 0.0, 1 + singly[2] / 10, 1 + singly[3] / 10], abs=1e-5)
+    d = score.differences(
+        prompts, answers, [[], answers[1], [], []]
+    )  # an empty answer is as bad as the worst
+    assert d == pytest.approx(
+        [1 + singly[0] / 10, 0.0, 1 + singly[2] / 10, 1 + singly[3] / 10], abs=1e-5
+    )
 
 
 def test_an_answer_is_cut_where_it_is_as_long_as_it_may_be():
@@ -84,6 +104,8 @@ def test_only_answers_that_differ_are_scored():
     task, tokenizer = Sums(), byte_tokenizer(bos=False)
     right, wrong = tokenizer.encode("4"), tokenizer.encode("5")
     prompts = [{"doc": {"right": "4"}}] * 4
-    d = TaskScore(task, tokenizer).differences(prompts, [right, right, wrong, wrong], [right, wrong, right, wrong])
+    d = TaskScore(task, tokenizer).differences(
+        prompts, [right, right, wrong, wrong], [right, wrong, right, wrong]
+    )
     assert d.tolist() == [0.0, 1.0, -1.0, 0.0]
     assert task.scored == ["4", "5", "5", "4"]

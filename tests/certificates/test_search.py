@@ -31,8 +31,15 @@ class World:
 
 
 def test_answers_that_grow_too_much_are_not_chosen():
-    longest = max(one.value for one in choose_settings(GRID, [{}], World(n=4000), replace(AIMS, growth=0.08)).settings)
-    assert longest / 4 <= 0.08 < max(one.value for one in choose_settings(GRID, [{}], World(n=4000), AIMS).settings) / 4
+    longest = max(
+        one.value
+        for one in choose_settings(GRID, [{}], World(n=4000), replace(AIMS, growth=0.08)).settings
+    )
+    assert (
+        longest / 4
+        <= 0.08
+        < max(one.value for one in choose_settings(GRID, [{}], World(n=4000), AIMS).settings) / 4
+    )
 
 
 def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
@@ -40,9 +47,12 @@ def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
     choice = choose_settings(GRID, [{}], world, AIMS)
     values = [setting.value for setting in choice.settings]
     assert values == sorted(set(values)) and len(values) == 4
-    assert choice.settings[0] == Setting(GRID[0], {})  # the strictest value, which costs no development prompt
+    assert choice.settings[0] == Setting(
+        GRID[0], {}
+    )  # the strictest value, which costs no development prompt
     assert choice.settings[0] not in choice.measured and choice.settings[0] not in world.calls
-    # a loss of 0.15 x^2, a margin near one point and a reserve: each aim stays within its budget but uses it
+    # a loss of 0.15 x^2, a margin near one point and a reserve: each aim stays within its budget
+    # but uses it
     for value, budget in zip(values[1:], AIMS.budgets, strict=True):
         assert budget - 0.02 < world.loss(value) + 0.008 < budget
 
@@ -52,26 +62,36 @@ def test_measurements_are_bounded_and_never_repeated():
     choice = choose_settings(GRID, [{}], world, AIMS)
     assert len(world.calls) <= AIMS.evaluations
     assert len({call.value for call in world.calls}) == len(world.calls)
-    assert [setting.value for setting in choice.measured] == sorted(call.value for call in world.calls)
+    assert [setting.value for setting in choice.measured] == sorted(
+        call.value for call in world.calls
+    )
 
 
 @pytest.mark.parametrize("loss, chosen", [(0.0, [GRID[0], GRID[-1]]), (0.3, [GRID[0]])])
-def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing_at_its_start(loss, chosen):
+def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing_at_its_start(
+    loss, chosen
+):
     choice = choose_settings(GRID, [{}], World(loss=lambda x: loss), AIMS)
     assert [setting.value for setting in choice.settings] == chosen
 
 
 def test_no_more_settings_are_chosen_than_wanted_and_the_headline_budget_comes_first():
-    found = [choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=n)).settings for n in (1, 2, 3)]
+    found = [
+        choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=n)).settings
+        for n in (1, 2, 3)
+    ]
     assert [len(settings) for settings in found] == [2, 3, 4]
     aims = Request((0.02, 0.03, 0.05), headline=0.03, n=1000, settings=1)
     assert (
-        choose_settings(GRID, [{}], World(), aims).settings == choose_settings(GRID, [{}], World(), AIMS).settings[:2]
+        choose_settings(GRID, [{}], World(), aims).settings
+        == choose_settings(GRID, [{}], World(), AIMS).settings[:2]
     )
 
 
 def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen():
-    """Window 0 drafts far but loses much; window 2 is the best bargain; window 6 is safe and slow."""
+    """Window 0 drafts far but loses much; window 2 is the best bargain; window 6 is safe and
+    slow.
+    """
     costs, gains = {0: 3.0, 2: 0.15, 6: 0.05}, {0: 6.0, 2: 5.0, 6: 0.5}
 
     class Fly(World):
@@ -88,7 +108,9 @@ def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen()
 
 
 def test_noise_between_neighbours_is_smoothed():
-    """A setting that happens to lose more than a looser one is averaged with it; gains do not count as credit."""
+    """A setting that happens to lose more than a looser one is averaged with it; gains do not count
+    as credit.
+    """
     assert smooth([0, 4, 8], {0: -0.01, 4: 0.03, 8: 0.01}) == pytest.approx([0.0, 0.02, 0.02])
     curve = Curve(13)
     for index, losses in ((2, 1), (5, 12), (8, 4)):
@@ -97,18 +119,26 @@ def test_noise_between_neighbours_is_smoothed():
 
 
 def test_noisy_choices_leave_room_for_the_headline_budget():
-    """On 12 draws of development prompts the first one chosen nearly always has a true loss that 3 % can certify."""
+    """On 12 draws of development prompts the first one chosen nearly always has a true loss that 3
+    % can certify.
+    """
     rng = np.random.default_rng(5)
-    first = [choose_settings(GRID, [{}], World(noise=rng), AIMS).settings[1].value for _ in range(12)]
+    first = [
+        choose_settings(GRID, [{}], World(noise=rng), AIMS).settings[1].value for _ in range(12)
+    ]
     assert sum(0.15 * value**2 + 0.012 < 0.03 for value in first) >= 10
 
 
 def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
-    """A loss of 1 % at 4 % differing answers: 3000 development prompts let it pass for 3 %, 100 do not."""
+    """A loss of 1 % at 4 % differing answers: 3000 development prompts let it pass for 3 %, 100 do
+    not.
+    """
     assert AIMS.keeps(0.03, 0.01, 0.04, 3000, exact=True)
     assert not AIMS.keeps(0.03, 0.01, 0.04, 100, exact=True)
     assert replace(AIMS, reserve=0.0).keeps(0.03, 0.01, 0.04, 100, exact=True)
-    assert AIMS.keeps(0.03, 0.0, 0.0, 300, exact=True) and not AIMS.keeps(0.03, 0.0, 0.0, 20, exact=True)
+    assert AIMS.keeps(0.03, 0.0, 0.0, 300, exact=True) and not AIMS.keeps(
+        0.03, 0.0, 0.0, 20, exact=True
+    )
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():

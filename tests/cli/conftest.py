@@ -16,7 +16,9 @@ def pair(tmp_path_factory):
     save_pair(folder, target, draft, byte_tokenizer())
     gate = linear_gate(target, draft)
     gate.save(folder / "gate")
-    proof_for(gate, point(0.01, certified=False), point(0.03, settings={"risk": 1.0})).save(folder / "gate")
+    proof_for(gate, point(0.01, certified=False), point(0.03, settings={"risk": 1.0})).save(
+        folder / "gate"
+    )
     return folder
 
 

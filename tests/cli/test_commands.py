@@ -1,4 +1,6 @@
-"""Every command: its help, one real call, JSON where machines read, Ctrl-C; and prompts from standard input."""
+"""Every command: its help, one real call, JSON where machines read, Ctrl-C; and prompts from
+standard input.
+"""
 
 import io
 import json
@@ -17,7 +19,10 @@ from tests.tiny import write_task
 DRAFT = ("--draft", "{pair}/draft", "--max-new-tokens", "24")
 GATE = (*DRAFT, "--gate", "{pair}/gate")
 CALLS = {
-    "init": (["{here}/new", "--target", "{pair}/target", "--draft", "{pair}/draft"], "The project is written."),
+    "init": (
+        ["{here}/new", "--target", "{pair}/target", "--draft", "{pair}/draft"],
+        "The project is written.",
+    ),
     "doctor": (["{pair}/target", "{here}/prompts.txt", *DRAFT], "strict tau"),
     "tune": (["{pair}/target", "{here}/prompts.txt", *GATE], "speed when deciding"),
     "generate": (["{pair}/target", "Tom has", *GATE], "\n"),
@@ -26,25 +31,59 @@ CALLS = {
     "bench": (["{pair}/target", "{here}/prompts.txt", *GATE], "strict"),
     "export": (["{pair}/gate", "{here}/out"], "out is written."),
     "fit-draft": (
-        ["{pair}/target", "{here}/prompts.txt", *DRAFT[:2], "--max-new-tokens", "60", "--out", "{here}/stop.json"],
+        [
+            "{pair}/target",
+            "{here}/prompts.txt",
+            *DRAFT[:2],
+            "--max-new-tokens",
+            "60",
+            "--out",
+            "{here}/stop.json",
+        ],
         "stop.json is written",
     ),
     "draft-vocabulary": (
-        ["{pair}/target", "{here}/prompts.txt", *DRAFT[:2], "--size", "60", "--out", "{here}/words.json"],
+        [
+            "{pair}/target",
+            "{here}/prompts.txt",
+            *DRAFT[:2],
+            "--size",
+            "60",
+            "--out",
+            "{here}/words.json",
+        ],
         "60 tokens, which make up",
     ),
 }
 """Arguments of a call, and a part of what it prints."""
 OTHERS = {
     "calibrate": ["--task", "sums", "--gate", "{pair}/gate"],
-    "certify": ["--task", "sums", "--gate", "{pair}/gate", "--strict", "http://a/v1", "--loose", "http://b/v1"],
+    "certify": [
+        "--task",
+        "sums",
+        "--gate",
+        "{pair}/gate",
+        "--strict",
+        "http://a/v1",
+        "--loose",
+        "http://b/v1",
+    ],
     "eval": ["run"],
     "demo": ["{pair}/target", *GATE, "--no-browser", "--port", "0"],
 }
 """Arguments of the commands that have tests of their own."""
 # Commands whose --json is one value, with a key of it; trace writes a line per token.
-MACHINES = {"doctor": "advice", "tune": "winner", "generate": "text", "inspect": "certificate", "bench": None}
-MODEL, GATE_FOLDER = "transformers.AutoModelForCausalLM.from_pretrained", "gistgate.core.gate.Gate.load"
+MACHINES = {
+    "doctor": "advice",
+    "tune": "winner",
+    "generate": "text",
+    "inspect": "certificate",
+    "bench": None,
+}
+MODEL, GATE_FOLDER = (
+    "transformers.AutoModelForCausalLM.from_pretrained",
+    "gistgate.core.gate.Gate.load",
+)
 INNERMOST = {
     "init": "gistgate.cli.init.task_files",
     "eval": "gistgate.lm_eval.__main__.main",
@@ -59,7 +98,9 @@ def place(pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("Tom has\nAnna gave\nIt is\nOne and\n")
     shutil.copytree(pair, tmp_path / "pair")
-    return lambda arguments: [one.format(pair=tmp_path / "pair", here=tmp_path) for one in arguments]
+    return lambda arguments: [
+        one.format(pair=tmp_path / "pair", here=tmp_path) for one in arguments
+    ]
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"eval"}))
@@ -70,7 +111,9 @@ def test_help_has_an_example(run, command):
 
 
 def test_python_runs_the_package():
-    done = subprocess.run([sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True
+    )
     said = " ".join(done.stdout.split())
     assert done.returncode == 0 and "generate" in said and "130 interrupted" in said
 
@@ -98,10 +141,26 @@ def test_calibrate_writes_a_certificate_that_generate_keeps(run, place, tmp_path
     write_task(tmp_path, num_train=90).rename(tmp_path / "data/tasks")
     pair = place(["--draft", "{pair}/draft"])
     asked = ("--task", "sums", "--rule", "prob-ratio", "--target", *place(["{pair}/target"]), *pair)
-    sizes = ("--budget", 0.2, "--prompts", 60, "--development", 20, "--out", tmp_path / "proof", "--json")
+    sizes = (
+        "--budget",
+        0.2,
+        "--prompts",
+        60,
+        "--development",
+        20,
+        "--out",
+        tmp_path / "proof",
+        "--json",
+    )
     status, out, err = run("calibrate", *asked, *sizes)
-    assert status == 0 and json.loads(out)["certificate"]["rule"] == "prob-ratio" and "A budget of 20.00%" in err
-    status, out, _ = run("generate", *place(["{pair}/target"]), "Tom has", *pair, "--certificate", tmp_path / "proof")
+    assert (
+        status == 0
+        and json.loads(out)["certificate"]["rule"] == "prob-ratio"
+        and "A budget of 20.00%" in err
+    )
+    status, out, _ = run(
+        "generate", *place(["{pair}/target"]), "Tom has", *pair, "--certificate", tmp_path / "proof"
+    )
     assert status == 0 and out.strip("\n")
 
 
@@ -109,12 +168,19 @@ def test_calibrate_writes_a_certificate_that_generate_keeps(run, place, tmp_path
 def test_ctrl_c_is_one_line_and_status_130(run, place, monkeypatch, command):
     monkeypatch.setattr(INNERMOST.get(command, MODEL), Mock(side_effect=KeyboardInterrupt))
     status, _, err = run(command, *place(OTHERS.get(command) or CALLS[command][0]))
-    assert (status, err.strip().splitlines()[-1:]) == (130, ["Interrupted."]) and "Traceback" not in err
+    assert (status, err.strip().splitlines()[-1:]) == (
+        130,
+        ["Interrupted."],
+    ) and "Traceback" not in err
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory")]
+)
 def test_memory_that_runs_out_is_named_with_what_helps(run, place, monkeypatch, error):
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", Mock(side_effect=error))
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", Mock(side_effect=error)
+    )
     status, _, err = run("generate", *place(["{pair}/target"]), "Tom")
     assert status == 1 and "Memory ran out" in err and "--dtype bfloat16" in err
 

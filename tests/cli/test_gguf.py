@@ -1,4 +1,6 @@
-"""GGUF files in the folders of target and draft: every command that loads a model takes their names."""
+"""GGUF files in the folders of target and draft: every command that loads a model takes their
+names.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # arguments besides the draft and the 
     "fit-draft": ("{folder}", "{prompts}", "--out", "stop.json"),
     "draft-vocabulary": ("{folder}", "{prompts}", "--size", "60", "--out", "words.json"),
     "demo": ("{folder}", "--no-browser"),
-    "calibrate": ("--target", "{folder}", "--task", "sums", "--rule", "prob-ratio", "--out", "proof"),
+    "calibrate": (
+        "--target",
+        "{folder}",
+        "--task",
+        "sums",
+        "--rule",
+        "prob-ratio",
+        "--out",
+        "proof",
+    ),
 }
 FILES = ("--gguf", "target.gguf", "--draft-gguf", "draft.gguf")
 
@@ -44,7 +55,9 @@ def demo_without_server(monkeypatch):
 
 def call(folder: Path, command: str, *more: str) -> Result:
     """Run a command on the models of the folder."""
-    filled = [one.format(folder=folder, prompts=folder / "prompts.txt") for one in COMMANDS[command]]
+    filled = [
+        one.format(folder=folder, prompts=folder / "prompts.txt") for one in COMMANDS[command]
+    ]
     return CliRunner().invoke(app, [command, *filled, *more])
 
 
@@ -71,5 +84,7 @@ def test_a_file_of_a_draft_that_nobody_names_is_refused(folder, command):
 
 
 def test_a_missing_file_is_named_with_those_that_are_there(folder):
-    with pytest.raises(UserError, match=r"no file other.gguf \(GGUF files there: draft.gguf, target.gguf\)"):
+    with pytest.raises(
+        UserError, match=r"no file other.gguf \(GGUF files there: draft.gguf, target.gguf\)"
+    ):
         load_target(str(folder), gguf="other.gguf")

@@ -1,4 +1,6 @@
-"""What appears while an answer is decoded, and that nothing is lost where pieces do not fit together."""
+"""What appears while an answer is decoded, and that nothing is lost where pieces do not fit
+together.
+"""
 
 import sys
 
@@ -10,7 +12,9 @@ from gistgate.measure.trace import TracedToken
 
 
 @pytest.mark.parametrize(
-    ("texts", "rest"), [(["", "a", "a", "abc"], "bc\n"), (["", "a", "b", "b"], "\nb\n")], ids=["grows", "changes"]
+    ("texts", "rest"),
+    [(["", "a", "a", "abc"], "bc\n"), (["", "a", "b", "b"], "\nb\n")],
+    ids=["grows", "changes"],
 )
 def test_text_appears_piece_by_piece_and_one_that_changes_is_printed_again(capsys, texts, rest):
     writer = Writer(lambda ids: texts[len(ids)])
@@ -21,7 +25,9 @@ def test_text_appears_piece_by_piece_and_one_that_changes_is_printed_again(capsy
     assert capsys.readouterr().out == rest
 
 
-@pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2Jb\té\u200d\n"), (False, "a\x1b[2Jb\té\u200d\n")])
+@pytest.mark.parametrize(
+    ("terminal", "shown"), [(True, "a\\x1b[2Jb\té\u200d\n"), (False, "a\x1b[2Jb\té\u200d\n")]
+)
 def test_an_answer_cannot_steer_a_terminal(capsys, monkeypatch, terminal, shown):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     Writer(lambda ids: "a\x1b[2Jb\té\u200d").finish([1])
@@ -29,5 +35,7 @@ def test_an_answer_cannot_steer_a_terminal(capsys, monkeypatch, terminal, shown)
 
 
 def test_a_traced_answer_cannot_steer_a_terminal():
-    shown = coloured([TracedToken("a\x1b[2J", "strict", None, 0.5), TracedToken("\x9bé\n", "loose", 0.9, 0.5)]).plain
+    shown = coloured(
+        [TracedToken("a\x1b[2J", "strict", None, 0.5), TracedToken("\x9bé\n", "loose", 0.9, 0.5)]
+    ).plain
     assert "a\\x1b[2J\\x9bé\n" in shown and not {"\x1b", "\x9b"} & set(shown)

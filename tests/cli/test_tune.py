@@ -19,7 +19,11 @@ from gistgate.models.build import tuned_choice
 from gistgate.models.options import DecodeOptions
 from tests.certificates.proofs import point, proof_for
 
-SCOPE = {"guards": [], "temperature": 0.0, "prompting": {"num_fewshot": 0, "chat_template": False, "system": None}}
+SCOPE = {
+    "guards": [],
+    "temperature": 0.0,
+    "prompting": {"num_fewshot": 0, "chat_template": False, "system": None},
+}
 TIMES = {"plain": 4.0, "strict": 2.0, "autojudge": 1.0}
 
 
@@ -28,7 +32,11 @@ def gate(pair, tmp_path):
     """A gate with a strict and a loose certified setting, in a folder of its own."""
     made = Gate.load(pair / "gate")
     made.save(tmp_path / "gate")
-    points = (point(0.01, settings={"risk": 0.0}), point(0.03, settings={"risk": 1.0}), point(0.05, certified=False))
+    points = (
+        point(0.01, settings={"risk": 0.0}),
+        point(0.03, settings={"risk": 1.0}),
+        point(0.05, certified=False),
+    )
     kept = proof_for(made, *points)
     replace(kept, scope={**kept.scope, **SCOPE}).save(tmp_path / "gate")
     return tmp_path / "gate"
@@ -36,14 +44,17 @@ def gate(pair, tmp_path):
 
 @pytest.fixture
 def tune(run, pair, gate, tmp_path, monkeypatch):
-    """Call the command on four prompts with made-up seconds by the first word of a candidate's name."""
+    """Call the command on four prompts with made-up seconds by the first word of a candidate's
+    name.
+    """
     (tmp_path / "prompts.txt").write_text("Tom has\nAnna gave\nIt is\nOne and\n")
 
     def call(*options, **times):
         def times_of(candidates, prompts, request):
             seconds = {**TIMES, **times}
             return {
-                one.name: [seconds.get(one.name, seconds[one.name.split()[0]])] * len(prompts) for one in candidates
+                one.name: [seconds.get(one.name, seconds[one.name.split()[0]])] * len(prompts)
+                for one in candidates
             }
 
         monkeypatch.setattr(tuning, "times_of", times_of)
@@ -65,7 +76,9 @@ def test_the_winner_is_kept_and_decoding_follows_it(tune, run, pair, gate):
     assert json.loads((gate / "tuned/speed.json").read_text())["to_strict"]["mean"] == 2.0
     asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--max-new-tokens", 40)
     tuned = run("generate", *asked, "--gate", gate)
-    assert tuned[0] == 0 and ", 0 loose" in tuned[2]  # risk 0 accepts nothing, although 1.0 is the headline's
+    assert (
+        tuned[0] == 0 and ", 0 loose" in tuned[2]
+    )  # risk 0 accepts nothing, although 1.0 is the headline's
     status, _, said = run("generate", *asked, "--gate", gate, "--budget", 0.03)
     assert status == 0 and " loose" in said and ", 0 loose" not in said
 
@@ -85,8 +98,12 @@ def test_only_settings_within_the_budget_take_part(tune):
     assert "autojudge risk 1.0, model K=4" in names and "strict lookup K=8" in names
 
 
-def test_a_score_that_decoding_would_not_follow_is_left_out_unless_it_is_named(tune, gate, tmp_path):
-    """Beside a gate only the task's own score counts, so that a choice by another one would run unasked."""
+def test_a_score_that_decoding_would_not_follow_is_left_out_unless_it_is_named(
+    tune, gate, tmp_path
+):
+    """Beside a gate only the task's own score counts, so that a choice by another one would run
+    unasked.
+    """
     replace(read_certificate(gate), score="logprob").save(gate)
     status, out, err = tune("--json")
     assert status == 0 and "nothing in it is certified for the budget" in err
@@ -126,11 +143,16 @@ def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
     assert "--rule is decided by tuning itself" in tune("--rule", "fly")[2]
-    assert "--block is decided" in tune("--block", 0)[2] and "--guard is decided" in tune("--guard", "loop")[2]
+    assert (
+        "--block is decided" in tune("--block", 0)[2]
+        and "--guard is decided" in tune("--guard", "loop")[2]
+    )
     assert "Name the folder with --gate" in run("tune", pair / "target", "prompts.txt")[2]
 
 
-@pytest.mark.parametrize("said", [{"rule": "fly"}, {"budget": 0.05}, {"block": 2}, {"settings": {"risk": 0.1}}])
+@pytest.mark.parametrize(
+    "said", [{"rule": "fly"}, {"budget": 0.05}, {"block": 2}, {"settings": {"risk": 0.1}}]
+)
 def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     tune()
     assert tuned_choice(DecodeOptions(gate=str(gate))).certificate == str(gate / "tuned")
@@ -139,12 +161,23 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
 
 def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
     tune()
-    asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--gate", gate, "--max-new-tokens", 4)
+    asked = (
+        pair / "target",
+        "Tom has",
+        "--draft",
+        pair / "draft",
+        "--gate",
+        gate,
+        "--max-new-tokens",
+        4,
+    )
     with pytest.warns(UserWarning, match="chose is left aside.*another guards.*Tune again"):
         assert run("generate", *asked, "--guard", "loop")[0] == 0
     with pytest.warns(UserWarning, match="chose is left aside.*another drafting"):
         assert run("generate", *asked, "--stop-drafting", "0.4")[0] == 0
-    with pytest.warns(UserWarning, match="No certificate covers these requests"):  # the gate's own one decides then
+    with pytest.warns(
+        UserWarning, match="No certificate covers these requests"
+    ):  # the gate's own one decides then
         assert run("generate", *asked, "--guard", "loop", "--temperature", "0.7")[0] == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -155,7 +188,9 @@ def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
     tune()
     kept = read_certificate(gate)
     replace(kept, points=(replace(kept.points[0], settings={"risk": 0.001}),)).save(gate)
-    with pytest.warns(UserWarning, match="had another certificate, and is left aside. Run `gistgate tune` again"):
+    with pytest.warns(
+        UserWarning, match="had another certificate, and is left aside. Run `gistgate tune` again"
+    ):
         assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
     (gate / "certificate.json").unlink()
     with pytest.warns(UserWarning, match="left aside"):
@@ -164,13 +199,25 @@ def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
 
 def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair, gate):
     tune()
-    target, draft = (LlamaForCausalLM.from_pretrained(pair / name).eval() for name in ("target", "draft"))
-    asked = {"max_new_tokens": 4, "input_ids": torch.tensor([[5, 6, 7]]), "do_sample": True, "temperature": 1.5}
+    target, draft = (
+        LlamaForCausalLM.from_pretrained(pair / name).eval() for name in ("target", "draft")
+    )
+    asked = {
+        "max_new_tokens": 4,
+        "input_ids": torch.tensor([[5, 6, 7]]),
+        "do_sample": True,
+        "temperature": 1.5,
+    }
     with pytest.raises(UserError, match="another temperature"):
         generate(target, draft, str(gate), **asked)
     assert generate(target, draft, str(gate), **{**asked, "do_sample": False}).shape == (1, 7)
     from gistgate.lm_eval.model import GatedLM
 
-    names = {"pretrained": str(pair / "target"), "draft": str(pair / "draft"), "device": "cpu", "dtype": "float32"}
+    names = {
+        "pretrained": str(pair / "target"),
+        "draft": str(pair / "draft"),
+        "device": "cpu",
+        "dtype": "float32",
+    }
     lm = GatedLM(**names, gate=str(gate))
     assert lm.certificate is not None and lm.certificate.rule == "autojudge"

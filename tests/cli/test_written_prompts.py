@@ -1,4 +1,6 @@
-"""Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second template or <s>."""
+"""Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second
+template or <s>.
+"""
 
 import io
 import json
@@ -22,7 +24,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 SYSTEM = "Be brief."
-pytestmark = pytest.mark.filterwarnings("error:.*chat template")  # it is in place, or the user was told of it
+pytestmark = pytest.mark.filterwarnings(
+    "error:.*chat template"
+)  # it is in place, or the user was told of it
 
 
 @pytest.fixture
@@ -62,7 +66,9 @@ def test_ids_are_taken_as_they_are(place, target):
     wanted = [encoded(target, prompt.text) for prompt in prompts]
     for chat in (False, True):
         assert PromptFile(prompts, chat, SYSTEM).encode(target) == wanted
-    assert [one[0] for one in wanted] == [1] * 4 and 1 not in [token for one in wanted for token in one[1:]]
+    assert [one[0] for one in wanted] == [1] * 4 and 1 not in [
+        token for one in wanted for token in one[1:]
+    ]
 
 
 def test_what_holds_no_template_can_still_be_wrapped(target):
@@ -74,18 +80,25 @@ def test_what_holds_no_template_can_still_be_wrapped(target):
 
 def test_bench_wraps_prompts_as_the_other_commands_do(run, place, target, monkeypatch):
     timed: list[list[int]] = []
-    monkeypatch.setattr(race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or ({}, 0))
+    monkeypatch.setattr(
+        race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or ({}, 0)
+    )
     (place / "prompts.txt").write_text("Tom has\n")
     asked = ("bench", place / "target", place / "prompts.txt", "--draft", place / "draft", "--json")
     with pytest.warns(UserWarning, match="chat template"):
         assert run(*asked)[0] == 0
     assert run(*asked, "--chat", "--system", SYSTEM)[0] == 0
-    assert timed == [list(target.tokenizer("Tom has").input_ids), target.encode("Tom has", True, SYSTEM)]
+    assert timed == [
+        list(target.tokenizer("Tom has").input_ids),
+        target.encode("Tom has", True, SYSTEM),
+    ]
 
 
 @pytest.fixture
 def tune(run, place, monkeypatch):
-    """Call the command with made-up seconds; what is screened, and what was written to standard error."""
+    """Call the command with made-up seconds; what is screened, and what was written to standard
+    error.
+    """
 
     def times_of(candidates: Any, prompts: Any, request: Any) -> dict[str, Any]:
         return {one.name: [1.0] * len(prompts) for one in candidates}
@@ -111,10 +124,20 @@ def test_a_certificate_of_chats_takes_part_on_prompts_of_its_own_system_text(tun
 
 @pytest.mark.parametrize("command", ["doctor", "bench"])
 def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(run, place, target, command):
-    asked = ("--draft", place / "draft", "--max-new-tokens", 24, "--gate", place / "gate", "--certificate")
+    asked = (
+        "--draft",
+        place / "draft",
+        "--max-new-tokens",
+        24,
+        "--gate",
+        place / "gate",
+        "--certificate",
+    )
     status, _, err = run(command, place / "target", write(place, target), *asked, place / "gate")
     assert status == 0, err
-    status, _, err = run(command, place / "target", write(place, target, None), *asked, place / "gate")
+    status, _, err = run(
+        command, place / "target", write(place, target, None), *asked, place / "gate"
+    )
     assert status == 1 and "another prompting" in err
 
 

@@ -17,5 +17,7 @@ def programs() -> Any:
 def traced(monkeypatch: pytest.MonkeyPatch, programs: Any):
     """Programs as traced, not compiled: the same operations, built in a fraction of a second."""
     build = program.build
-    monkeypatch.setattr(memory, "build", lambda *given, **named: build(*given, **{**named, "compiles": False}))
+    monkeypatch.setattr(
+        memory, "build", lambda *given, **named: build(*given, **{**named, "compiles": False})
+    )
     monkeypatch.setattr(memory, "_stores", programs)

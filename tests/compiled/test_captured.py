@@ -1,4 +1,6 @@
-"""What a GPU records: on stand-ins of its graphs, since the order of calls matters and no test may need a GPU."""
+"""What a GPU records: on stand-ins of its graphs, since the order of calls matters and no test may
+need a GPU.
+"""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -33,7 +35,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: seen.append("clear"), raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: seen.append("clear"), raising=False
+    )
     return seen
 
 
@@ -43,7 +47,13 @@ def test_a_graph_records_no_scratch_memory_that_others_give_back(calls: list[str
         return (torch.zeros(1),)
 
     Captured(program, [], [torch.ones(2)])
-    assert calls == ["program"] * Captured.warm_ups + ["clear", "capture", "program", "captured", "clear"]
+    assert calls == ["program"] * Captured.warm_ups + [
+        "clear",
+        "capture",
+        "program",
+        "captured",
+        "clear",
+    ]
 
 
 def test_a_replay_reads_fresh_inputs_and_memory_where_it_lies(calls: list[str]) -> None:

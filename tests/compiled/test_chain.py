@@ -1,4 +1,6 @@
-"""Layers are compiled once and called for each layer's weights: results, memory and texts stay the same to the bit."""
+"""Layers are compiled once and called for each layer's weights: results, memory and texts stay the
+same to the bit.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,8 +30,12 @@ class Parts:
     def __init__(self) -> None:
         self.graphs: list[fx.GraphModule] = []
 
-    def __call__(self, graph: fx.GraphModule, example: Sequence[Tensor], **_: Any) -> fx.GraphModule:
-        graph(*map(torch.zeros_like, example))  # the example has as many tensors as the graph reads, and their shapes
+    def __call__(
+        self, graph: fx.GraphModule, example: Sequence[Tensor], **_: Any
+    ) -> fx.GraphModule:
+        graph(
+            *map(torch.zeros_like, example)
+        )  # the example has as many tensors as the graph reads, and their shapes
         self.graphs.append(graph)
         return graph
 
@@ -47,7 +53,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "mistral"])
 @torch.no_grad()
-def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: str, parts: Parts) -> None:
+def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(
+    kind: str, parts: Parts
+) -> None:
     model = deep_model(kind, LAYERS)
     with attending_to_slots(model):
         slots = allocate(model, 2, 64)
@@ -55,19 +63,26 @@ def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: s
         token = partial(draft_token, model, 259, Sampling(), True)
         graph = trace(token, [*slots, *inputs], layers_of(model))
     chain = chained(graph, [*slots, *inputs], {})
-    assert chain is not None and len(parts.graphs) == 3  # what comes before, the layer, and what comes behind
+    assert (
+        chain is not None and len(parts.graphs) == 3
+    )  # what comes before, the layer, and what comes behind
     assert [parts.graphs.index(call[0]) for call in chain.calls] == [0, *[1] * LAYERS, 2]
     assert len(parts.graphs[1].graph.nodes) < len(graph.graph.nodes) / (LAYERS - 1)
     whole, pieces = [kept.clone() for kept in slots], [kept.clone() for kept in slots]
     for one, other in zip(graph(*whole, *inputs), chain(*pieces, *inputs), strict=True):
         assert torch.equal(one, other)
-    assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True)) and whole[0].any()
+    assert (
+        all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
+        and whole[0].any()
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("rule", ["exact", "autojudge"])
 def test_it_writes_the_texts_of_the_eager_engine(kind: str, rule: str, parts: Parts) -> None:
-    """The gate reads states of every layer that it taps, and the rule the logits behind the last one."""
+    """The gate reads states of every layer that it taps, and the rule the logits behind the last
+    one.
+    """
     target = deep_model(kind, LAYERS)
     made = make_rule(rule, **({"risk": 0.5} if rule == "autojudge" else {}))
     found = []
@@ -132,7 +147,9 @@ def test_layers_share_a_program_where_their_shapes_are_equal(
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 @torch.no_grad()
 def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: int):
-    """Each of its weights would be copied for every row otherwise, in every round of the compiled engine."""
+    """Each of its weights would be copied for every row otherwise, in every round of the compiled
+    engine.
+    """
     model, ids = pair(kind)[0], torch.tensor(prompts(*[NUM] * rows))
     slots = allocate(model, rows, NUM + 5)
     positions = torch.arange(NUM).expand(rows, NUM)

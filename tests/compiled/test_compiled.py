@@ -1,4 +1,6 @@
-"""The compiled engine writes what the eager one writes, with the memory and the programs of earlier requests too."""
+"""The compiled engine writes what the eager one writes, with the memory and the programs of earlier
+requests too.
+"""
 
 import warnings
 from itertools import chain
@@ -36,13 +38,20 @@ HAS_COMPILER = program.missing_compiler(torch.device("cpu")) is None
 
 
 def both(
-    models: Any, rule: Any, block: int, batch: list[list[int]] = BATCH, drafter: str = "model", **request: Any
+    models: Any,
+    rule: Any,
+    block: int,
+    batch: list[list[int]] = BATCH,
+    drafter: str = "model",
+    **request: Any,
 ) -> Any:
     """What either engine writes and counts; a fall-back is an error."""
     answers, (target, draft) = [], pair(models) if isinstance(models, str) else models
     for engine in ("eager", "compiled"):
         made: Any = ModelDrafter(draft) if drafter == "model" else PromptLookup()
-        decoder = Decoder(target, made, rule, block, gate=HalfGate(), tokenizer=Markers(), engine=engine)
+        decoder = Decoder(
+            target, made, rule, block, gate=HalfGate(), tokenizer=Markers(), engine=engine
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             answers.append(seen(decoder.generate(batch, max_new_tokens=NUM, **request)))
@@ -61,7 +70,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_writes_the_greedy_texts(traced: None, kind: str, rows: int, block: int):
     eager, compiled = both(kind, EXACT, block, BATCH[:rows])
     assert compiled == eager
-    assert [ids for ids, *_ in compiled] == [greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:rows]]
+    assert [ids for ids, *_ in compiled] == [
+        greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:rows]
+    ]
 
 
 WHOLE, CUT = Sampling(0.9), Sampling(1.2, top_k=12, top_p=0.95)
@@ -111,23 +122,39 @@ def test_large_drafts_are_programs_of_one_step(
         assert compiled == eager
     names = [key[2:4] for key in store.store_of(pair("llama")[1]).programs]
     built = [name for name in names if name[0] != "draft"]  # whole blocks call those of one step
-    assert sorted(built, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", rounds.STRETCH["cpu"])]
+    assert sorted(built, key=str) == [
+        ("draft token", 1),
+        ("draft token", 2),
+        ("prefill", rounds.STRETCH["cpu"]),
+    ]
     assert sorted(name[1] for name in names if name[0] == "draft") == [2, 5]
 
 
 def test_protocol_tokens_are_strict_in_programs_too(traced: None):
-    """Every other token is accepted loosely; a second request on the same programs protects other tokens."""
+    """Every other token is accepted loosely; a second request on the same programs protects other
+    tokens.
+    """
     target, draft = pair("llama", noise=0.1)
     answers: dict[str, list[Any]] = {"eager": [], "compiled": []}
     for engine, found in answers.items():
         for protected in ((), tuple(range(3, 130))):
             rule = make_rule("random", rate=1.0)
-            decoder = Decoder(target, ModelDrafter(draft), rule, 4, protocol_ids=protected, engine=engine)
+            decoder = Decoder(
+                target, ModelDrafter(draft), rule, 4, protocol_ids=protected, engine=engine
+            )
             for ends in ([], list(range(200, 259))):
-                found.append(seen(decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=ends, seeds=[1, 2, 3, 4])))
+                found.append(
+                    seen(
+                        decoder.generate(
+                            BATCH, max_new_tokens=NUM, eos_ids=ends, seeds=[1, 2, 3, 4]
+                        )
+                    )
+                )
             assert not decoder.engine.fell_back
     assert answers["eager"] == answers["compiled"]
-    assert len({str(one) for one in answers["compiled"]}) == 4  # protection and ends change the texts
+    assert (
+        len({str(one) for one in answers["compiled"]}) == 4
+    )  # protection and ends change the texts
 
 
 @pytest.mark.parametrize("block", [0, 3])
@@ -146,12 +173,19 @@ def test_stops_inside_a_block(traced: None):
 def test_texts_longer_than_a_stretch_and_one_session_after_another(
     traced: None, fresh: None, monkeypatch: pytest.MonkeyPatch, heavy: bool
 ):
-    """Memory is used again, full of the request before; heavy models read prompts without a program."""
+    """Memory is used again, full of the request before; heavy models read prompts without a
+    program.
+    """
     monkeypatch.setitem(rounds.STRETCH, "cpu", 8)
     if heavy:  # as few tokens at a time as memory for the scores allows
         for name, value in (("HEAVY", 0), ("FEWEST", 3), ("MOST_SCORES", 1)):
             monkeypatch.setattr(rounds, name, value)
-    for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]], BATCH):
+    for batch in (
+        [prompts(30, seed=1)[0]],
+        [prompts(9, seed=2)[0]],
+        [prompts(8, seed=3)[0]],
+        BATCH,
+    ):
         eager, compiled = both("llama", EXACT, 4, batch)
         assert compiled == eager
     programs = [key for model in pair("llama") for key in store.store_of(model).programs]
@@ -165,11 +199,15 @@ def test_what_a_broken_request_left_reaches_no_other(traced: None):
     for model in (target, draft):
         for kept in chain.from_iterable(store.store_of(model).memories.values()):
             kept.fill_(torch.nan)
-    assert [one.ids for one in decoder.generate(BATCH[:2], max_new_tokens=NUM)] == [one.ids for one in wanted]
+    assert [one.ids for one in decoder.generate(BATCH[:2], max_new_tokens=NUM)] == [
+        one.ids for one in wanted
+    ]
 
 
 @pytest.mark.slow
-def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
+def test_a_gate_is_where_the_target_is_before_it_is_traced(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+):
     order: list[Any] = []
 
     class Moving(HalfGate):
@@ -177,9 +215,13 @@ def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeyp
             order.append(device)
 
     build = store.build
-    monkeypatch.setattr(store, "build", lambda *given, **named: order.append("build") or build(*given, **named))
+    monkeypatch.setattr(
+        store, "build", lambda *given, **named: order.append("build") or build(*given, **named)
+    )
     target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 3, gate=Moving(), engine="compiled")
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule("autojudge"), 3, gate=Moving(), engine="compiled"
+    )
     decoder.generate(BATCH[:1], max_new_tokens=2)
     assert order[0] == target.device and "build" in order
 
@@ -188,7 +230,9 @@ def test_programs_belong_to_their_inputs_and_to_the_form_of_the_model(traced: No
     """A rule that draws feeds a draft program with numbers that another rule has not."""
     target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
     for rule in (EXACT, make_rule("random", rate=0.5)):
-        Decoder(target, ModelDrafter(draft), rule, 3, engine="compiled").generate(BATCH[:1], max_new_tokens=6)
+        Decoder(target, ModelDrafter(draft), rule, 3, engine="compiled").generate(
+            BATCH[:1], max_new_tokens=6
+        )
     known, kept = store.store_of(draft), store.store_of(target)
     assert len([key for key in known.programs if "draft" in key]) == 2
     quantise(draft, "int8")
@@ -214,23 +258,37 @@ def test_weights_are_read_where_they_lie(traced: None):
 
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
 def test_more_prompts_than_slots_run_in_batches(traced: None, drafter: str):
-    """A program cannot refill slots: every batch runs to its end, and the last one may be smaller."""
+    """A program cannot refill slots: every batch runs to its end, and the last one may be
+    smaller.
+    """
     texts, usage, steps = [*BATCH, BATCH[0][::-1]], Usage(), list[int]()
     made = ModelDrafter(pair("llama")[1]) if drafter == "model" else PromptLookup()
     decoder = Decoder(pair("llama")[0], made, EXACT, 4, engine="compiled")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         answers = decode_all(
-            decoder, texts, batch_size=2, usage=usage, progress=steps.append, max_new_tokens=NUM, eos_ids=range(20)
+            decoder,
+            texts,
+            batch_size=2,
+            usage=usage,
+            progress=steps.append,
+            max_new_tokens=NUM,
+            eos_ids=range(20),
         )
     plain = Decoder(pair("llama")[0], None, EXACT, 0)
-    expected = [plain.generate([text], max_new_tokens=NUM, eos_ids=range(20))[0].ids for text in texts]
-    assert [answer.ids for answer in answers] == expected and len({len(ids) for ids in expected}) > 2
+    expected = [
+        plain.generate([text], max_new_tokens=NUM, eos_ids=range(20))[0].ids for text in texts
+    ]
+    assert [answer.ids for answer in answers] == expected and len(
+        {len(ids) for ids in expected}
+    ) > 2
     assert steps == [1] * 5 and usage.busy < usage.available
     assert usage.busy == sum(answer.statistics.forwards for answer in answers)
 
 
-def test_reading_a_prompt_belongs_to_the_time_of_its_answer(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_prompt_belongs_to_the_time_of_its_answer(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No round reads it, so that nothing else would count it."""
     read, now = rounds.PromptReader.read, [0.0]
 
@@ -241,7 +299,9 @@ def test_reading_a_prompt_belongs_to_the_time_of_its_answer(traced: None, monkey
     monkeypatch.setattr("gistgate.compiled.session.perf_counter", lambda: now[0])
     monkeypatch.setattr(rounds.PromptReader, "read", slowly)
     target, draft = pair("llama")
-    [answer] = Decoder(target, ModelDrafter(draft), EXACT, 3, engine="compiled").generate(prompts(9), max_new_tokens=4)
+    [answer] = Decoder(target, ModelDrafter(draft), EXACT, 3, engine="compiled").generate(
+        prompts(9), max_new_tokens=4
+    )
     seconds = answer.statistics.seconds
     assert (seconds["draft"], seconds["verify"], seconds["total"]) == (300, 300, 600)
 
@@ -274,19 +334,35 @@ def test_unknown_engine():
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 def test_compiled_for_real():
-    """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the compiler."""
+    """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the
+    compiler.
+    """
     target, draft = pair("llama", noise=0.1)
     torch.manual_seed(0)  # some untrained gates open nowhere
     gate, loose = gate_of(target), {}
-    rules = [("exact", {}), ("autojudge", {"risk": 0.5}), ("ensemble", {"w": 0.2}), ("fly", OPEN["fly"])]
+    rules = [
+        ("exact", {}),
+        ("autojudge", {"risk": 0.5}),
+        ("ensemble", {"w": 0.2}),
+        ("fly", OPEN["fly"]),
+    ]
     for (rule_id, settings), block in zip(rules, (2, 4, 4, 4), strict=True):
         eager, compiled = (
-            Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), block, gate=gate, engine=engine)
+            Decoder(
+                target,
+                ModelDrafter(draft),
+                make_rule(rule_id, **settings),
+                block,
+                gate=gate,
+                engine=engine,
+            )
             for engine in ("eager", "compiled")
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # falling back
-            wanted, found = (one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in (eager, compiled))
+            wanted, found = (
+                one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in (eager, compiled)
+            )
         assert (found.ids, found.reasons) == (wanted.ids, wanted.reasons)
         loose[rule_id] = found.statistics.loose
     assert loose.pop("exact") == 0 and min(loose.values()) > 0

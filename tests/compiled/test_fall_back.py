@@ -1,4 +1,6 @@
-"""Every rule runs compiled or says why it cannot, and what cannot become a program runs on the eager engine."""
+"""Every rule runs compiled or says why it cannot, and what cannot become a program runs on the
+eager engine.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -47,25 +49,45 @@ def test_every_rule_loosely(traced: None, rule_id: str):
     sampling = Sampling() if rule.temperatures != "sampled" else Sampling(0.9)
     target, draft = pair("llama", noise=0.1)
     eager, compiled = (
-        Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=Markers(), engine=engine)
+        Decoder(
+            target,
+            ModelDrafter(draft),
+            rule,
+            4,
+            gate=HalfGate(),
+            tokenizer=Markers(),
+            engine=engine,
+        )
         for engine in ("eager", "compiled")
     )
-    answers = [one.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for one in (eager, compiled)]
+    answers = [
+        one.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for one in (eager, compiled)
+    ]
     assert [(a.ids, a.reasons) for a in answers[0]] == [(a.ids, a.reasons) for a in answers[1]]
-    assert any(a.statistics.loose for a in answers[1]) == (rule_id not in {"exact", "block", "traversal"})
+    assert any(a.statistics.loose for a in answers[1]) == (
+        rule_id not in {"exact", "block", "traversal"}
+    )
     why = FALLS_BACK.get(rule_id)
     assert len(compiled.engine.fell_back) == (why is not None)
     assert all(str(why) in said for said in compiled.engine.fell_back)
 
 
 def test_one_warning_says_why():
-    decoder = Decoder(pair("mistral")[0], ModelDrafter(pair("mistral")[1]), make_rule("exact"), 4, engine="compiled")
+    decoder = Decoder(
+        pair("mistral")[0],
+        ModelDrafter(pair("mistral")[1]),
+        make_rule("exact"),
+        4,
+        engine="compiled",
+    )
     with pytest.warns(UserWarning, match="eager engine instead .* sliding window"):
         decoder.generate(BATCH, max_new_tokens=NUM)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         answers = decoder.generate(BATCH, max_new_tokens=NUM)
-    assert [answer.ids for answer in answers] == [greedy("mistral", tuple(prompt), NUM) for prompt in BATCH]
+    assert [answer.ids for answer in answers] == [
+        greedy("mistral", tuple(prompt), NUM) for prompt in BATCH
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +115,16 @@ def test_models_on_different_devices_fall_back():
 
 
 def test_a_table_that_changed_is_another_program(traced: None):
-    """Two rules with one path, or one table that another rule goes on filling, must not share what was traced."""
+    """Two rules with one path, or one table that another rule goes on filling, must not share what
+    was traced.
+    """
     target, draft = pair("llama", noise=0.1)
     table = PairCounts()
     rule = make_rule("csd", counts=table, tau_c=1e-9, min_count=0)
-    decoders = [Decoder(target, ModelDrafter(draft), rule, 4, engine=engine) for engine in ("eager", "compiled")]
+    decoders = [
+        Decoder(target, ModelDrafter(draft), rule, 4, engine=engine)
+        for engine in ("eager", "compiled")
+    ]
     before = [one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in decoders]
     counting = make_rule("csd", counts=table, table="online", tau_c=2.0)
     Decoder(target, ModelDrafter(draft), counting, 4).generate(BATCH, max_new_tokens=NUM)
@@ -105,7 +132,9 @@ def test_a_table_that_changed_is_another_program(traced: None):
     assert before[0].ids == before[1].ids and compiled.ids == eager.ids
     assert compiled.statistics.loose == eager.statistics.loose > 0 == before[1].statistics.loose
     with pytest.warns(UserWarning, match="'csd' counts while it decodes"):
-        Decoder(target, ModelDrafter(draft), counting, 4, engine="compiled").generate(BATCH[:1], max_new_tokens=2)
+        Decoder(target, ModelDrafter(draft), counting, 4, engine="compiled").generate(
+            BATCH[:1], max_new_tokens=2
+        )
 
 
 def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
@@ -125,7 +154,9 @@ class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
 
 
 def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
-    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled")
+    decoder = Decoder(
+        pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled"
+    )
     with pytest.warns(UserWarning, match="cannot be traced"):
         decoder.generate(BATCH[:1], max_new_tokens=5)
     monkeypatch.setattr(compiled, "CompiledSession", None)  # it is not tried again
@@ -133,12 +164,16 @@ def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: p
 
 
 def test_one_rules_failure_is_not_anothers(traced: None, monkeypatch: pytest.MonkeyPatch):
-    strict = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 3, engine="compiled")
+    strict = Decoder(
+        pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 3, engine="compiled"
+    )
     with pytest.warns(UserWarning, match="cannot be traced"):
         strict.having(rule=Peeking(0.1)).generate(BATCH[:1], max_new_tokens=5)
     sessions: list[Any] = []
     made = compiled.CompiledSession
-    monkeypatch.setattr(compiled, "CompiledSession", lambda *args: sessions.append(args) or made(*args))
+    monkeypatch.setattr(
+        compiled, "CompiledSession", lambda *args: sessions.append(args) or made(*args)
+    )
     strict.generate(BATCH[:1], max_new_tokens=5)
     assert len(sessions) == 1
 
@@ -164,12 +199,15 @@ def test_without_memory_for_programs_the_eager_engine_gets_what_they_held(
     assert all(store.store_of(model).memories for model in (target, draft))
 
 
-# ---- What looks at every block, and what continues a text, runs on the eager engine although programs were asked for.
+# ---- What looks at every block, and what continues a text, runs on the eager engine although
+# programs were asked for.
 
 
 def decoder_of(engine: str, **parts: Any) -> Decoder:
     target, draft = pair("llama", noise=0.1)
-    return Decoder(target, ModelDrafter(draft), make_rule("prob", r=1e-3), 4, engine=engine, **parts)
+    return Decoder(
+        target, ModelDrafter(draft), make_rule("prob", r=1e-3), 4, engine=engine, **parts
+    )
 
 
 def seen(answers: list[Generation]) -> list[tuple[Any, ...]]:
@@ -193,9 +231,13 @@ class Weary(LoopGuard):
 def test_guards_are_asked_by_the_eager_engine(traced: None, guard: Any):
     """Two requests and one warning; without it the programs would write what nobody guarded."""
     programs, eager = decoder_of("compiled", guards=[guard]), decoder_of("eager", guards=[guard])
-    with pytest.warns(UserWarning, match="eager engine instead .* guards look at every block") as said:
+    with pytest.warns(
+        UserWarning, match="eager engine instead .* guards look at every block"
+    ) as said:
         answers = [programs.generate(BATCH, max_new_tokens=NUM) for _ in range(2)]
-    guarded, free = (one.generate(BATCH, max_new_tokens=NUM) for one in (eager, decoder_of("compiled")))
+    guarded, free = (
+        one.generate(BATCH, max_new_tokens=NUM) for one in (eager, decoder_of("compiled"))
+    )
     assert len(said) == 1 and [seen(answer) for answer in answers] == [seen(guarded)] * 2
     assert [row.ids for row in free] != [row.ids for row in guarded]
 
@@ -204,18 +246,27 @@ def test_an_observer_is_told_by_the_eager_engine(traced: None):
     """It sees the same blocks, and without it the same decoder runs its programs."""
     watches = Watch(wants_q=True), Watch(wants_q=True)
     eager, programs = (decoder_of(engine) for engine in ("eager", "compiled"))
-    with pytest.warns(UserWarning, match="eager engine instead .* an observer looks at every block") as said:
+    with pytest.warns(
+        UserWarning, match="eager engine instead .* an observer looks at every block"
+    ) as said:
         found = programs.having(observer=watches[1]).generate(BATCH, max_new_tokens=NUM)
     wanted = eager.having(observer=watches[0]).generate(BATCH, max_new_tokens=NUM)
     assert len(said) == 1 and seen(found) == seen(wanted)
-    blocks = [[(one.draft_ids.tolist(), kept.length.tolist(), texts) for one, kept, texts in w.seen] for w in watches]
-    assert blocks[1] == blocks[0] and len(blocks[0]) == max(one.statistics.forwards for one in wanted)
+    blocks = [
+        [(one.draft_ids.tolist(), kept.length.tolist(), texts) for one, kept, texts in w.seen]
+        for w in watches
+    ]
+    assert blocks[1] == blocks[0] and len(blocks[0]) == max(
+        one.statistics.forwards for one in wanted
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert seen(programs.generate(BATCH, max_new_tokens=NUM)) == seen(wanted)
 
 
-def test_texts_are_continued_by_the_eager_engine_without_a_word(traced: None, monkeypatch: pytest.MonkeyPatch):
+def test_texts_are_continued_by_the_eager_engine_without_a_word(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+):
     """Programs begin with a prompt: `resume` never builds any, and never counts as a fall-back."""
     eager, programs = (decoder_of(engine) for engine in ("eager", "compiled"))
     batch = prompts(5, 17, 2, 10)  # a prompt of one token could not be cut

@@ -33,7 +33,11 @@ def test_joined_products_are_the_single_ones(kind: str):
         assert counts == [4 * 7 + 1, 4 * 4 + 1]  # queries, keys, values; output; gate, up; down
         chain = program.chained(graphs[0], example, {})
         assert chain is not None
-        for run in (*graphs, chain, read):  # the model's own weights are views of the joined ones and say the same
+        for run in (
+            *graphs,
+            chain,
+            read,
+        ):  # the model's own weights are views of the joined ones and say the same
             torch.testing.assert_close(run(*fresh())[0], expected)
     whole = graphs[0].get_buffer("joined_0_0")
     assert whole.data_ptr() == graphs[1].get_buffer("joined_0_0").data_ptr()

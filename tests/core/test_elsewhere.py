@@ -1,4 +1,6 @@
-"""A gate on other weights of its architecture: strict until it is certified there, and the command that does it."""
+"""A gate on other weights of its architecture: strict until it is certified there, and the command
+that does it.
+"""
 
 import copy
 import shlex
@@ -42,7 +44,9 @@ def place(tmp_path: Path) -> Path:
     """A gate that is certified for TARGET and DRAFT at K = 3, with a blank in its path."""
     folder = tmp_path / "my gate"
     identities = identify_model(TARGET), identify_model(DRAFT), identify_tokenizer(TOKENIZER)
-    gate = Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels={"task": "sums"}))
+    gate = Gate(
+        GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels={"task": "sums"})
+    )
     gate.save(folder)
     certify(folder, TARGET)
     return folder
@@ -56,14 +60,20 @@ def certify(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAF
         "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "temperature": 0.0,
         "gate": gate_hash(Gate.load(folder)), "guards": [],
     }  # fmt: skip
-    proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(folder)
+    proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(
+        folder
+    )
 
 
-def build(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **options: Any) -> Decoder:
+def build(
+    folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **options: Any
+) -> Decoder:
     return build_decoder(target, TOKENIZER, DecodeOptions(gate=str(folder), draft=draft, **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}])
+@pytest.mark.parametrize(
+    "options", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}]
+)
 def test_elsewhere_every_token_is_verified_strictly(place: Path, options: dict[str, Any]) -> None:
     """Other weights of the draft count as well as those of the target."""
     assert build(place, TARGET).rule.id == "autojudge"
@@ -72,16 +82,28 @@ def test_elsewhere_every_token_is_verified_strictly(place: Path, options: dict[s
             assert build(place, *pair_, **options).rule.id == "exact"
 
 
-def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(place: Path) -> None:
+def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(
+    place: Path,
+) -> None:
     """Weights of four bits are for processors: on a GPU the same gate meets the draft as it is."""
     light = quantise(copy.deepcopy(DRAFT), "int4")
-    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(draft\)") as heard:
+    with pytest.warns(
+        UserWarning, match=r"other weights of the same architecture \(draft\)"
+    ) as heard:
         assert build(place, TARGET, light).rule.id == "exact"
     said = str(heard[0].message)
-    assert "--quantise-draft int4" in said and "or load the draft without --quantise-draft, as in training" in said
+    assert (
+        "--quantise-draft int4" in said
+        and "or load the draft without --quantise-draft, as in training" in said
+    )
     identities = identify_model(TARGET), identify_model(light), identify_tokenizer(TOKENIZER)
-    sentence = until_certified(place, GateConfig({"type": "linear"}, {}, *identities), None, TARGET, DRAFT, ["draft"])
-    assert "--quantise-draft none" in sentence and "or load the draft with --quantise-draft int4" in sentence
+    sentence = until_certified(
+        place, GateConfig({"type": "linear"}, {}, *identities), None, TARGET, DRAFT, ["draft"]
+    )
+    assert (
+        "--quantise-draft none" in sentence
+        and "or load the draft with --quantise-draft int4" in sentence
+    )
 
 
 def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
@@ -102,7 +124,9 @@ def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
         ({}, "--task TASK"),
     ],
 )
-def test_the_command_names_one_task_and_gives_the_consent_that_it_needs(labels: dict[str, Any], said: str) -> None:
+def test_the_command_names_one_task_and_gives_the_consent_that_it_needs(
+    labels: dict[str, Any], said: str
+) -> None:
     """A gate that learned from several tasks is certified for each of them."""
     identities = identify_model(TARGET), identify_model(DRAFT), identify_tokenizer(TOKENIZER)
     config = GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels=labels)
@@ -122,16 +146,25 @@ def test_a_rule_without_a_gate_runs_as_asked(place: Path) -> None:
         assert build(place, OTHER, rule="prob", settings={"r": 0.3}).rule.id == "prob"
 
 
-def test_lm_eval_refuses_rather_than_to_report_strict_figures_and_transformers_holds_back(place: Path) -> None:
+def test_lm_eval_refuses_rather_than_to_report_strict_figures_and_transformers_holds_back(
+    place: Path,
+) -> None:
     with pytest.raises(UserError, match="gistgate calibrate"):
-        build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=str(place), draft=DRAFT), policy="refuse")
+        build_decoder(
+            OTHER, TOKENIZER, DecodeOptions(gate=str(place), draft=DRAFT), policy="refuse"
+        )
     gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
     with pytest.warns(UserWarning, match="verified strictly until"):
-        assert build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).rule.id == "exact"
+        assert (
+            build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).rule.id
+            == "exact"
+        )
 
 
 def prefer(folder: Path, target: PreTrainedModel) -> None:
-    """What `gistgate tune` leaves behind: the choice of a setting that is certified on these weights."""
+    """What `gistgate tune` leaves behind: the choice of a setting that is certified on these
+    weights.
+    """
     kept, tuned = folder / "certificate.json", folder / "tuned/certificate.json"
     before = kept.read_bytes()
     certify(folder, target)
@@ -147,7 +180,9 @@ def test_a_choice_made_at_home_is_left_aside(place: Path) -> None:
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert build(place, OTHER).rule.id == "exact"
     with pytest.raises(UserError, match="because of another target"):
-        build(place, OTHER, certificate=str(place / "tuned"))  # who names it is not given anything else
+        build(
+            place, OTHER, certificate=str(place / "tuned")
+        )  # who names it is not given anything else
     request = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 4, "do_sample": True}
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert generate(OTHER, DRAFT, place, tokenizer=TOKENIZER, **request).shape == (1, 7)

@@ -28,7 +28,11 @@ def test_sums_and_the_way_through_json():
     a = Statistics(3, 4, 1, 2, 3, 9, {4: 1, 1: 2}, {"draft": 1.0, "total": 3.0})
     b = Statistics(1, 2, 0, 0, 1, 3, {1: 1, 2: 1}, {"draft": 2.0}, {"spent": 0.5})
     both = a + b
-    assert (both.tokens, both.forwards, both.histogram) == (a.tokens + b.tokens, 4, {4: 1, 1: 3, 2: 1})
+    assert (both.tokens, both.forwards, both.histogram) == (
+        a.tokens + b.tokens,
+        4,
+        {4: 1, 1: 3, 2: 1},
+    )
     assert (both.seconds, both.extra) == ({"draft": 3.0, "total": 3.0}, {"spent": 0.5})
     assert Statistics.from_dict(json.loads(json.dumps(both.as_dict()))) == both
     untimed = both.as_dict(timed=False)
@@ -73,7 +77,10 @@ strings = st.lists(st.text("abc\n", min_size=1, max_size=4), max_size=3)
 
 @settings(max_examples=400, deadline=None)
 @given(
-    tokens=texts, cuts=st.lists(st.integers(1, 5), min_size=12, max_size=12), limit=st.integers(1, 14), stops=strings
+    tokens=texts,
+    cuts=st.lists(st.integers(1, 5), min_size=12, max_size=12),
+    limit=st.integers(1, 14),
+    stops=strings,
 )
 def test_however_the_text_arrives_it_ends_at_the_same_token(
     tokens: list[int], cuts: list[int], limit: int, stops: list[str]
@@ -90,7 +97,11 @@ def test_however_the_text_arrives_it_ends_at_the_same_token(
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text("a🙂é\n", max_size=6), stop=st.text("a🙂é\n", min_size=1, max_size=2), step=st.integers(1, 5))
+@given(
+    text=st.text("a🙂é\n", max_size=6),
+    stop=st.text("a🙂é\n", min_size=1, max_size=2),
+    step=st.integers(1, 5),
+)
 @example(text="a🙂", stop="🙂", step=1)
 def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, step: int):
     tokens, answer, finish = ids_of(text), [], None
@@ -109,12 +120,26 @@ def test_a_stop_may_be_a_special_token():
 def test_the_first_space_of_an_answer_counts() -> None:
     """Llama's tokenizers leave away the first space of what they decode."""
     names = ["a", "\u2581", "\u2581b", "<0xC3>", "<0xA9>"]
-    raw = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[], byte_fallback=True))
-    parts = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    raw = Tokenizer(
+        models.BPE(
+            vocab={name: index for index, name in enumerate(names)}, merges=[], byte_fallback=True
+        )
+    )
+    parts = (
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    )
     raw.decoder = decoders.Sequence(list(parts))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
-    assert tokenizer.decode([2, 3, 4]) == "b\u00e9" and text_behind(tokenizer, [0], [2, 3, 4]) == " b\u00e9"
-    assert text_behind(tokenizer, [0, 3], [4, 0]) == tokenizer.decode([4, 0])  # the prompt ends in half a character
+    assert (
+        tokenizer.decode([2, 3, 4]) == "b\u00e9"
+        and text_behind(tokenizer, [0], [2, 3, 4]) == " b\u00e9"
+    )
+    assert text_behind(tokenizer, [0, 3], [4, 0]) == tokenizer.decode(
+        [4, 0]
+    )  # the prompt ends in half a character
     stop = Stop(9, (), [" b"], tokenizer)
     assert stop.cut([], [2, 0], [0]) == (1, "stop") and stop.cut([0], [2, 0], [0]) == (1, "stop")
     assert stop.cut([], [0, 0], [0, 2]) == (2, None)  # the prompt's own text ends nothing
@@ -122,11 +147,22 @@ def test_the_first_space_of_an_answer_counts() -> None:
 
 @pytest.mark.parametrize(
     ("listed", "own", "ids"),
-    [([7, 3], 5, [3, 5, 7]), (4, 4, [4]), (0, None, [0]), (None, 2, [2]), (None, None, []), ("no settings", 6, [6])],
+    [
+        ([7, 3], 5, [3, 5, 7]),
+        (4, 4, [4]),
+        (0, None, [0]),
+        (None, 2, [2]),
+        (None, None, []),
+        ("no settings", 6, [6]),
+    ],
 )
-def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(listed: Any, own: int | None, ids: list[int]):
+def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(
+    listed: Any, own: int | None, ids: list[int]
+):
     config = None if listed == "no settings" else SimpleNamespace(eos_token_id=listed)
-    assert eos_ids(SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=own)) == ids
+    assert (
+        eos_ids(SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=own)) == ids
+    )
 
 
 BATCH = prompts(5, 17, 2)
@@ -140,10 +176,16 @@ def check_counters(answer: Generation, block: int) -> None:
     """Every counter can be read off the text and the reasons of its tokens."""
     counts = answer.statistics
     assert counts.tokens == len(answer.ids) == len(answer.reasons)
-    found = [answer.reasons.count(why) for why in (Reason.STRICT, Reason.LOOSE, Reason.CARRIED, Reason.OWN)]
+    found = [
+        answer.reasons.count(why)
+        for why in (Reason.STRICT, Reason.LOOSE, Reason.CARRIED, Reason.OWN)
+    ]
     assert found == [counts.strict, counts.loose, counts.carried, counts.own]
     assert sum(counts.histogram.values()) == counts.forwards
-    assert sum(length * number for length, number in counts.histogram.items()) == counts.tokens - counts.own
+    assert (
+        sum(length * number for length, number in counts.histogram.items())
+        == counts.tokens - counts.own
+    )
     assert set(counts.histogram) <= set(range(block + 1)) and counts.own >= counts.forwards - 1
     assert counts.mean_accepted_length <= block + 1
 
@@ -166,29 +208,45 @@ def test_an_end_anywhere_in_a_block_ends_the_text_there(kind: str, block: int):
         for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, **request)):
             text = TEXTS[row]
             found = [
-                stop in tokenizer.decode(text[: num + 1]) if kind == "stop" else text[num] == eos for num in range(NUM)
+                stop in tokenizer.decode(text[: num + 1]) if kind == "stop" else text[num] == eos
+                for num in range(NUM)
             ]
             assert answer.ids == text[: found.index(True) + 1 if any(found) else NUM]
-            assert answer.finish == (("stop" if kind == "stop" else "eos") if any(found) else "length")
+            assert answer.finish == (
+                ("stop" if kind == "stop" else "eos") if any(found) else "length"
+            )
             check_counters(answer, block)
 
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
 def test_counters_agree_with_the_text(rule_id: str, greedy: bool, with_q: bool):
-    rule, (target, draft) = make_rule(rule_id, **LOOSE.get(rule_id, {})), pair("llama", FEW, noise=0.1)
+    rule, (target, draft) = (
+        make_rule(rule_id, **LOOSE.get(rule_id, {})),
+        pair("llama", FEW, noise=0.1),
+    )
     drafter = ModelDrafter(draft) if with_q else PromptLookup()
     decoder = Decoder(target, drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
-    sampling, batch = Sampling() if greedy else Sampling(1.0), prompts(5, 17, 2, 10, 5, vocabulary=FEW)
+    sampling, batch = (
+        Sampling() if greedy else Sampling(1.0),
+        prompts(5, 17, 2, 10, 5, vocabulary=FEW),
+    )
     answers = decoder.generate(batch, max_new_tokens=NUM, sampling=sampling, eos_ids={23})
     for answer in answers:
         check_counters(answer, 5)
-    assert any(Reason.LOOSE in answer.reasons for answer in answers) == (rule_id not in LOSSLESS), "see LOOSE"
-    assert rule_id not in LOSSLESS or all(Reason.CARRIED not in answer.reasons for answer in answers)
+    assert any(Reason.LOOSE in answer.reasons for answer in answers) == (rule_id not in LOSSLESS), (
+        "see LOOSE"
+    )
+    assert rule_id not in LOSSLESS or all(
+        Reason.CARRIED not in answer.reasons for answer in answers
+    )
 
 
 def test_seconds_and_forwards_are_those_that_were_spent():
     models, calls = dict(zip(("target", "draft"), pair("llama"), strict=True)), Counter[str]()
-    hooks = [model.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, model in models.items()]
+    hooks = [
+        model.register_forward_hook(lambda *_, name=name: calls.update([name]))
+        for name, model in models.items()
+    ]
     answers = decoder_of(4, draft=models["draft"]).generate(BATCH, max_new_tokens=NUM)
     for hook in hooks:
         hook.remove()
@@ -211,7 +269,14 @@ def test_eos_and_markers_are_never_loose():
     """The draft ends its text where the target goes on; the free rule must not follow."""
     target, draft = pair("llama", noise=0.3)
     watch = Watch()
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 6, protocol_ids=[7], observer=watch)
+    decoder = Decoder(
+        target,
+        ModelDrafter(draft),
+        make_rule("random", rate=1.0),
+        6,
+        protocol_ids=[7],
+        observer=watch,
+    )
     eos = set(range(100, 259))
     answers = decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=eos)
     assert all(block.protocol.tolist() == [*sorted(eos), 7] for block, _, _ in watch.seen)

@@ -1,4 +1,6 @@
-"""Gates: features, heads with their probability maps, and the folder, in which what does not fit is refused."""
+"""Gates: features, heads with their probability maps, and the folder, in which what does not fit is
+refused.
+"""
 
 import copy
 import json
@@ -14,12 +16,20 @@ from sklearn.isotonic import IsotonicRegression
 from gistgate.core.block import Block
 from gistgate.core.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
 from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, fold_standardisation
-from gistgate.core.identity import identify_model, identify_tokenizer, portable_name, weights_fingerprint
+from gistgate.core.identity import (
+    identify_model,
+    identify_tokenizer,
+    portable_name,
+    weights_fingerprint,
+)
 from gistgate.core.utils import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
 
-# One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2, row 2 prefers 3.
-LOGITS = torch.tensor([[[9.0, 1.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [9.0, 0.0, 0.0, 0.0]]])
+# One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2,
+# row 2 prefers 3.
+LOGITS = torch.tensor(
+    [[[9.0, 1.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [9.0, 0.0, 0.0, 0.0]]]
+)
 
 
 def example(draft=(1, 1, 3), valid=(True, True, True), logits=LOGITS, **parts):
@@ -56,7 +66,10 @@ def test_lookahead_says_what_follows_and_nothing_behind_the_end():
     assert found[:, [0, 3]].tolist() == found[:, [1, 4]].tolist() == [[1, 1], [1, 0], [0, 0]]
     assert found[0, 2] == pytest.approx(float(LOGITS[0, 1].log_softmax(-1)[1]))
     assert torch.equal(extract(example(), ["lookahead-6"])["lookahead-6"][0, :, :6], found)
-    assert extract(example(valid=(True, True, False)), ["lookahead"])["lookahead"][0, 1].tolist() == [0] * 6
+    assert (
+        extract(example(valid=(True, True, False)), ["lookahead"])["lookahead"][0, 1].tolist()
+        == [0] * 6
+    )
 
 
 def test_what_the_draft_model_makes_of_its_token():
@@ -65,7 +78,9 @@ def test_what_the_draft_model_makes_of_its_token():
     whole = example(q=q)
     found = columns("draft", DRAFT, whole)
     for name, ids in (("log_q", whole.draft_ids[0]), ("log_q_of_top", whole.top_ids[0, :-1])):
-        torch.testing.assert_close(found[name], q[0].gather(-1, ids[:, None])[:, 0].log().clamp_min(-20))
+        torch.testing.assert_close(
+            found[name], q[0].gather(-1, ids[:, None])[:, 0].log().clamp_min(-20)
+        )
     assert found["q_entropy"][0].item() == pytest.approx(1.5 * math.log(2), abs=1e-5)
     assert found["q_entropy"][2].item() == pytest.approx(0, abs=1e-5)
     assert needs_q(["scalars", "draft"]) and not needs_q(["scalars", "h_tok:post"])
@@ -74,8 +89,15 @@ def test_what_the_draft_model_makes_of_its_token():
 def test_forbidden_tokens_stay_finite_and_an_empty_draft_has_no_rows():
     forbidden = LOGITS.clone()
     forbidden[..., 1] = -torch.inf
-    assert all(part.isfinite().all() for part in extract(example(logits=forbidden), ["scalars", "lookahead"]).values())
-    empty = Block(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, 1, 4))
+    assert all(
+        part.isfinite().all()
+        for part in extract(example(logits=forbidden), ["scalars", "lookahead"]).values()
+    )
+    empty = Block(
+        torch.zeros(2, 0, dtype=torch.long),
+        torch.zeros(2, 0, dtype=torch.bool),
+        torch.zeros(2, 1, 4),
+    )
     sizes = {"scalars": len(SCALARS), "draft": len(DRAFT), "lookahead": 6}
     found = {name: tuple(part.shape) for name, part in extract(empty, sizes).items()}
     assert found == {name: (2, 0, size) for name, size in sizes.items()}
@@ -92,7 +114,10 @@ def test_forbidden_tokens_stay_finite_and_an_empty_draft_has_no_rows():
     ],
 )
 def test_features_that_are_not_there_are_one_sentence(feature, sentence):
-    assert layers_needed(["scalars", "h_tok:post", "h_pred:post", "h_tok:layer:2"]) == {"post", "layer:2"}
+    assert layers_needed(["scalars", "h_tok:post", "h_pred:post", "h_tok:layer:2"]) == {
+        "post",
+        "layer:2",
+    }
     with pytest.raises(UserError, match=sentence):
         extract(example(q=None), [feature])
 
@@ -113,11 +138,18 @@ def test_folding_equals_standardising(kind):
 def test_isotonic_equals_scikit_learn_and_passes_through_its_knots():
     generator = np.random.default_rng(0)
     x = generator.normal(size=200)
-    model = IsotonicRegression(out_of_bounds="clip").fit(x, generator.random(200) < 1 / (1 + np.exp(-x)))
+    model = IsotonicRegression(out_of_bounds="clip").fit(
+        x, generator.random(200) < 1 / (1 + np.exp(-x))
+    )
     fitted = Isotonic(model.X_thresholds_.tolist(), model.y_thresholds_.tolist())
     grid = np.linspace(-5, 5, 1001)
-    assert np.allclose(fitted(torch.from_numpy(grid).float()).numpy(), model.predict(grid), atol=1e-4)
-    few, logits = Isotonic([-1.0, 0.0, 2.0], [0.1, 0.5, 0.9]), torch.tensor([-9.0, -1.0, -0.5, 0.0, 1.0, 2.0, 9.0])
+    assert np.allclose(
+        fitted(torch.from_numpy(grid).float()).numpy(), model.predict(grid), atol=1e-4
+    )
+    few, logits = (
+        Isotonic([-1.0, 0.0, 2.0], [0.1, 0.5, 0.9]),
+        torch.tensor([-9.0, -1.0, -0.5, 0.0, 1.0, 2.0, 9.0]),
+    )
     assert few(logits).tolist() == pytest.approx([0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 0.9])
 
 
@@ -158,14 +190,22 @@ def test_what_comes_back_is_what_was_saved(gate, block, pair, tmp_path):
     for folder in ("a", "b"):
         gate.save(tmp_path / folder, card="# A gate\n")
     again = Gate.load(tmp_path / "a", *pair, byte_tokenizer())
-    assert again.config == gate.config and again.layers == {"post"} and torch.equal(again(block), gate(block))
+    assert (
+        again.config == gate.config
+        and again.layers == {"post"}
+        and torch.equal(again(block), gate(block))
+    )
     assert (tmp_path / "a/README.md").read_text() == "# A gate\n"
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert len({path.stat().st_mode for path in (tmp_path / "a").iterdir()}) == 1, "another user may read all of it"
+    assert len({path.stat().st_mode for path in (tmp_path / "a").iterdir()}) == 1, (
+        "another user may read all of it"
+    )
 
 
-def test_probabilities_are_float32_whatever_the_states_are_and_rows_do_not_influence_each_other(gate, block):
+def test_probabilities_are_float32_whatever_the_states_are_and_rows_do_not_influence_each_other(
+    gate, block
+):
     half = gate(replace(block, hidden={"post": block.hidden["post"].bfloat16()}))
     assert half.dtype == torch.float32 and half.shape == (2, 3) and not half.requires_grad
     hidden = {"post": block.hidden["post"][1:]}
@@ -201,7 +241,11 @@ def test_another_dtype_is_the_same_model_with_a_warning(gate, pair):
 
 @pytest.mark.parametrize(
     ("name", "portable"),
-    [("/home/somebody/models/target", "target"), ("a/b", "a/b"), ("models/embedded/target", "models/embedded/target")],
+    [
+        ("/home/somebody/models/target", "target"),
+        ("a/b", "a/b"),
+        ("models/embedded/target", "models/embedded/target"),
+    ],
 )
 def test_names_hold_no_path_of_this_machine(name, portable):
     assert portable_name(name) == portable

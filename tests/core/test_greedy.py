@@ -41,11 +41,18 @@ def test_a_ragged_batch_and_a_single_row_write_the_greedy_texts(kind: str, name:
             assert [answer.ids for answer in answers] == expected(kind)[: len(batch)], block
 
 
-@pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"])
+@pytest.mark.parametrize(
+    "rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"]
+)
 def test_every_closed_rule_writes_it_too(rule_id: str):
-    rule, parts = make_rule(rule_id, **CLOSED[rule_id]), {"gate": HalfGate(), "tokenizer": Markers()}
+    rule, parts = (
+        make_rule(rule_id, **CLOSED[rule_id]),
+        {"gate": HalfGate(), "tokenizer": Markers()},
+    )
     decoder = Decoder(pair("llama")[0], drafter("model", "llama"), rule, 8, **parts)
-    assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected("llama")
+    assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected(
+        "llama"
+    )
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -66,13 +73,20 @@ def test_plain_decoding_without_a_draft(kind: str):
 def test_a_perfect_draft_is_kept_whole(block: int):
     target = pair("llama")[0]
     for num in (1, 2, 7, NUM):
-        answer = Decoder(target, ModelDrafter(target), make_rule("exact"), block).generate(BATCH, max_new_tokens=num)
+        answer = Decoder(target, ModelDrafter(target), make_rule("exact"), block).generate(
+            BATCH, max_new_tokens=num
+        )
         assert [one.ids for one in answer] == [text[:num] for text in expected("llama")]
         for one in answer:
             whole, rest = divmod(num, block + 1)
             # the last block is as long as there is room, and the own token always finds a place
-            lengths = {block: whole, **({rest - 1: (whole if rest - 1 == block else 0) + 1} if rest else {})}
-            assert one.statistics.histogram == {length: count for length, count in lengths.items() if count}
+            lengths = {
+                block: whole,
+                **({rest - 1: (whole if rest - 1 == block else 0) + 1} if rest else {}),
+            }
+            assert one.statistics.histogram == {
+                length: count for length, count in lengths.items() if count
+            }
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -82,7 +96,9 @@ def test_an_answer_may_fill_the_context_to_the_last_token(kind: str):
     batch = prompts(CONTEXT - 30, 3, CONTEXT - 30, seed=4)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 16)
     answers = decoder.generate(batch, max_new_tokens=30)
-    assert [answer.ids for answer in answers] == [greedy(kind, tuple(prompt), 30) for prompt in batch]
+    assert [answer.ids for answer in answers] == [
+        greedy(kind, tuple(prompt), 30) for prompt in batch
+    ]
 
 
 def test_no_answer_at_all():
@@ -91,11 +107,15 @@ def test_no_answer_at_all():
     batch = [list(prompt) for prompt in BATCH]
     answers = decoder.generate(batch, max_new_tokens=0)
     assert batch == BATCH, "the caller's prompts stay as they were"
-    assert [(answer.ids, answer.finish, answer.statistics.forwards) for answer in answers] == [([], "length", 0)] * 4
+    assert [(answer.ids, answer.finish, answer.statistics.forwards) for answer in answers] == [
+        ([], "length", 0)
+    ] * 4
 
 
 def test_output_layers_of_different_padding():
-    """The target's is padded to 272 rows, the draft's to 264; only 259 ids exist, and padding may not leak."""
+    """The target's is padded to 272 rows, the draft's to 264; only 259 ids exist, and padding may
+    not leak.
+    """
     target, draft = tiny_model("llama", 272), noisy_copy(tiny_model("llama", 264, seed=3), 0.1)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, vocabulary=259)
     text, answer = list(BATCH[0]), decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
@@ -130,7 +150,9 @@ class Adversary(Drafter):
 
 
 class Requests(RuleBasedStateMachine):
-    """One target and one adversary serve all requests; every answer is the greedy one, cut where it has to end."""
+    """One target and one adversary serve all requests; every answer is the greedy one, cut where it
+    has to end.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +160,9 @@ class Requests(RuleBasedStateMachine):
 
     @rule(
         plans=st.lists(
-            st.tuples(st.integers(0, 17), st.lists(st.integers(0, 258), max_size=17)), min_size=1, max_size=4
+            st.tuples(st.integers(0, 17), st.lists(st.integers(0, 258), max_size=17)),
+            min_size=1,
+            max_size=4,
         )
     )
     def plan(self, plans: list[tuple[int, list[int]]]) -> None:
@@ -148,13 +172,17 @@ class Requests(RuleBasedStateMachine):
         rows=st.lists(st.integers(0, len(ROWS) - 1), min_size=1, max_size=5),
         block=st.integers(1, 16),
         num=st.integers(1, LENGTH),
-        ends=st.lists(st.tuples(st.integers(0, len(ROWS) - 1), st.integers(0, LENGTH - 1)), max_size=2),
+        ends=st.lists(
+            st.tuples(st.integers(0, len(ROWS) - 1), st.integers(0, LENGTH - 1)), max_size=2
+        ),
     )
     def ask(self, rows: list[int], block: int, num: int, ends: list[tuple[int, int]]) -> None:
         batch = [ROWS[row] for row in rows]
         eos = {TEXTS[tuple(ROWS[row])][len(ROWS[row]) + place] for row, place in ends}
         decoder: Any = Decoder(pair("llama")[0], self.adversary, make_rule("exact"), block)
-        for prompt, answer in zip(batch, decoder.generate(batch, max_new_tokens=num, eos_ids=eos), strict=True):
+        for prompt, answer in zip(
+            batch, decoder.generate(batch, max_new_tokens=num, eos_ids=eos), strict=True
+        ):
             text = TEXTS[tuple(prompt)][len(prompt) :][:num]
             end = next((place + 1 for place, token in enumerate(text) if token in eos), num)
             assert answer.ids == text[:end]

@@ -48,7 +48,10 @@ VOCABULARY = 24
         ([1, 2, 3] * 3 + [1, 2], False),  # not yet four times
         ([1, 2, 3] * 4 + [4], False),  # it got out again
         (list(range(64)) * 4, True),
-        (list(range(65)) * 3 + list(range(60)), False),  # too long a period, too short a text for its grams
+        (
+            list(range(65)) * 3 + list(range(60)),
+            False,
+        ),  # too long a period, too short a text for its grams
         (list(range(60)), False),
         ([5] * 4, True),
         ([5] * 3, False),
@@ -61,7 +64,11 @@ def test_a_period_that_stands_four_times_is_a_loop(ids: list[int], loops: bool):
 
 def test_a_text_of_few_grams_is_a_loop_although_no_period_stands():
     words = torch.randint(10, (60, 4), generator=torch.Generator().manual_seed(0))
-    few = words[torch.randint(6, (70,), generator=torch.Generator().manual_seed(1))].flatten().tolist()
+    few = (
+        words[torch.randint(6, (70,), generator=torch.Generator().manual_seed(1))]
+        .flatten()
+        .tolist()
+    )
     assert LoopGuard(repeats=20, variety=0.9).is_loop(few)
     assert not LoopGuard(repeats=20, variety=0.9).is_loop(few[:255])
     varied = torch.randint(200, (300,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -69,7 +76,9 @@ def test_a_text_of_few_grams_is_a_loop_although_no_period_stands():
 
 
 def wandering() -> PreTrainedModel:
-    """A target whose greedy text depends on the place more than on what was read, so that it does not loop."""
+    """A target whose greedy text depends on the place more than on what was read, so that it does
+    not loop.
+    """
     target = tiny_model("gpt2", VOCABULARY, seed=3)
     with torch.no_grad():
         target.transformer.wpe.weight.mul_(8)
@@ -77,7 +86,9 @@ def wandering() -> PreTrainedModel:
 
 
 def circling(vocabulary: int = VOCABULARY) -> PreTrainedModel:
-    """A model without attention: the next token hangs on the last one alone, so every greedy text ends in a cycle."""
+    """A model without attention: the next token hangs on the last one alone, so every greedy text
+    ends in a cycle.
+    """
     model = tiny_model("llama", vocabulary, seed=0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -87,7 +98,9 @@ def circling(vocabulary: int = VOCABULARY) -> PreTrainedModel:
 
 def answer(*guards: LoopGuard, rule: str = "prob", **settings: float) -> Generation:
     settings = settings or {"r": 1e-30}
-    decoder = Decoder(wandering(), ModelDrafter(circling()), make_rule(rule, **settings), 16, guards=guards)
+    decoder = Decoder(
+        wandering(), ModelDrafter(circling()), make_rule(rule, **settings), 16, guards=guards
+    )
     return decoder.generate([[7, 8, 9]], max_new_tokens=LENGTH)[0]
 
 
@@ -96,8 +109,14 @@ def test_without_the_guard_the_answer_loops():
         LoopGuard(repeats=1)
     looping, strict = answer(), answer(r=1.0)
     guard = LoopGuard()
-    assert any(guard.is_loop(looping.ids[:end]) for end in range(LENGTH)) and looping.statistics.loose > LENGTH / 2
-    assert not any(guard.is_loop(strict.ids[:end]) for end in range(LENGTH)) and not strict.statistics.loose
+    assert (
+        any(guard.is_loop(looping.ids[:end]) for end in range(LENGTH))
+        and looping.statistics.loose > LENGTH / 2
+    )
+    assert (
+        not any(guard.is_loop(strict.ids[:end]) for end in range(LENGTH))
+        and not strict.statistics.loose
+    )
 
 
 def test_the_guard_closes_for_the_rest_or_opens_again_behind_its_window():
@@ -108,11 +127,16 @@ def test_the_guard_closes_for_the_rest_or_opens_again_behind_its_window():
     extra = guarded.statistics.extra
     assert Reason.LOOP not in guarded.reasons[: first + 1]
     counted = guarded.statistics
-    assert counted.strict == guarded.reasons.count(Reason.LOOP) + guarded.reasons.count(Reason.STRICT)
+    assert counted.strict == guarded.reasons.count(Reason.LOOP) + guarded.reasons.count(
+        Reason.STRICT
+    )
     assert extra["loop_alarms"] == 1 and extra["loop_rounds"] > 5 and extra["loop_open"] == 0
     said = guarded_in_words(guarded.statistics, ["loop"])
     opened = answer(LoopGuard(window=20)).statistics
-    assert opened.extra["loop_alarms"] >= 1 and guarded.statistics.loose < opened.loose < answer().statistics.loose
+    assert (
+        opened.extra["loop_alarms"] >= 1
+        and guarded.statistics.loose < opened.loose < answer().statistics.loose
+    )
     assert said == f"guards: loop 1 alarms, {extra['loop_rounds']:.0f} rounds stricter"
 
 
@@ -138,7 +162,9 @@ class Shut(LoopGuard):
 def test_a_closed_row_is_strict_whether_or_not_its_rule_replaces_the_strict_test(
     rule_id: str, settings: dict[str, Any], superset: bool, sampling: Sampling
 ):
-    """Closed from the first token on, every rule gives the strict text and draws the strict tokens."""
+    """Closed from the first token on, every rule gives the strict text and draws the strict
+    tokens.
+    """
     (target, draft), rule = pair("llama", noise=0.1), make_rule(rule_id, **settings)
     closed, free, exact = (
         Decoder(target, ModelDrafter(draft), one, 4, guards=guards).generate(
@@ -154,10 +180,18 @@ def test_a_closed_row_is_strict_whether_or_not_its_rule_replaces_the_strict_test
 
 def test_a_loop_of_the_target_is_logged_as_its_own():
     target = circling(259)
-    decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.0)), make_rule("prob", r=0.5), 4, guards=[LoopGuard()])
+    decoder = Decoder(
+        target,
+        ModelDrafter(noisy_copy(target, 0.0)),
+        make_rule("prob", r=0.5),
+        4,
+        guards=[LoopGuard()],
+    )
     extra = decoder.generate(prompts(4), max_new_tokens=CONTEXT - 10)[0].statistics.extra
     assert extra["loop_target"] >= 1 and extra["loop_open"] == 1 and "loop_alarms" not in extra
-    assert guarded_in_words(Statistics(extra=extra), ["loop"]).endswith("; the answer ends in a loop")
+    assert guarded_in_words(Statistics(extra=extra), ["loop"]).endswith(
+        "; the answer ends in a loop"
+    )
 
 
 WIDTH = 32
@@ -197,12 +231,21 @@ def test_the_strictest_verdict_wins_and_never_loosens():
     assert narrowed(rule, 0.3) == make_rule("prob", r=0.3)
     assert isinstance(narrowed(rule, 0.05), Exact) and isinstance(narrowed(rule, "closed"), Exact)
     judge = make_rule("autojudge", risk=0.4)  # a larger risk is looser
-    assert strictest(judge, [0.3, 0.2]) == 0.2 and narrowed(judge, 0.2) == make_rule("autojudge", risk=0.2)
+    assert strictest(judge, [0.3, 0.2]) == 0.2 and narrowed(judge, 0.2) == make_rule(
+        "autojudge", risk=0.2
+    )
 
 
 def decode(rule_id: str, *guards: DomainGuard, **settings: float):  # type: ignore[no-untyped-def]
     target, draft = pair("llama")
-    decoder = Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), 4, gate=HalfGate(), guards=guards)
+    decoder = Decoder(
+        target,
+        ModelDrafter(draft),
+        make_rule(rule_id, **settings),
+        4,
+        gate=HalfGate(),
+        guards=guards,
+    )
     return decoder.generate(BATCH, max_new_tokens=24)
 
 
@@ -229,7 +272,9 @@ def test_one_alarm_moves_to_the_stricter_setting_and_two_close():
     assert ids(decode("prob", two, r=0.001)) == ids(decode("exact"))
 
 
-@pytest.mark.parametrize("about", [{"rule": "autojudge", "method": "prob"}, {"method": "autojudge"}, {}])
+@pytest.mark.parametrize(
+    "about", [{"rule": "autojudge", "method": "prob"}, {"method": "autojudge"}, {}]
+)
 def test_the_setting_of_another_rule_closes(about: dict):
     """The risk of a judge is no probability ratio, although both are numbers below one."""
     watched = decode("prob", guard(far=0.0, stricter=0.01, about=about), r=0.001)
@@ -242,7 +287,9 @@ def test_too_many_loose_tokens_close_the_rest():
     assert caught
     for row in caught:
         first = row.reasons.index(Reason.LOOSE)
-        assert Reason.LOOSE not in row.reasons[first + 5 :]  # the block of four and the target's token behind it
+        assert (
+            Reason.LOOSE not in row.reasons[first + 5 :]
+        )  # the block of four and the target's token behind it
 
 
 def test_rows_are_watched_one_by_one():
@@ -261,7 +308,12 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, stricter: float | None)
     known.save(tmp_path)
     again = DomainGuard.load(tmp_path)
     assert torch.equal(again.basis, known.basis) and torch.equal(again.variances, known.variances)
-    assert (again.far, again.bet, again.stricter, again.about) == (1.5, math.inf, stricter, {"prompts": 200})
+    assert (again.far, again.bet, again.stricter, again.about) == (
+        1.5,
+        math.inf,
+        stricter,
+        {"prompts": 200},
+    )
 
 
 def test_a_folder_without_one_or_with_a_damaged_one_is_refused(tmp_path: Path):
@@ -291,9 +343,15 @@ LLAMA3 = r"""{{- bos_token }}{%- for message in messages %}
 R1 = r"""{{- bos_token }}{%- for message in messages %}
     {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{% endif %}"""
-MARKERS = {"<|python_tag|>", *re.findall(r"<\|\w+\|>|<｜\w+｜>|</?(?:think|tool_call)>", QWEN3 + LLAMA3 + R1)}
+MARKERS = {
+    "<|python_tag|>",
+    *re.findall(r"<\|\w+\|>|<｜\w+｜>|</?(?:think|tool_call)>", QWEN3 + LLAMA3 + R1),
+}
 """Chat templates as their models publish them, but shorter, and their markers."""
-CODE, JSON = "```py\nd = {1: '«'}\n```", '{"name": "look", "parameters": {"at": "a } b", "is": {"x": 1}}}'
+CODE, JSON = (
+    "```py\nd = {1: '«'}\n```",
+    '{"name": "look", "parameters": {"at": "a } b", "is": {"x": 1}}}',
+)
 
 
 @pytest.mark.parametrize("scope, template, answer", [
@@ -315,13 +373,21 @@ def test_a_scope_is_found_in_the_answers_of_chat_templates(scope: str, template:
     turns = [{"role": role, "content": "Look { [ ```"} for role in ("system", "user")]
     tools = [{"name": "look"}] if scope == "prose" else None
     text = tokenizer.apply_chat_template(
-        turns, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        turns,
+        tools=tools,
+        chat_template=template,
+        add_generation_prompt=True,
+        tokenize=False,
+        enable_thinking=False,
     )
     made = Scope(scope, tokenizer)
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in answer.split("~")]
     ids = [token for part in parts for token in part]
     reading = Reading(made.start(tokenizer.encode(text, add_special_tokens=False)))
-    found = [made.along(reading, ids[:at], ids[at : at + 4], ids[at : at + 4]) for at in range(0, len(ids), 4)]
+    found = [
+        made.along(reading, ids[:at], ids[at : at + 4], ids[at : at + 4])
+        for at in range(0, len(ids), 4)
+    ]
     expected = [place % 2 == 1 for place, part in enumerate(parts) for _ in part]
     assert [one for block in found for one in block] == expected
     assert made.along(Reading(made.start([])), [-1], ids[:1], ids[:1]) == [False]
@@ -334,10 +400,17 @@ def test_a_decoder_is_loose_inside_the_scope_alone():
 
     def ids(*scopes: str, rule: Rule = rule) -> list[list[int]]:
         guards = [Scope(name, tokenizer) for name in scopes]
-        answers = Decoder(target, ModelDrafter(draft), rule, 5, tokenizer=tokenizer, guards=guards).generate(**request)
-        for prompt, (x, reasons) in zip(request["prompts"], [(a.ids, a.reasons) for a in answers], strict=True):
+        answers = Decoder(
+            target, ModelDrafter(draft), rule, 5, tokenizer=tokenizer, guards=guards
+        ).generate(**request)
+        for prompt, (x, reasons) in zip(
+            request["prompts"], [(a.ids, a.reasons) for a in answers], strict=True
+        ):
             loose = [at for at, why in enumerate(reasons) if guards and why == Reason.LOOSE]
-            assert all(guards[0].along(Reading(guards[0].start(prompt)), x[:at], [x[at]], [50])[0] for at in loose)
+            assert all(
+                guards[0].along(Reading(guards[0].start(prompt)), x[:at], [x[at]], [50])[0]
+                for at in loose
+            )
         return [answer.ids for answer in answers]
 
     assert ids("thinking") == ids("prose", "thinking") == ids(rule=Exact()) != ids("prose") != ids()

@@ -1,4 +1,6 @@
-"""A row's answer depends on its own prompt and seed, and samples are distributed as the target's own."""
+"""A row's answer depends on its own prompt and seed, and samples are distributed as the target's
+own.
+"""
 
 from itertools import product
 from typing import Any
@@ -31,7 +33,9 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=20, top_p=0.9)]
 
 
-def decoder_of(rule_id: str, settings: dict[str, Any], target: str, draft: str, block: int = 5) -> Decoder:
+def decoder_of(
+    rule_id: str, settings: dict[str, Any], target: str, draft: str, block: int = 5
+) -> Decoder:
     drafter = PromptLookup() if draft == "lookup" else ModelDrafter(pair(draft, noise=0.05)[1])
     gate = HalfGate() if rule_id == "autojudge" else None
     return Decoder(pair(target)[0], drafter, make_rule(rule_id, **settings), block, gate=gate)
@@ -39,7 +43,9 @@ def decoder_of(rule_id: str, settings: dict[str, Any], target: str, draft: str, 
 
 def seen(answers: list[Generation]) -> list[Any]:
     """Everything but the clock."""
-    rows = [(one.ids, one.reasons, one.finish, one.statistics.as_dict(timed=False)) for one in answers]
+    rows = [
+        (one.ids, one.reasons, one.finish, one.statistics.as_dict(timed=False)) for one in answers
+    ]
     for *_, counts in rows:
         del counts["draft_forwards"]  # shared work: a batch drafts as far as its longest row needs
     return rows
@@ -47,7 +53,9 @@ def seen(answers: list[Generation]) -> list[Any]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("rule_id, settings", RULES)
-@pytest.mark.parametrize("target, draft", [("llama", "llama"), ("llama", "lookup"), ("gpt2", "gpt2")])
+@pytest.mark.parametrize(
+    "target, draft", [("llama", "llama"), ("llama", "lookup"), ("gpt2", "gpt2")]
+)
 def test_alone_permuted_and_in_company(
     target: str, draft: str, rule_id: str, settings: dict[str, Any], sampling: Sampling
 ):
@@ -55,21 +63,30 @@ def test_alone_permuted_and_in_company(
     request: dict[str, Any] = {"max_new_tokens": 14, "sampling": sampling}
     together = seen(decoder.generate(BATCH, seeds=SEEDS, **request))
     order = [3, 0, 4, 2, 1]
-    permuted = decoder.generate([BATCH[row] for row in order], seeds=[SEEDS[row] for row in order], **request)
+    permuted = decoder.generate(
+        [BATCH[row] for row in order], seeds=[SEEDS[row] for row in order], **request
+    )
     assert seen(permuted) == [together[row] for row in order]
     for row in (1, 2):
-        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [together[row]]
+        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [
+            together[row]
+        ]
 
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
 def test_every_rule_judges_its_rows_apart(rule_id: str, greedy: bool, with_q: bool):
-    rule, (target, draft) = make_rule(rule_id, **LOOSE.get(rule_id, {})), pair("llama", FEW, noise=0.1)
+    rule, (target, draft) = (
+        make_rule(rule_id, **LOOSE.get(rule_id, {})),
+        pair("llama", FEW, noise=0.1),
+    )
     drafter = ModelDrafter(draft) if with_q else PromptLookup()
     decoder = Decoder(target, drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
     batch = prompts(5, 17, 2, 10, 5, vocabulary=FEW)
     request: dict[str, Any] = {"max_new_tokens": 14, "sampling": SAMPLINGS[0 if greedy else 2]}
     together = decoder.generate(batch, seeds=SEEDS, **request)
-    assert any(row.statistics.loose for row in together) == (rule_id not in LOSSLESS), "name settings of it in LOOSE"
+    assert any(row.statistics.loose for row in together) == (rule_id not in LOSSLESS), (
+        "name settings of it in LOOSE"
+    )
     for row in range(len(batch)):
         alone = decoder.generate([batch[row]], seeds=[SEEDS[row]], **request)[0]
         assert (alone.ids, alone.reasons) == (together[row].ids, together[row].reasons)
@@ -78,14 +95,20 @@ def test_every_rule_judges_its_rows_apart(rule_id: str, greedy: bool, with_q: bo
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
-@pytest.mark.parametrize("target, draft", [("llama", "mistral"), ("mistral", "mistral"), ("gemma2", "mistral")])
-def test_windows_see_tokens_and_not_the_holes_of_the_batch(target: str, draft: str, sampling: Sampling):
+@pytest.mark.parametrize(
+    "target, draft", [("llama", "mistral"), ("mistral", "mistral"), ("gemma2", "mistral")]
+)
+def test_windows_see_tokens_and_not_the_holes_of_the_batch(
+    target: str, draft: str, sampling: Sampling
+):
     """With a loose rule and with sampling the answer also shows what the draft model read."""
     decoder = decoder_of("prob", {"r": 1e-3}, target, draft)
     request: dict[str, Any] = {"max_new_tokens": 40, "sampling": sampling}
     together = seen(decoder.generate(BATCH, seeds=SEEDS, **request))
     for row in range(len(BATCH)):
-        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [together[row]]
+        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [
+            together[row]
+        ]
 
 
 def test_seeds_make_the_difference_and_nothing_else():
@@ -94,7 +117,8 @@ def test_seeds_make_the_difference_and_nothing_else():
     same = decoder.generate([BATCH[0]] * 3, seeds=[7, 7, 8], **request)
     assert same[0].ids == same[1].ids != same[2].ids
     assert (
-        decoder.generate([BATCH[0]] * 2, **request)[1].ids == decoder.generate([BATCH[0]], seeds=[1], **request)[0].ids
+        decoder.generate([BATCH[0]] * 2, **request)[1].ids
+        == decoder.generate([BATCH[0]], seeds=[1], **request)[0].ids
     )
 
 
@@ -107,10 +131,19 @@ def test_the_device_s_own_random_state_plays_no_part():
 
 
 def test_the_company_of_a_row_decides_nothing_near_the_end_of_an_answer():
-    """A longer proposal scores otherwise, so a row must not be asked for as many tokens as its neighbours have room."""
+    """A longer proposal scores otherwise, so a row must not be asked for as many tokens as its
+    neighbours have room.
+    """
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=6, num_key_value_heads=2, max_position_embeddings=256, **sizes))
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=6, num_key_value_heads=2, max_position_embeddings=256, **sizes)
+    )
     decoder = Decoder(model.eval().double(), SuffixDrafter(), make_rule("top-k", k=6), 8)
     batch = [
         [3, 2, 0, 0, 2, 0, 4, 5, 0, 0, 3],
@@ -131,7 +164,9 @@ def wanted(sampling: Sampling) -> Tensor:
     """Probability of every text of three tokens behind the prompt [27]."""
     target = pair("llama", 3, 0.5)[0]
     with torch.no_grad():
-        z = target(torch.tensor([[*PROMPT, *text] for text in TEXTS])).logits[:, len(PROMPT) - 1 : -1]
+        z = target(torch.tensor([[*PROMPT, *text] for text in TEXTS])).logits[
+            :, len(PROMPT) - 1 : -1
+        ]
     p = sampling.logits(z).softmax(-1)
     return p.gather(-1, torch.tensor(TEXTS)[..., None]).double().prod(1).squeeze(-1)
 
@@ -184,6 +219,10 @@ def test_a_draft_that_agrees_by_chance_is_accepted_and_refused(name: str):
     assert {length for answer in answers for length in answer.statistics.histogram} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("rule_id, settings", [("prob", {"r": 0.05}), ("random", {"rate": 0.5}), ("top-k", {"k": 2})])
+@pytest.mark.parametrize(
+    "rule_id, settings", [("prob", {"r": 0.05}), ("random", {"rate": 0.5}), ("top-k", {"k": 2})]
+)
 def test_a_loose_rule_is_noticed(rule_id: str, settings: dict[str, float]):
-    assert chi_square(sampling_decoder("model", make_rule(rule_id, **settings), 2), Sampling(1.0)) > 54
+    assert (
+        chi_square(sampling_decoder("model", make_rule(rule_id, **settings), 2), Sampling(1.0)) > 54
+    )

@@ -1,4 +1,6 @@
-"""Lighter drafts, with rounded weights or a part of the vocabulary: near the original, and drafts stay lossless."""
+"""Lighter drafts, with rounded weights or a part of the vocabulary: near the original, and drafts
+stay lossless.
+"""
 
 import copy
 import os
@@ -13,7 +15,15 @@ from gistgate.core.block import Sampling
 from gistgate.core.identity import check_identity, identify_model, model_scope
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.models.lighter import GROUP, MOST_ROWS, Int4Linear, Int8Linear, Subset, SubsetHead, quantise
+from gistgate.models.lighter import (
+    GROUP,
+    MOST_ROWS,
+    Int4Linear,
+    Int8Linear,
+    Subset,
+    SubsetHead,
+    quantise,
+)
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts, tiny_model
 from tests.drafters.proposing import decoded, num_accepted, wanted
@@ -39,7 +49,11 @@ def test_weights_move_by_half_a_step_at_most(kind, bias, dtype):
     offset = 0 if whole.bias is None else whole.bias
     found_IO = (packed(eye) - offset).float()
     groups = whole.weight.float().view(48, -1, GROUP)
-    most = groups.abs().amax() / 127 if kind == "int8" else (groups.amax(-1) - groups.amin(-1)).amax() / 15
+    most = (
+        groups.abs().amax() / 127
+        if kind == "int8"
+        else (groups.amax(-1) - groups.amin(-1)).amax() / 15
+    )
     slack = 1e-5 if dtype == torch.float32 else 0.004
     assert (found_IO.T - whole.weight.float()).abs().max() <= most / 2 + slack
 
@@ -50,14 +64,19 @@ def test_activations_are_not_rounded(kind):
     packed = LAYERS[kind](layer(bias=False))
     large, small = torch.zeros(1, 2 * GROUP), torch.zeros(1, 2 * GROUP)
     large[0, 0], small[0, 1] = 1000.0, 0.01
-    torch.testing.assert_close(packed(large + small) - packed(large), packed(small), atol=2e-4, rtol=0)
+    torch.testing.assert_close(
+        packed(large + small) - packed(large), packed(small), atol=2e-4, rtol=0
+    )
     assert packed(small).abs().max() > 5e-4
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_few_and_many_rows_give_the_same(kind):
     chance = torch.Generator().manual_seed(0)
-    packed, x = LAYERS[kind](layer(bias=True)), torch.randn(2, MOST_ROWS, 2 * GROUP, generator=chance)
+    packed, x = (
+        LAYERS[kind](layer(bias=True)),
+        torch.randn(2, MOST_ROWS, 2 * GROUP, generator=chance),
+    )
     one_by_one = torch.stack([torch.stack([packed(row[None])[0] for row in rows]) for rows in x])
     torch.testing.assert_close(packed(x), one_by_one, atol=1e-5, rtol=1e-4)
 
@@ -66,10 +85,15 @@ def lighter(kind: str):
     return quantise(copy.deepcopy(pair("llama", 272)[1]), kind)
 
 
-@pytest.mark.parametrize(("kind", "ids"), [("int8", None), ("int4", None), ("none", EVEN), ("int4", EVEN)])
+@pytest.mark.parametrize(
+    ("kind", "ids"), [("int8", None), ("int4", None), ("none", EVEN), ("int4", EVEN)]
+)
 def test_strict_answers_are_the_greedy_ones(kind, ids):
     """With rounded weights, with a part of the vocabulary, and with both."""
-    draft, batch = lighter(kind) if ids is None else quantise(subset(ids).apply(whole()), kind), prompts(5, 17, 2)
+    draft, batch = (
+        lighter(kind) if ids is None else quantise(subset(ids).apply(whole()), kind),
+        prompts(5, 17, 2),
+    )
     assert ids is not None or not any(type(one) is nn.Linear for one in draft.modules())
     answers = decoded(ModelDrafter(draft), "llama", batch)
     assert [one.ids for one in answers] == wanted("llama", batch) and num_accepted(answers)
@@ -84,7 +108,10 @@ def test_quantisation_is_part_of_the_identity():
     found = {kind: identify_model(lighter(kind)) for kind in ("none", "int8", "int4")}
     assert len({one.fingerprint for one in found.values()}) == 3
     assert [one.quantisation for one in found.values()] == [None, "int8", "int4"]
-    assert "quantisation" not in model_scope(found["none"]) and model_scope(found["int4"])["quantisation"] == "int4"
+    assert (
+        "quantisation" not in model_scope(found["none"])
+        and model_scope(found["int4"])["quantisation"] == "int4"
+    )
     with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
         check_identity("draft", found["none"], identify_model(lighter("int8")))
     check_identity("draft", found["int8"], identify_model(lighter("int8")))
@@ -105,7 +132,9 @@ for kind in ("none", "int8", "int4"):
 def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
     seen = []
     for more in ({"ATEN_CPU_CAPABILITY": "default"}, {}):
-        ran = subprocess.run([sys.executable, "-c", IDENTIFY], env=os.environ | more, capture_output=True, check=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", IDENTIFY], env=os.environ | more, capture_output=True, check=True
+        )
         seen.append(ran.stdout.split())
     if seen[0][0] == seen[1][0]:
         pytest.skip("this processor offers one instruction set")
@@ -131,7 +160,9 @@ def test_equal_weights_and_rows_of_zeros_stay_numbers_in_half_precision(kind):
     whole.weight[3], whole.weight[5, :GROUP] = 0, 0.25
     packed = LAYERS[kind](whole)
     assert packed.dense.isfinite().all() and not packed.dense[3].any()
-    torch.testing.assert_close(packed.dense[5, :GROUP].float(), torch.full((GROUP,), 0.25), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        packed.dense[5, :GROUP].float(), torch.full((GROUP,), 0.25), atol=2e-3, rtol=0
+    )
 
 
 TEXTS = [[10, 11, 11, 12], [12, 11, 40]]
@@ -167,7 +198,9 @@ def test_logits_of_the_subset_are_the_whole_model_s_and_all_others_are_impossibl
 
 @pytest.mark.parametrize("ids", [[0, 2], [1, 2], [2]])
 def test_sampling_stays_lossless(ids):
-    """Summed over all drafts from the subset and all numbers, the first token is distributed as p."""
+    """Summed over all drafts from the subset and all numbers, the first token is distributed as
+    p.
+    """
     head = SubsetHead(torch.nn.Linear(3, 3, bias=False), ids)
     head.part.weight = torch.nn.Parameter(torch.eye(3)[ids])
     q = Sampling(1.0).logits(head(Q.float().log())).softmax(-1).double().detach()
@@ -187,7 +220,9 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
         subset([1]).apply(draft, tokenizer)
     fingerprint = identify_model(draft).fingerprint
     cut = again.apply(draft, tokenizer)
-    assert again.apply(cut, tokenizer) is cut and identify_model(cut).draft_vocabulary == again.digest
+    assert (
+        again.apply(cut, tokenizer) is cut and identify_model(cut).draft_vocabulary == again.digest
+    )
     assert identify_model(cut).fingerprint != fingerprint
     with pytest.raises(UserError, match=r"no nn\.Linear"):
         subset(range(9)).apply(cut)

@@ -1,4 +1,6 @@
-"""The reader: its cache holds what the stock one holds, and its states and logits are those of a plain forward."""
+"""The reader: its cache holds what the stock one holds, and its states and logits are those of a
+plain forward.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,21 +35,29 @@ from tests.core.watching import Watch, head_inputs, in_one_piece
 
 def states(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, num, 4, generator=generator), torch.randn(2, 3, num, 4, generator=generator)
+    return torch.randn(2, 3, num, 4, generator=generator), torch.randn(
+        2, 3, num, 4, generator=generator
+    )
 
 
 def check_next(reader: Reader, model: Any, texts: list[list[int]]) -> None:
-    """What the reader predicts behind every text is what a forward over that text alone predicts."""
+    """What the reader predicts behind every text is what a forward over that text alone
+    predicts.
+    """
     z = reader.read(*left_padded(reader.unread(texts), model.device), keep=1)[:, -1]
     for row, text in enumerate(texts):
-        torch.testing.assert_close(z[row], model(torch.tensor([text])).logits[0, -1], atol=1e-3, rtol=0)
+        torch.testing.assert_close(
+            z[row], model(torch.tensor([text])).logits[0, -1], atol=1e-3, rtol=0
+        )
 
 
 def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.MonkeyPatch):
     """Room runs out in the middle, exactly at the end, and right after forgetting."""
     monkeypatch.setattr(GrowingLayer, "spare", 3)
     ours, stock = Cache(layer_class_to_replicate=GrowingLayer), DynamicCache()
-    for step, (new, forget) in enumerate([(2, 0), (3, 1), (1, 1), (5, 4), (6, 0), (1, 11), (9, 0), (4, 13), (3, 0)]):
+    for step, (new, forget) in enumerate(
+        [(2, 0), (3, 1), (1, 1), (5, 4), (6, 0), (1, 11), (9, 0), (4, 13), (3, 0)]
+    ):
         for layer in range(2):
             keys, values = states(new, 10 * step + layer)
             got, want = ours.update(keys, values, layer), stock.update(keys, values, layer)
@@ -76,7 +86,9 @@ def test_a_reader_with_holes_predicts_like_one_without(kind: str):
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", SIZES)
 def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
-    """One row leaves with the longest text, two come in, one of them remembered; all go on as if they were alone."""
+    """One row leaves with the longest text, two come in, one of them remembered; all go on as if
+    they were alone.
+    """
     model, (long, short, new, known) = pair(kind)[0], prompts(60, 11, 20, 9, seed=3)
     reader, memory = Reader(model, 2), Reader(model, 1)
     reader.read(*left_padded([long[:50], short[:5]], model.device), keep=1)
@@ -95,7 +107,10 @@ def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
     [
         (MistralConfig(sliding_window=4096, max_position_embeddings=32768), True),
         (MistralConfig(sliding_window=131072, max_position_embeddings=131072), True),
-        (MistralConfig(sliding_window=262144, max_position_embeddings=131072), False),  # twice the context
+        (
+            MistralConfig(sliding_window=262144, max_position_embeddings=131072),
+            False,
+        ),  # twice the context
         (MistralConfig(sliding_window=None, max_position_embeddings=4096), False),
         (Qwen2Config(sliding_window=8, use_sliding_window=False), False),
     ],
@@ -121,9 +136,13 @@ def test_rows_write_their_own_greedy_text_where_distances_are_slots(kind: str, r
 @pytest.mark.parametrize("kind", BY_SLOT)
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
 def test_a_draft_needs_room_behind_the_answer(kind: str, drafter: str) -> None:
-    """Their tables of distances end with the context, and a draft may run over the end of its answer."""
+    """Their tables of distances end with the context, and a draft may run over the end of its
+    answer.
+    """
     target, draft = pair(kind)
-    decoder = Decoder(target, ModelDrafter(draft) if drafter == "model" else PromptLookup(), make_rule("exact"), 8)
+    decoder = Decoder(
+        target, ModelDrafter(draft) if drafter == "model" else PromptLookup(), make_rule("exact"), 8
+    )
     batch = prompts(CONTEXT - 28, 3)
     answers = decoder.generate(batch, max_new_tokens=20)
     assert [one.ids for one in answers] == [greedy(kind, tuple(one), 20) for one in batch]
@@ -150,7 +169,9 @@ def test_a_tokenizer_may_have_gaps() -> None:
 @pytest.mark.parametrize("rows, keep", [(3, 4), (3, 1), (1, 4), (1, 1)])
 @pytest.mark.parametrize("kind", SIZES)
 def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: int):
-    """A slice of the states has gaps between the rows of a batch, and such an input has the weight copied."""
+    """A slice of the states has gaps between the rows of a batch, and such an input has the weight
+    copied.
+    """
     model = pair(kind)[0]
     with head_inputs(model) as seen:
         Reader(model, rows).read(torch.tensor(prompts(*[9] * rows)), None, keep=keep)
@@ -163,7 +184,9 @@ def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: in
 def test_last_logits_are_those_of_a_plain_forward_and_no_hook_stays(kind: str):
     model, ids = pair(kind)[0], torch.tensor(prompts(9, 9))
     before = len(model.get_output_embeddings()._forward_pre_hooks)
-    assert torch.allclose(last_logits(model, 4, input_ids=ids), model(ids).logits[:, -4:], atol=1e-5)
+    assert torch.allclose(
+        last_logits(model, 4, input_ids=ids), model(ids).logits[:, -4:], atol=1e-5
+    )
     assert len(model.get_output_embeddings()._forward_pre_hooks) == before
 
 
@@ -197,7 +220,9 @@ def test_rows_equal_a_plain_forward(kind: str, lengths: tuple[int, ...]):
                 if name in ("pre", "layer:1"):
                     with torch.no_grad():
                         state = norm(state)
-                torch.testing.assert_close(state, expected[0, len(text) - 1 :], atol=2e-4, rtol=2e-4)
+                torch.testing.assert_close(
+                    state, expected[0, len(text) - 1 :], atol=2e-4, rtol=2e-4
+                )
             torch.testing.assert_close(
                 block.logits[row, : num + 1], plain.logits[0, len(text) - 1 :], atol=1e-3, rtol=0
             )
@@ -208,7 +233,10 @@ def test_taps_are_taken_off_again_even_after_an_error():
     target = pair("llama")[0]
 
     def hooks() -> int:
-        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in target.modules())
+        return sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module in target.modules()
+        )
 
     def fail_inside() -> None:
         with tap(target, ["post", "layer:0"]):

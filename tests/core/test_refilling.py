@@ -1,4 +1,6 @@
-"""Rows that take the slot of a finished one are decoded as if they were alone, and slots do not stay empty."""
+"""Rows that take the slot of a finished one are decoded as if they were alone, and slots do not
+stay empty.
+"""
 
 from typing import Any
 
@@ -53,7 +55,9 @@ def drafter_of(kind: str, name: str) -> Drafter:
         "recycle": TokenRecycling,
         "cascade": lambda: CascadeDrafter(draft),
         "choice": lambda: AdaptiveDrafter(options),
-        "hybrid": lambda: ModelOrTextDrafter(ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4),
+        "hybrid": lambda: ModelOrTextDrafter(
+            ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4
+        ),
         "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
     }
     drafter: Drafter = made[name]()
@@ -61,10 +65,22 @@ def drafter_of(kind: str, name: str) -> Drafter:
 
 
 def decoder_of(
-    rule: str = "exact", settings: dict[str, Any] | None = None, kind: str = "llama", draft: str = "model", **parts: Any
+    rule: str = "exact",
+    settings: dict[str, Any] | None = None,
+    kind: str = "llama",
+    draft: str = "model",
+    **parts: Any,
 ) -> Decoder:
     made = make_rule(rule, **(settings or {}))
-    return Decoder(pair(kind)[0], drafter_of(kind, draft), made, 4, gate=HalfGate(), tokenizer=Markers(), **parts)
+    return Decoder(
+        pair(kind)[0],
+        drafter_of(kind, draft),
+        made,
+        4,
+        gate=HalfGate(),
+        tokenizer=Markers(),
+        **parts,
+    )
 
 
 def alone(decoder: Decoder, **request: Any) -> list[Any]:
@@ -73,11 +89,19 @@ def alone(decoder: Decoder, **request: Any) -> list[Any]:
 
 
 def check_refilled(decoder: Decoder, batch_size: int = 3, **request: Any) -> list[Generation]:
-    """Equal answers alone and in slots, which are returned; every count of a row belongs to a slot of a round."""
+    """Equal answers alone and in slots, which are returned; every count of a row belongs to a slot
+    of a round.
+    """
     request = {"max_new_tokens": NUM, "eos_ids": ENDS, **request}
     usage, steps = Usage(), []
     answers = decode_all(
-        decoder, MANY, batch_size=batch_size, seeds=SEEDS, usage=usage, progress=steps.append, **request
+        decoder,
+        MANY,
+        batch_size=batch_size,
+        seeds=SEEDS,
+        usage=usage,
+        progress=steps.append,
+        **request,
     )
     expected = alone(decoder, **request)
     for (ids, reasons, finish, counts), (own_ids, own_reasons, own_finish, own) in zip(
@@ -104,7 +128,9 @@ def test_every_kind_of_state_follows_its_row(rule: str, settings: dict[str, Any]
     assert any(answer.statistics.loose for answer in answers) != is_strict
 
 
-@pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"])
+@pytest.mark.parametrize(
+    "draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"]
+)
 @pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": 0.5})])
 def test_every_drafter_follows_its_rows(draft: str, rule: str, settings: dict[str, Any]):
     check_refilled(decoder_of(rule, settings, draft=draft))
@@ -121,12 +147,16 @@ def test_sampled_answers_do_not_depend_on_slots(sampling: Sampling):
 
 
 def test_guards_follow_their_rows():
-    check_refilled(decoder_of("prob", {"r": 0.02}, guards=[LoopGuard(period=2, repeats=2, window=5)]))
+    check_refilled(
+        decoder_of("prob", {"r": 0.02}, guards=[LoopGuard(period=2, repeats=2, window=5)])
+    )
 
 
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_answers_that_leave_no_room_for_a_draft(num: int):
-    """The draft model reads nothing while there is no room, and rows come in beside it all the same."""
+    """The draft model reads nothing while there is no room, and rows come in beside it all the
+    same.
+    """
     answers = decode_all(decoder_of(), MANY, batch_size=3, max_new_tokens=num, eos_ids=ENDS)
     assert [answer.ids for answer in answers] == [
         ids for ids, *_ in alone(decoder_of(), max_new_tokens=num, eos_ids=ENDS)
@@ -149,13 +179,20 @@ def test_prompts_that_are_remembered_come_in_as_well(draft: str):
     expected = [ids for ids, *_ in alone(decoder, **request)]
     for _ in range(2):
         steps: list[int] = []
-        known: dict[str, Any] = {"batch_size": 3, "seeds": SEEDS, "memory": memory, "progress": steps.append}
+        known: dict[str, Any] = {
+            "batch_size": 3,
+            "seeds": SEEDS,
+            "memory": memory,
+            "progress": steps.append,
+        }
         answers = decode_all(decoder, MANY, **known, **request)
         assert [answer.ids for answer in answers] == expected and steps == [1] * len(MANY)
 
 
 def test_continued_texts_come_in_as_others_are_decided():
-    """Memories are asked for when there is a slot, four of them at a time, and come back fit to go on from."""
+    """Memories are asked for when there is a slot, four of them at a time, and come back fit to go
+    on from.
+    """
     decoder, asked = decoder_of("prob", {"r": 0.02}), []
 
     def read_ahead() -> Any:
@@ -210,7 +247,9 @@ def test_a_refused_prompt_is_named_by_its_own_place():
 
 
 def test_holes_are_given_back_while_no_row_leaves():
-    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
+    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if
+    all of them did.
+    """
     (target, draft), held = pair("llama", noise=0.1), []
 
     class Watching:

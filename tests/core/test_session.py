@@ -21,7 +21,9 @@ NUM = 10
 
 
 class StateGate:
-    """Keeps a token where a number of its state is positive, so that another request's states decide otherwise."""
+    """Keeps a token where a number of its state is positive, so that another request's states
+    decide otherwise.
+    """
 
     layers: frozenset[str] = frozenset({"post"})
     wants_q = False
@@ -32,7 +34,9 @@ class StateGate:
 
 def answers(some: list[list[int]]) -> list[list[int]]:
     target, draft = pair("llama", noise=0.3)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge", risk=0.5), 4, gate=StateGate())
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule("autojudge", risk=0.5), 4, gate=StateGate()
+    )
     return [one.ids for one in decoder.generate(some, max_new_tokens=40)]
 
 
@@ -47,15 +51,22 @@ def test_threads_do_not_read_each_others_states():
 
 def capped(rule: str = "exact", most: int | None = None, **settings: float) -> Decoder:
     target, draft = pair("llama")
-    return Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, speculate_up_to=most)
+    return Decoder(
+        target, ModelDrafter(draft), make_rule(rule, **settings), 4, speculate_up_to=most
+    )
 
 
 def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates():
     for decoder in (capped(most=2), capped("prob", most=0, r=1e-9)):
         answers = decoder.generate(BATCH, max_new_tokens=NUM)
         assert [answer.statistics.extra["plain_forwards"] for answer in answers] == [NUM] * 3
-        assert sum(answer.statistics.draft_forwards + answer.statistics.loose for answer in answers) == 0
-        assert [answer.ids for answer in answers] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+        assert (
+            sum(answer.statistics.draft_forwards + answer.statistics.loose for answer in answers)
+            == 0
+        )
+        assert [answer.ids for answer in answers] == [
+            greedy("llama", tuple(ids), NUM) for ids in BATCH
+        ]
     answers = capped(most=3).generate(BATCH, max_new_tokens=NUM)
     assert all(answer.statistics.draft_forwards > 0 for answer in answers)
     assert all("plain_forwards" not in answer.statistics.extra for answer in answers)
@@ -64,20 +75,38 @@ def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates
 def test_it_holds_for_continued_texts_as_well():
     loose = capped("prob", most=2, r=1e-9)
     memories = loose.remember(BATCH)
-    found = loose.resume(memories, [(len(ids) - 1, ids[-1:]) for ids in BATCH], [*map(len, BATCH)], max_new_tokens=NUM)
-    assert [answer.ids for answer, _ in found] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+    found = loose.resume(
+        memories,
+        [(len(ids) - 1, ids[-1:]) for ids in BATCH],
+        [*map(len, BATCH)],
+        max_new_tokens=NUM,
+    )
+    assert [answer.ids for answer, _ in found] == [
+        greedy("llama", tuple(ids), NUM) for ids in BATCH
+    ]
     assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in found)
-    again = [memory for _, memory in found][:2]  # they know nothing of the draft model, which reads the texts again
+    again = [memory for _, memory in found][
+        :2
+    ]  # they know nothing of the draft model, which reads the texts again
     going = loose.resume(
-        again, [(len(memory.text) - 1, memory.text[-1:]) for memory in again], [5, 9], max_new_tokens=2 * NUM
+        again,
+        [(len(memory.text) - 1, memory.text[-1:]) for memory in again],
+        [5, 9],
+        max_new_tokens=2 * NUM,
     )
     assert all(answer.statistics.draft_forwards > 0 for answer, _ in going)
 
 
 @pytest.mark.parametrize(("speculative", "most"), [((9, 9, 9), 4), ((9, 3, 9), 1), ((3, 9, 9), 0)])
-def test_the_number_is_the_last_batch_before_it_stops_paying(monkeypatch: pytest.MonkeyPatch, speculative, most):
+def test_the_number_is_the_last_batch_before_it_stops_paying(
+    monkeypatch: pytest.MonkeyPatch, speculative, most
+):
     rates = {1: speculative[0], 2: speculative[1], 4: speculative[2]}
-    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
+    monkeypatch.setattr(
+        timing,
+        "rate",
+        lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)],
+    )
     assert timing.pays_up_to(capped(), BATCH, (1, 2, 4), max_new_tokens=NUM) == most
 
 
@@ -109,9 +138,16 @@ def test_from_every_token_of_a_text(kind: str, draft: str):
         already = len(text) - length
         assert again.ids[:already] == text[length:]
         left = LENGTH + 8 - already
-        [fresh] = continued(decoder, [text], left) if already else decoder.generate([text], max_new_tokens=left)
+        [fresh] = (
+            continued(decoder, [text], left)
+            if already
+            else decoder.generate([text], max_new_tokens=left)
+        )
         assert again.ids[already:] == fresh.ids
-        assert again.statistics.as_dict(timed=False)["histogram"] == fresh.statistics.as_dict()["histogram"]
+        assert (
+            again.statistics.as_dict(timed=False)["histogram"]
+            == fresh.statistics.as_dict()["histogram"]
+        )
         assert again.reasons[already:] == fresh.reasons and len(again.reasons) == len(again.ids)
 
 
@@ -134,23 +170,35 @@ def test_a_memory_of_a_continued_text_continues_again():
     again = decoder.resume(memories, [(n, [9]) for n in kept], [5, 12, 3], max_new_tokens=30)
     for memory, n, length, (answer, later) in zip(memories, kept, (5, 12, 3), again, strict=True):
         text = [*memory.text[:n], 9]
-        assert answer.ids == text[length:] + continued(decoder, [text], 30 - (n + 1 - length))[0].ids
+        assert (
+            answer.ids == text[length:] + continued(decoder, [text], 30 - (n + 1 - length))[0].ids
+        )
         assert later is not None and later.text[length:] == answer.ids
 
 
 def test_sampled_continuations_have_their_own_seeds():
     decoder, (prompt,) = decoder_of("llama", "model"), prompts(9)
     [memory] = decoder.remember([prompt])
-    request: dict[str, Any] = {"max_new_tokens": LENGTH, "sampling": Sampling(1.0), "seeds": [5, 6, 5]}
+    request: dict[str, Any] = {
+        "max_new_tokens": LENGTH,
+        "sampling": Sampling(1.0),
+        "seeds": [5, 6, 5],
+    }
     rows = decoder.resume([memory] * 3, [(9, [])] * 3, [9] * 3, remember=False, **request)
-    assert [answer.ids for answer, _ in rows] == [answer.ids for answer in decoder.generate([prompt] * 3, **request)]
-    assert rows[0][0].ids == rows[2][0].ids != rows[1][0].ids and all(memory is None for _, memory in rows)
+    assert [answer.ids for answer, _ in rows] == [
+        answer.ids for answer in decoder.generate([prompt] * 3, **request)
+    ]
+    assert rows[0][0].ids == rows[2][0].ids != rows[1][0].ids and all(
+        memory is None for _, memory in rows
+    )
 
 
 def test_a_text_that_has_ended_stays_as_it_is():
     decoder, (prompt,) = decoder_of("llama", "model"), prompts(9)
     [memory] = decoder.remember([[*prompt, 1, 2]])
-    rows = decoder.resume([memory] * 3, [(11, []), (11, [7]), (10, [])], [9] * 3, max_new_tokens=3, eos_ids=[2])
+    rows = decoder.resume(
+        [memory] * 3, [(11, []), (11, [7]), (10, [])], [9] * 3, max_new_tokens=3, eos_ids=[2]
+    )
     ended, full, short = (answer for answer, _ in rows)
     assert (ended.ids, ended.finish, ended.statistics.forwards) == ([1, 2], "eos", 0)
     assert (full.ids, full.finish, full.statistics.forwards) == ([1, 2, 7], "length", 0)
@@ -159,7 +207,9 @@ def test_a_text_that_has_ended_stays_as_it_is():
 
 @pytest.mark.parametrize("draft", ["model", "lookup", "none"])
 def test_a_text_that_ended_leaves_nothing_to_one_that_remembers_nothing(draft: str):
-    """The row that stays has read no token when the cache is packed, and must not see empty slots in their place."""
+    """The row that stays has read no token when the cache is packed, and must not see empty slots
+    in their place.
+    """
     decoder = decoder_of("llama", draft)
     for added in ([], [17, 18]):
         text = [5, *added] if added else [9]
@@ -181,6 +231,10 @@ def test_what_generate_refuses_is_refused_of_remembered_texts_as_well():
         ([3], {"max_new_tokens": most}, f"exceed the context of LlamaForCausalLM, {most} tokens"),
     ):
         with pytest.raises(UserError, match=sentence):
-            decoder.resume(memories, [(2, added)], [2 + len(added)], **{"max_new_tokens": 4, **request})
+            decoder.resume(
+                memories, [(2, added)], [2 + len(added)], **{"max_new_tokens": 4, **request}
+            )
     with pytest.raises(UserError, match="not defined for greedy decoding"):
-        decoder.having(rule=make_rule("lenience")).resume(memories, [(2, [3])], [3], max_new_tokens=4)
+        decoder.having(rule=make_rule("lenience")).resume(
+            memories, [(2, [3])], [3], max_new_tokens=4
+        )

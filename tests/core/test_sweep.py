@@ -1,7 +1,8 @@
-"""Closed gate = greedy ids at large: every architecture, block length, batch size, engine and drafter.
+"""Closed gate = greedy ids at large: every architecture, block length, batch size, engine and
+drafter.
 
-The fast suite runs a sample; `pytest -m long tests/core/test_sweep.py` runs the sweep, in which each block length
-meets two batch sizes and each batch size several block lengths.
+The fast suite runs a sample; `pytest -m long tests/core/test_sweep.py` runs the sweep, in which
+each block length meets two batch sizes and each batch size several block lengths.
 """
 
 import copy
@@ -33,7 +34,11 @@ COMPILED = ("llama", "qwen2", "qwen3", "gpt2", "phi", "olmo2")
 BATCH = prompts(5, 17, 1, 10, 2, 30, 3, 8)
 """Eight prompts, one of a single token."""
 NUM = 16
-PAIRS = [(block, rows) for block in range(1, 17) for rows in {1 + (block * 3) % 8, 1 + (block * 5 + 2) % 8}]
+PAIRS = [
+    (block, rows)
+    for block in range(1, 17)
+    for rows in {1 + (block * 3) % 8, 1 + (block * 5 + 2) % 8}
+]
 """Block lengths 1 to 16, each with two numbers of rows out of 1 to 8."""
 
 
@@ -41,21 +46,33 @@ def drafter(name: str, kind: str) -> Any:
     if name in DRAFTERS:
         made: Any = DRAFTERS[name]
         if made is ModelOrTextDrafter:
-            return ModelOrTextDrafter(ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4)
+            return ModelOrTextDrafter(
+                ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4
+            )
         return made(pair(kind)[1]) if issubclass(made, ModelDrafter) else made()
     if name == "corpus":
-        return CorpusDrafter(SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]]))
+        return CorpusDrafter(
+            SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]])
+        )
     made = SenseTree if name.startswith("sen-tree") else SenseDrafter
     return made(store_of(kind, BATCH[:2]), semantic=not name.endswith("-lexical"))
 
 
-def check(kind: str, name: str, block: int, rows: int, rule: str = "exact", engine: str = "eager") -> None:
+def check(
+    kind: str, name: str, block: int, rows: int, rule: str = "exact", engine: str = "eager"
+) -> None:
     """Decode, and compare with what transformers itself writes greedily."""
-    closed, parts = make_rule(rule, **CLOSED[rule]), {"gate": HalfGate(), "tokenizer": Markers(), "engine": engine}
+    closed, parts = (
+        make_rule(rule, **CLOSED[rule]),
+        {"gate": HalfGate(), "tokenizer": Markers(), "engine": engine},
+    )
     decoder = Decoder(pair(kind)[0], drafter(name, kind), closed, block, **parts)
     batch = [BATCH[(block + number) % len(BATCH)] for number in range(rows)]
     answers = decoder.generate(batch, max_new_tokens=NUM)
-    assert [answer.ids for answer in answers] == [greedy(kind, tuple(one), NUM) for one in batch], (block, rows)
+    assert [answer.ids for answer in answers] == [greedy(kind, tuple(one), NUM) for one in batch], (
+        block,
+        rows,
+    )
 
 
 @pytest.mark.parametrize("number", range(16))
@@ -77,17 +94,22 @@ def test_every_block_and_batch_writes_the_greedy_texts(kind: str, name: str):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", COMPILED)
 def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
-    """Programs as traced, not compiled. Where the engine falls back, the texts are the same as well."""
+    """Programs as traced, not compiled. Where the engine falls back, the texts are the same as
+    well.
+    """
     build = program.build
-    monkeypatch.setattr(store, "build", lambda *given, **named: build(*given, **{**named, "compiles": False}))
+    monkeypatch.setattr(
+        store, "build", lambda *given, **named: build(*given, **{**named, "compiles": False})
+    )
     monkeypatch.setattr(store, "_stores", type(store._stores)())
     for block, rows in ((1, 8), (4, 1), (7, 3), (16, 5)):
         check(kind, name, block, rows, engine="compiled")
 
 
 BFLOAT16 = 2.0**-6
-"""Share of the largest logit by which a chosen token may be less than the best: two steps of bfloat16's 8 bits. A
-block and a single token are summed in different orders, so nearly equal logits may change places."""
+"""Share of the largest logit by which a chosen token may be less than the best: two steps of
+bfloat16's 8 bits. A block and a single token are summed in different orders, so nearly equal logits
+may change places."""
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
@@ -98,6 +120,10 @@ def test_in_bfloat16_every_token_is_within_rounding_of_the_best(kind: str):
         for prompt, answer in zip(BATCH, decoder.generate(BATCH, max_new_tokens=NUM), strict=True):
             assert len(answer.ids) == NUM
             with torch.no_grad():
-                z = target(torch.tensor([[*prompt, *answer.ids]])).logits[0, len(prompt) - 1 : -1].float()
+                z = (
+                    target(torch.tensor([[*prompt, *answer.ids]]))
+                    .logits[0, len(prompt) - 1 : -1]
+                    .float()
+                )
             lacking = z.max(-1).values - z.gather(-1, torch.tensor(answer.ids)[:, None]).squeeze(-1)
             assert (lacking <= BFLOAT16 * z.abs().max(-1).values).all()

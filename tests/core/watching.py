@@ -24,7 +24,9 @@ class HalfGate:
 
 
 class Markers:
-    """What a decoder asks of a tokenizer: think markers, and a prompt in front of a second reading."""
+    """What a decoder asks of a tokenizer: think markers, and a prompt in front of a second
+    reading.
+    """
 
     added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
@@ -48,9 +50,13 @@ class Watch:
 
 @contextmanager
 def head_inputs(model: Any) -> Iterator[list[Tensor]]:
-    """The states [B, N, D] that the output layer of `model` reads while the context is open, one for each call."""
+    """The states [B, N, D] that the output layer of `model` reads while the context is open, one
+    for each call.
+    """
     seen: list[Tensor] = []
-    handle = model.get_output_embeddings().register_forward_hook(lambda _module, args, _out: seen.append(args[0]))
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda _module, args, _out: seen.append(args[0])
+    )
     try:
         yield seen
     finally:
@@ -60,7 +66,8 @@ def head_inputs(model: Any) -> Iterator[list[Tensor]]:
 def in_one_piece(states_BND: Tensor) -> bool:
     """Whether states have the strides of a new tensor.
 
-    `is_contiguous` ignores the strides of axes of size one, at which PyTorch's choice of the product looks too.
+    `is_contiguous` ignores the strides of axes of size one, at which PyTorch's choice of the
+    product looks too.
     """
     _, num, width = states_BND.shape
     return states_BND.stride() == (num * width, width, 1)
@@ -73,6 +80,11 @@ def continued(
     whole = [(len(text), []) for text in texts]
     begun = [len(text) - 1 for text in texts]
     rows = decoder.resume(
-        decoder.remember(texts), whole, begun, max_new_tokens=max_new_tokens + 1, remember=False, **request
+        decoder.remember(texts),
+        whole,
+        begun,
+        max_new_tokens=max_new_tokens + 1,
+        remember=False,
+        **request,
     )
     return [Generation(one.ids[1:], one.reasons[1:], one.finish, one.statistics) for one, _ in rows]

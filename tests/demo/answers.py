@@ -6,10 +6,13 @@ from gistgate.measure.trace import TracedToken
 
 
 def answer(name: str, *tokens: tuple[str, str, float | None, float]) -> Run:
-    """An answer of (text, reason, gate's probability, target's probability) tokens in two rounds of one second."""
+    """An answer of (text, reason, gate's probability, target's probability) tokens in two rounds of
+    one second.
+    """
     traced = [TracedToken(*token) for token in tokens]
     counts = {
-        reason: sum(token.reason == reason for token in traced) for reason in ("strict", "loose", "carried", "own")
+        reason: sum(token.reason == reason for token in traced)
+        for reason in ("strict", "loose", "carried", "own")
     }
     return Run(name, traced, Statistics(forwards=2, seconds={"total": 2.0}, **counts))
 

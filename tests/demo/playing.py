@@ -17,8 +17,17 @@ def demo_session(**changes: Any) -> DemoSession:
     tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
     rule = make_rule("prob", r=0.002)
     decoder = Decoder(target, ModelDrafter(draft), rule, 4, tokenizer=tokenizer)
-    claims = {0.002: "Certified: loses at most 3 points with 95 % confidence (bound 2.10), from 500 prompts."}
-    return DemoSession(decoder, Target(target, tokenizer), rule, **{"claims": claims, "max_new_tokens": 24, **changes})
+    claims = {
+        0.002: (
+            "Certified: loses at most 3 points with 95 % confidence (bound 2.10), from 500 prompts."
+        )
+    }
+    return DemoSession(
+        decoder,
+        Target(target, tokenizer),
+        rule,
+        **{"claims": claims, "max_new_tokens": 24, **changes},
+    )
 
 
 @contextmanager
@@ -27,7 +36,9 @@ def served(ground: DemoSession) -> Iterator[str]:
     import uvicorn
 
     with claim(0) as listener:
-        server = uvicorn.Server(uvicorn.Config(make_app(ground), log_level="error", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(make_app(ground), log_level="error", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

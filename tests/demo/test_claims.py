@@ -16,7 +16,9 @@ TOKENIZER, (TARGET, DRAFT) = byte_tokenizer(), tiny_pair(noise=0.3)
 
 
 def options(*points, **named):
-    """The tiny pair with a gate whose certificate has these points; without any it has no certificate."""
+    """The tiny pair with a gate whose certificate has these points; without any it has no
+    certificate.
+    """
     gate = linear_gate(TARGET, DRAFT, provenance={"seed": 7})
     gate.certificate = proof_for(gate, *points) if points else None
     return DecodeOptions(draft=DRAFT, gate=gate, **named)
@@ -42,13 +44,20 @@ def built(wishes, warned=None):
 
 def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified(certified):
     decoder = built(certified)
-    told = f"loses at most 3 points with 95 % confidence (bound {100 * certified.gate.certificate.points[1].bound:.2f})"
+    told = (
+        "loses at most 3 points with 95 % confidence (bound"
+        f" {100 * certified.gate.certificate.points[1].bound:.2f})"
+    )
     assert own_claim(certified, decoder).startswith(f"Certified: {told}")
     assert "not among the certified values (0.2)" in claim(certified, decoder, decoder.rule, 0.3)
-    assert own_claim(certified, decoder, "another prompting").startswith("Not certified: another prompting")
+    assert own_claim(certified, decoder, "another prompting").startswith(
+        "Not certified: another prompting"
+    )
 
 
-@pytest.mark.parametrize("wish, said", [({"block": 5}, "block is"), ({"stop_drafting": "0.4"}, "drafts end by an")])
+@pytest.mark.parametrize(
+    "wish, said", [({"block": 5}, "block is"), ({"stop_drafting": "0.4"}, "drafts end by an")]
+)
 def test_what_the_terminal_warns_of_is_not_called_certified(certified, wish, said):
     other = DecodeOptions(draft=DRAFT, gate=certified.gate, **wish)
     assert own_claim(other, built(other, said)).startswith(f"Not certified: {said}")
@@ -58,14 +67,20 @@ def test_what_the_terminal_warns_of_is_not_called_certified(certified, wish, sai
 def test_plain_decoding_loses_nothing(certified, named):
     plain = DecodeOptions(draft=DRAFT, gate=certified.gate, settings={"risk": 0.7}, **named)
     decoder = built(plain)
-    assert claim(plain, decoder, decoder.rule, 0.5) == "Decoding is plain, so that nothing can be lost."
+    assert (
+        claim(plain, decoder, decoder.rule, 0.5)
+        == "Decoding is plain, so that nothing can be lost."
+    )
 
 
 def test_without_a_certificate_the_page_says_so():
     loose, strict = options(rule="autojudge", settings={"risk": 0.2}), options()
     decoder = built(loose, "no certificate")
     assert own_claim(loose, decoder) == "Not certified: there is no certificate."
-    assert tables_of(decoder).keys() == {"Provenance"} and tables_of(decoder)["Provenance"]["seed"] == 7
+    assert (
+        tables_of(decoder).keys() == {"Provenance"}
+        and tables_of(decoder)["Provenance"]["seed"] == 7
+    )
     decoder = built(strict, "no certificate")
     assert decoder.rule.id == "exact"
     assert slider_rule(decoder).id == "autojudge"  # the slider has the rule of the gate
@@ -73,8 +88,20 @@ def test_without_a_certificate_the_page_says_so():
 
 def test_the_written_page_holds_both_answers_and_the_certificate(certified, tmp_path):
     decoder = built(certified)
-    loaded = SimpleNamespace(decoder=decoder, target=Target(TARGET, TOKENIZER), options=certified, uncovered=None)
-    write_trace(tmp_path / "trace.html", loaded, "Tom has", loaded.target.encode("Tom has"), {"max_new_tokens": 12})
+    loaded = SimpleNamespace(
+        decoder=decoder, target=Target(TARGET, TOKENIZER), options=certified, uncovered=None
+    )
+    write_trace(
+        tmp_path / "trace.html",
+        loaded,
+        "Tom has",
+        loaded.target.encode("Tom has"),
+        {"max_new_tokens": 12},
+    )
     page = (tmp_path / "trace.html").read_text()
     assert page.count('role="listbox"') == 2 and "autojudge, risk 0.2" in page
-    assert "Certified: loses at most" in page and "budget 0.03.bound" in page and "target.architecture" in page
+    assert (
+        "Certified: loses at most" in page
+        and "budget 0.03.bound" in page
+        and "target.architecture" in page
+    )

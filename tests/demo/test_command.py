@@ -35,8 +35,12 @@ def test_ctrl_c_ends_the_demo_cleanly(pair, is_answering):
     assert b"GistGate demo" in urllib.request.urlopen(address).read()
     if is_answering:
         body = b'{"prompt": "Tom has", "setting": 1, "max_new_tokens": 480}'
-        asked = urllib.request.Request(f"{address}answer", body, {"Content-Type": "application/json"})
+        asked = urllib.request.Request(
+            f"{address}answer", body, {"Content-Type": "application/json"}
+        )
         assert urllib.request.urlopen(asked).readline()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and out.strip() == "The demo has ended." and "Traceback" not in err
+    assert (
+        process.returncode == 0 and out.strip() == "The demo has ended." and "Traceback" not in err
+    )

@@ -1,4 +1,6 @@
-"""The page of a trace as text: differences, what stands in it, and that no text of a model becomes HTML."""
+"""The page of a trace as text: differences, what stands in it, and that no text of a model becomes
+HTML.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -36,24 +38,42 @@ class Reader(HTMLParser):
     (["x", "b", "y"], ["b"], [(0, 1, 0, 0), (2, 3, 1, 1)]),
 ])  # fmt: skip
 def test_a_difference_names_the_spans_of_both_answers(left, right, expected):
-    found = [(one.start, one.stop, other.start, other.stop) for number, (one, other) in aligned(left, right) if number]
+    found = [
+        (one.start, one.stop, other.start, other.stop)
+        for number, (one, other) in aligned(left, right)
+        if number
+    ]
     assert found == expected
 
 
 def test_the_page_shows_tokens_differences_and_numbers_and_forbids_requests():
     html = trace_page("Tom has", LOOSE, STRICT)
     page = Reader(html)
-    tokens = [values for tag, values in page.elements if "token" in (values.get("class") or "") and "role" in values]
-    assert [values["class"] for values in tokens[:4]] == ["token strict", "token loose", "token carried", "token own"]
+    tokens = [
+        values
+        for tag, values in page.elements
+        if "token" in (values.get("class") or "") and "role" in values
+    ]
+    assert [values["class"] for values in tokens[:4]] == [
+        "token strict",
+        "token loose",
+        "token carried",
+        "token own",
+    ]
     assert tokens[1]["data-note"] == "loose, gate 0.934, target 0.081"
     assert tokens[3]["data-note"] == "own, target 0.703"
-    assert [values["data-difference"] for tag, values in page.elements if tag == "mark"] == ["1", "1"]
+    assert [values["data-difference"] for tag, values in page.elements if tag == "mark"] == [
+        "1",
+        "1",
+    ]
     text = re.sub(r"\s+", " ", page.text)
     assert "mean accepted length (tau)2.00" in text and "loose tokens per hundred25.0" in text
     assert "seconds2.00" in text and "tokens per second2.0" in text
     policy = next(values["content"] for _, values in page.elements if "http-equiv" in values)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html.replace("// ", ""))
-    assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy
+    assert (
+        "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy
+    )
 
 
 def test_hostile_text_stays_text():
@@ -61,8 +81,12 @@ def test_hostile_text_stays_text():
     tame = answer("a", *[("x", "strict", None, 0.5) for _ in HOSTILE])
     wild = answer(HOSTILE[0], *[(text, "strict", None, 0.5) for text in HOSTILE])
     harmless = Reader(trace_page("x", tame, tame, tables={"Certificate": {"x": "x"}}))
-    hostile = Reader(trace_page(HOSTILE[0], wild, wild, tables={"Certificate": {HOSTILE[2]: HOSTILE[1]}}))
-    names = [[(tag, sorted(values)) for tag, values in page.elements] for page in (hostile, harmless)]
+    hostile = Reader(
+        trace_page(HOSTILE[0], wild, wild, tables={"Certificate": {HOSTILE[2]: HOSTILE[1]}})
+    )
+    names = [
+        [(tag, sorted(values)) for tag, values in page.elements] for page in (hostile, harmless)
+    ]
     assert names[0] == names[1] and all(text in hostile.text for text in HOSTILE)
 
 

@@ -22,10 +22,13 @@ def test_the_slider_goes_from_strict_to_loose_and_holds_the_rules_own_value(rule
 
 
 @pytest.mark.parametrize("setting", [0, len(GROUND.settings) - 1])
-def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_answers_differ(setting):
+def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_answers_differ(
+    setting,
+):
     *steps, last = GROUND.answer("Tom has", setting, 24)
     loose, strict = (
-        [t["text"] for e in steps if e["side"] == name for t in e["tokens"]] for name in ("loose", "strict")
+        [t["text"] for e in steps if e["side"] == name for t in e["tokens"]]
+        for name in ("loose", "strict")
     )
     assert (loose == strict) == (last == {"differences": []}) == (setting == 0) and strict
     for span in last["differences"]:
@@ -43,18 +46,28 @@ def test_the_steps_are_the_traced_answer():
 def test_nothing_behind_a_stop_is_shown():
     """The last block is cut at its stop before its tokens are sent."""
     whole = TOKENIZER.decode(GROUND.decoder.generate([IDS], max_new_tokens=30)[0].ids)
-    stop = next(character for character in whole[8:] if character.isascii() and character.isprintable())
+    stop = next(
+        character for character in whole[8:] if character.isascii() and character.isprintable()
+    )
     steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30, stops=[stop]))
-    assert "".join(token.text for new, _ in steps for token in new) == whole[: whole.index(stop) + 1]
+    assert (
+        "".join(token.text for new, _ in steps for token in new) == whole[: whole.index(stop) + 1]
+    )
 
 
 def test_the_strict_run_is_a_strict_decoders_and_recording_leaves_the_decoder_as_it_was():
     target, draft = tiny_pair(noise=0.3)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=0.001), 4, tokenizer=byte_tokenizer())
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule("prob", r=0.001), 4, tokenizer=byte_tokenizer()
+    )
     strict = Decoder(target, decoder.drafter, make_rule("exact"), 4, tokenizer=decoder.tokenizer)
     answer = strict.generate([IDS], max_new_tokens=24)[0]
     run = record(decoder.strict(), IDS, decoder.tokenizer, "strict", max_new_tokens=24)
-    assert "".join(token.text for token in run.tokens) == decoder.tokenizer.decode(answer.ids).rstrip("\ufffd")
+    assert "".join(token.text for token in run.tokens) == decoder.tokenizer.decode(
+        answer.ids
+    ).rstrip("\ufffd")
     assert run.statistics.loose == 0 and run.name == "strict"
     run = record(decoder, IDS, decoder.tokenizer, max_new_tokens=24)
-    assert run.name == "prob, r 0.001" and run.statistics.loose > 0 and decoder.parts.observer is None
+    assert (
+        run.name == "prob, r 0.001" and run.statistics.loose > 0 and decoder.parts.observer is None
+    )

@@ -23,7 +23,9 @@ def address():
 
 
 def send(address, body, **headers):
-    """Ask a question, or one for so many tokens; returns the response, of which nothing was read yet."""
+    """Ask a question, or one for so many tokens; returns the response, of which nothing was read
+    yet.
+    """
     if isinstance(body, int):
         body = {"prompt": "Tom has", "setting": 1, "max_new_tokens": body}
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
@@ -36,7 +38,11 @@ def test_an_answer_arrives_as_lines_of_both_sides(address):
     _, response = send(address, 12)
     events = [json.loads(line) for line in response.read().splitlines()]
     assert events[0]["side"] == "loose"
-    assert events[-2]["side"] == "strict" and events[-2]["numbers"]["tokens"] == "12" and "differences" in events[-1]
+    assert (
+        events[-2]["side"] == "strict"
+        and events[-2]["numbers"]["tokens"] == "12"
+        and "differences" in events[-1]
+    )
 
 
 def test_the_page_forbids_foreign_scripts_and_addresses(address):
@@ -77,7 +83,9 @@ def test_bad_and_foreign_questions_are_refused(address, body, headers, status):
 
 
 def test_an_unexpected_error_is_a_sentence_too():
-    """Memory that runs out is no UserError; the page shows it instead of a stream that breaks off."""
+    """Memory that runs out is no UserError; the page shows it instead of a stream that breaks
+    off.
+    """
     ground = demo_session(request={"eos_ids": object()})
     with served(ground) as address:
         _, response = send(address, 4)

@@ -1,4 +1,6 @@
-"""What the tests of drafters share: a call of `propose`, and decoding beside plain greedy decoding."""
+"""What the tests of drafters share: a call of `propose`, and decoding beside plain greedy
+decoding.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +17,13 @@ NUM = 40
 """New tokens."""
 
 
-def proposed(drafter: Any, texts: Sequence[Sequence[int]], num: int, vocabulary: int = 100) -> list[list[int]]:
+def proposed(
+    drafter: Any, texts: Sequence[Sequence[int]], num: int, vocabulary: int = 100
+) -> list[list[int]]:
     """The chains that a drafter proposes for a greedy request."""
-    draft = drafter.propose(texts, num, vocabulary=vocabulary, sampling=Sampling(), uniforms=None, want_q=False)
+    draft = drafter.propose(
+        texts, num, vocabulary=vocabulary, sampling=Sampling(), uniforms=None, want_q=False
+    )
     lengths = draft.valid.sum(-1)
     assert torch.equal(draft.valid, torch.arange(draft.ids.shape[1]) < lengths[:, None])
     assert draft.ids.shape[1] == max(lengths.tolist()) and draft.forwards == 0
@@ -39,4 +45,6 @@ def wanted(kind: str, batch: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def num_accepted(answers: Sequence[Generation]) -> int:
     """Draft tokens that stayed."""
-    return sum(length * rounds for one in answers for length, rounds in one.statistics.histogram.items())
+    return sum(
+        length * rounds for one in answers for length, rounds in one.statistics.histogram.items()
+    )

@@ -1,4 +1,6 @@
-"""A choice of drafters never changes a strict text, takes what pays, and gives up where nothing does."""
+"""A choice of drafters never changes a strict text, takes what pays, and gives up where nothing
+does.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,14 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.adaptive import AdaptiveDrafter, Costs, ModelOrTextDrafter, Option, Recent, speed
+from gistgate.drafters.adaptive import (
+    AdaptiveDrafter,
+    Costs,
+    ModelOrTextDrafter,
+    Option,
+    Recent,
+    speed,
+)
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.text import PromptLookup
@@ -35,7 +44,9 @@ class Fixed(PromptLookup):
 @pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
-    drafter = AdaptiveDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair(kind)[1]), 0.1)], 1.1)
+    drafter = AdaptiveDrafter(
+        [Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair(kind)[1]), 0.1)], 1.1
+    )
     answers = decoded(drafter, kind, batch)
     assert [one.ids for one in answers] == wanted(kind, batch)
     counts = total([one.statistics for one in answers]).extra
@@ -43,16 +54,25 @@ def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
 
 
 def test_sampled_requests_stay_reproducible_and_carry_probabilities():
-    drafter = AdaptiveDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair("llama")[1]), 0.1)])
+    drafter = AdaptiveDrafter(
+        [Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair("llama")[1]), 0.1)]
+    )
     request = {"vocabulary": 259, "sampling": Sampling(1.0), "want_q": False}
     texts = [[7, 8, 9, 7, 8], [5, 6, 11, 12, 13]]
     drafter.start(2)
-    draft = drafter.propose(texts, 3, uniforms=torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), **request)
+    draft = drafter.propose(
+        texts, 3, uniforms=torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), **request
+    )
     assert draft.ids[0].tolist() == [9, 7, 8] and draft.q is not None
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(2, 3))
     assert draft.q[0].max(-1).values.tolist() == [1, 1, 1] and draft.q[1].max() < 1
     alone, batch = (
-        [one.ids for one in decoded(drafter, "llama", some, sampling=Sampling(1.0), seeds=[3, 4][: len(some)])]
+        [
+            one.ids
+            for one in decoded(
+                drafter, "llama", some, sampling=Sampling(1.0), seeds=[3, 4][: len(some)]
+            )
+        ]
         for some in (BATCH[:1], BATCH[:2])
     )
     assert alone[0] == batch[0]
@@ -64,7 +84,9 @@ def test_every_row_has_the_first_that_pays_and_finds_something():
     assert proposed(drafter, [[40], [50]], 3) == [[1, 1, 1], [2, 2, 2]]
     drafter.keep([0, 3])
     assert first.settled == [[0, 0]] and second.settled == [[0, 3]]
-    assert proposed(drafter, [[40], [50]], 3) == [[2, 2, 2], [2, 2, 2]], "row 0 goes to the drafter without a failure"
+    assert proposed(drafter, [[40], [50]], 3) == [[2, 2, 2], [2, 2, 2]], (
+        "row 0 goes to the drafter without a failure"
+    )
 
 
 def test_a_match_that_is_too_short_is_left_to_others():
@@ -86,7 +108,10 @@ def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
 
 def test_break_even_is_that_of_the_costs():
     assert speed(1.0, 4, 0.1, 1.1) == pytest.approx(5 / 1.5) and speed(0.0, 4, 0.0, 1.0) == 1
-    assert Recent(3.2, 4).after(5, 2, 0.5) == Recent(3.6, 5, 5, 1) and Recent(3.2, 4).after(2, 2, 1).tested == 6
+    assert (
+        Recent(3.2, 4).after(5, 2, 0.5) == Recent(3.6, 5, 5, 1)
+        and Recent(3.2, 4).after(2, 2, 1).tested == 6
+    )
     above = AdaptiveDrafter([Option(Fixed(1), 0.5)], block=1, prior=0.6)
     below = AdaptiveDrafter([Option(Fixed(1), 0.7)], block=1, prior=0.6)
     assert proposed(above, [[3]], 1) == [[1]] and proposed(below, [[3]], 1) == [[]]
@@ -123,7 +148,9 @@ def test_a_model_and_a_text_leave_the_greedy_answers(kind, num):
 
 
 def draft_of(drafter, text):
-    return drafter.propose([text], 5, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    return drafter.propose(
+        [text], 5, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False
+    )
 
 
 def test_a_text_is_trusted_once_it_foretold_what_was_written():
@@ -152,7 +179,11 @@ def test_costs_come_from_the_policy():
         return make_drafter("hybrid", Sources(target, draft=draft, stopping=stopping))
 
     found = made()
-    assert isinstance(found, ModelOrTextDrafter) and found.verify == 1.1 and found.options[1].cost == 0.2
+    assert (
+        isinstance(found, ModelOrTextDrafter)
+        and found.verify == 1.1
+        and found.options[1].cost == 0.2
+    )
     assert found.binding == {"stopping": Stopping(0.3).binding, **measured} and found.stops_early
     assert found.costs.verification(1) == 0.9 and made(verify=1.1).costs.verification(1) == 1.1
     for stopping in (None, "0.4"):

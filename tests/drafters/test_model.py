@@ -1,4 +1,6 @@
-"""The draft model proposes what it would write itself: alone, drafted for by another drafter, or to where it pays."""
+"""The draft model proposes what it would write itself: alone, drafted for by another drafter, or to
+where it pays.
+"""
 
 from itertools import product
 from typing import Any
@@ -21,7 +23,12 @@ from tests.architectures import BATCH, SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
 from tests.rules.enumerating import QUARTERS, WANTED, pairs
 
-GREEDY: dict[str, Any] = {"vocabulary": 259, "sampling": Sampling(), "uniforms": None, "want_q": False}
+GREEDY: dict[str, Any] = {
+    "vocabulary": 259,
+    "sampling": Sampling(),
+    "uniforms": None,
+    "want_q": False,
+}
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -46,7 +53,9 @@ def test_probabilities_are_those_it_drew_from():
     sampling = Sampling(0.7, top_k=5)
     drafter.start(2)
     with torch.inference_mode():
-        draft = drafter.propose(texts, 2, vocabulary=200, sampling=sampling, uniforms=uniforms, want_q=True)
+        draft = drafter.propose(
+            texts, 2, vocabulary=200, sampling=sampling, uniforms=uniforms, want_q=True
+        )
         assert draft.q is not None and draft.q.shape == (2, 2, 200)
         for row, text in enumerate(texts):
             whole = torch.tensor([[*text, int(draft.ids[row, 0])]])
@@ -66,7 +75,10 @@ TWICE = [one * 2 for one in prompts(5, 17, 2, 10)]
 def test_proposals_and_answers_are_those_of_the_draft_model_alone(kind, inner, num):
     target, draft = pair(kind)
     alone, cascade = (
-        [(one.ids, one.statistics.histogram) for one in decoder.generate(TWICE[:num], max_new_tokens=40)]
+        [
+            (one.ids, one.statistics.histogram)
+            for one in decoder.generate(TWICE[:num], max_new_tokens=40)
+        ]
         for drafter in (ModelDrafter(draft), CascadeDrafter(draft, inner(), 3))
         for decoder in [Decoder(target, drafter, make_rule("prob", r=0.05), 6)]
     )
@@ -106,7 +118,9 @@ def test_drafts_that_end_early_leave_the_greedy_answers_and_cost_less(kind, batc
     answers = decoded(ModelDrafter(pair(kind)[1], Stopping(0.5)), kind, batch)
     assert [one.ids for one in answers] == wanted(kind, batch) and num_accepted(answers)
     whole = decoded(ModelDrafter(pair(kind)[1]), kind, batch)
-    drafted = [total([one.statistics for one in found]).draft_forwards for found in (answers, whole)]
+    drafted = [
+        total([one.statistics for one in found]).draft_forwards for found in (answers, whole)
+    ]
     assert drafted[0] < drafted[1]
 
 
@@ -137,9 +151,14 @@ def test_the_last_row_to_end_may_leave_or_be_refused():
             draft = drafter.propose(texts, 6, **GREEDY)
             kept = draft.valid.sum(-1).tolist()
             drafter.keep(kept)
-            texts = [[*text, *ids[:num], 9] for text, ids, num in zip(texts, draft.ids.tolist(), kept, strict=True)]
+            texts = [
+                [*text, *ids[:num], 9]
+                for text, ids, num in zip(texts, draft.ids.tolist(), kept, strict=True)
+            ]
         draft, again = drafter.propose(texts, 6, **GREEDY), begun(texts, SURE)
-    assert torch.equal(draft.valid, again.valid) and torch.equal(draft.ids[draft.valid], again.ids[again.valid])
+    assert torch.equal(draft.valid, again.valid) and torch.equal(
+        draft.ids[draft.valid], again.ids[again.valid]
+    )
 
 
 @pytest.mark.parametrize("rule_id", ["exact", "block"])
@@ -148,9 +167,14 @@ def test_sampling_stays_lossless_whatever_the_end_depends_on(rule_id):
     stopping, found = Stopping(0.3), torch.zeros(3, 3, dtype=torch.float64)
     assert {stopping.length([q, 1.0]) for q in (0.25, 0.5)} == {1, 2}
     for first, second in product(range(3), range(3)):
-        weight, num = QUARTERS[0, first] * QUARTERS[1 + first, second], stopping.length([float(QUARTERS[0, first]), 1])
+        weight, num = (
+            QUARTERS[0, first] * QUARTERS[1 + first, second],
+            stopping.length([float(QUARTERS[0, first]), 1]),
+        )
         if weight > 0:
-            found += weight * pairs(make_rule(rule_id), (first, second)[:num], certain=False, num=24)
+            found += weight * pairs(
+                make_rule(rule_id), (first, second)[:num], certain=False, num=24
+            )
     assert torch.allclose(found, WANTED.double(), atol=1e-6 if rule_id == "exact" else 0.02)
 
 
@@ -164,7 +188,9 @@ def test_sampled_drafts_are_the_beginnings_of_whole_ones():
 
 
 def test_estimates_follow_the_points():
-    assert [SURE.acceptance(q) for q in (0.0, 0.1, 0.3, 0.9, 1.0)] == pytest.approx([0.2, 0.2, 0.4, 1.0, 1.0])
+    assert [SURE.acceptance(q) for q in (0.0, 0.1, 0.3, 0.9, 1.0)] == pytest.approx(
+        [0.2, 0.2, 0.4, 1.0, 1.0]
+    )
     assert Stopping(0.5, joint=True).length([0.8, 0.8, 0.6, 0.9]) == 3
     assert Stopping(0.5, joint=False).length([0.8, 0.8, 0.6, 0.4, 0.9]) == 4
     assert Stopping(0.0).length([0.1] * 5) == 5 and Stopping(1.0).length([0.9, 1.0]) == 1

@@ -1,4 +1,6 @@
-"""Suffix decoding proposes what followed most often; its tree counts what a search through the texts counts."""
+"""Suffix decoding proposes what followed most often; its tree counts what a search through the
+texts counts.
+"""
 
 import random
 from collections import Counter
@@ -17,8 +19,12 @@ def count(texts: list[list[int]], run: list[int]) -> int:
     return sum(ids[start : start + len(run)] == run for ids in texts for start in range(len(ids)))
 
 
-def by_search(texts: list[list[int]], text: list[int], num: int, drafter: SuffixDrafter) -> set[tuple[float, tuple]]:
-    """(score, ids) of every best path by counting in plain lists; several where counts are equal."""
+def by_search(
+    texts: list[list[int]], text: list[int], num: int, drafter: SuffixDrafter
+) -> set[tuple[float, tuple]]:
+    """(score, ids) of every best path by counting in plain lists; several where counts are
+    equal.
+    """
     best, kept = 0.0, set()
     for length in range(1, min(len(text), drafter.depth - 1) + 1):
         most = min(num, int(drafter.factor * length + drafter.offset), drafter.depth - length)
@@ -29,7 +35,9 @@ def by_search(texts: list[list[int]], text: list[int], num: int, drafter: Suffix
             top = max(after.values())
             odds = path * top / count(texts, run) if count(texts, run) else 0.0
             if len(ids) < most and top and odds >= drafter.min_probability - 1e-9:
-                todo += [([*run, t], [*ids, t], odds, score + odds) for t, n in after.items() if n == top]
+                todo += [
+                    ([*run, t], [*ids, t], odds, score + odds) for t, n in after.items() if n == top
+                ]
             elif ids and score >= best - 1e-9:
                 kept = {one for one in kept if one[0] >= score - 1e-9} | {(score, tuple(ids))}
                 best = max(best, score)
@@ -38,7 +46,13 @@ def by_search(texts: list[list[int]], text: list[int], num: int, drafter: Suffix
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"factor": 2.0, "offset": 1.0}, {"min_probability": 0.4}, {"depth": 4}, {"factor": 0.5, "offset": 0.6}],
+    [
+        {},
+        {"factor": 2.0, "offset": 1.0},
+        {"min_probability": 0.4},
+        {"depth": 4},
+        {"factor": 0.5, "offset": 0.6},
+    ],
 )
 def test_the_best_path_by_definition(settings: dict[str, Any]):
     drafter, dice, non_empty = SuffixDrafter(**settings), random.Random(0), 0
@@ -78,7 +92,9 @@ def test_rows_that_grow_leave_and_are_taken_back():
     drafter.start(4)
 
     def check() -> None:
-        assert proposed(drafter, texts, 6) == [proposed(SuffixDrafter(), [text], 6)[0] for text in texts]
+        assert proposed(drafter, texts, 6) == [
+            proposed(SuffixDrafter(), [text], 6)[0] for text in texts
+        ]
 
     for _ in range(10):
         check()

@@ -1,4 +1,6 @@
-"""Prompt lookup copies what followed the latest n-gram before; recycling follows what the target last found likely."""
+"""Prompt lookup copies what followed the latest n-gram before; recycling follows what the target
+last found likely.
+"""
 
 from typing import Any
 
@@ -23,7 +25,12 @@ from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
         ({}, [7], 4, []),
         ({}, [7, 7], 4, [7]),  # the match may overlap itself
         ({}, [7, 7, 7, 7], 4, [7]),
-        ({}, [3, 1, 2, 5, 1, 2, 6, 3, 1, 2], 1, [5]),  # a longer hit wins over an earlier shorter one
+        (
+            {},
+            [3, 1, 2, 5, 1, 2, 6, 3, 1, 2],
+            1,
+            [5],
+        ),  # a longer hit wins over an earlier shorter one
         ({"pick": "first"}, [1, 2, 5, 1, 2, 6, 1, 2], 1, [5]),
         ({"pick": "last"}, [1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),
         ({"n_max": 1}, [4, 2, 5, 3, 2, 6, 3, 2], 1, [5]),
@@ -47,14 +54,18 @@ def test_ids_that_only_the_tokenizer_knows_are_not_proposed(drafter_id: str):
     drafter = DRAFTERS[drafter_id]()
     drafter.start(1)
     text = [1, 2, 3, 150, 4, 1, 2]
-    draft = drafter.propose([text], 4, vocabulary=100, sampling=Sampling(), uniforms=None, want_q=False)
+    draft = drafter.propose(
+        [text], 4, vocabulary=100, sampling=Sampling(), uniforms=None, want_q=False
+    )
     assert draft.ids[draft.valid].tolist() == [3]
 
 
 V = 8
 
 
-def block(draft: list[list[int]], *tops: list[list[int]], lengths: list[int] | None = None) -> Block:
+def block(
+    draft: list[list[int]], *tops: list[list[int]], lengths: list[int] | None = None
+) -> Block:
     """A block [B, K]; tops[b][j] are the likeliest tokens of row j in order."""
     ids = torch.tensor(draft, dtype=torch.long).view(len(draft), -1)
     z = torch.zeros(len(draft), ids.shape[1] + 1, V)
@@ -71,7 +82,9 @@ def seen(drafter: TokenRecycling, verified: Block) -> None:
     drafter.observe(verified, Acceptance(none, none, torch.zeros_like(verified.draft_ids)))
 
 
-def asked(texts: list[list[int]], *, from_text: bool = False, k: int = 2, **settings: Any) -> TokenRecycling:
+def asked(
+    texts: list[list[int]], *, from_text: bool = False, k: int = 2, **settings: Any
+) -> TokenRecycling:
     """A drafter that was asked once and knew nothing yet."""
     drafter = TokenRecycling(k=k, from_text=from_text, **settings)
     drafter.start(len(texts))
@@ -95,11 +108,16 @@ def test_a_chain_follows_the_likeliest_successors():
 def test_what_a_block_teaches():
     drafter = asked([[1]])
     seen(drafter, block([[1, 1]], [[2], [3], [4]]))
-    assert proposed(drafter, [[1]], 1, V) == [[2]], "of a token read twice the row of least depth stays"
+    assert proposed(drafter, [[1]], 1, V) == [[2]], (
+        "of a token read twice the row of least depth stays"
+    )
     drafter = asked([[1], [1]])
     seen(drafter, block([[2, 3], [2, 3]], [[2], [3], [4]], [[2], [5], [6]], lengths=[2, 1]))
     assert proposed(drafter, [[1], [1]], 4, V) == [[2, 3, 4], [2, 5]]
-    assert proposed(drafter, [[3], [3]], 1, V) == [[4], []], "positions without a draft teach nothing"
+    assert proposed(drafter, [[3], [3]], 1, V) == [
+        [4],
+        [],
+    ], "positions without a draft teach nothing"
     drafter = asked([[1]])
     seen(drafter, block([[]], [[2]]))
     seen(drafter, block([[]], [[3]]))
@@ -132,7 +150,10 @@ def test_the_prompt_fills_what_no_row_has():
     seen(drafter, block([[3]], [[2, 3], [7, 1]]))
     assert proposed(drafter, [text], 2, V) == [[2, 1]]
     drafter.start(2)
-    assert proposed(drafter, [[4], [50, 4, 50, 60, 4]], 2, V) == [[], []], "ids outside the vocabulary are passed over"
+    assert proposed(drafter, [[4], [50, 4, 50, 60, 4]], 2, V) == [
+        [],
+        [],
+    ], "ids outside the vocabulary are passed over"
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -141,7 +162,9 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
         drafter = TokenRecycling(**settings)
         for block_length in (1, 8):
             for batch in (BATCH, BATCH[:1]):
-                assert [one.ids for one in decoded(drafter, kind, batch, block_length)] == wanted(kind, batch)
+                assert [one.ids for one in decoded(drafter, kind, batch, block_length)] == wanted(
+                    kind, batch
+                )
 
 
 def test_what_was_decoded_once_is_mostly_known():

@@ -18,21 +18,31 @@ class Script:
 
     wrong: frozenset[int] = frozenset()  # numbers n whose n + 1 it gets wrong
     rambling: frozenset[int] = frozenset()  # numbers n whose answers run to the limit
-    drops: dict[int, int] = field(default_factory=dict)  # how often it drops the connection at a number
-    statuses: dict[int, int] = field(default_factory=dict)  # status with which it refuses a number, always
-    busy: dict[int, int] = field(default_factory=dict)  # how often it asks for a pause of a second at a number
+    drops: dict[int, int] = field(
+        default_factory=dict
+    )  # how often it drops the connection at a number
+    statuses: dict[int, int] = field(
+        default_factory=dict
+    )  # status with which it refuses a number, always
+    busy: dict[int, int] = field(
+        default_factory=dict
+    )  # how often it asks for a pause of a second at a number
     tokens: int = 9  # length of every answer
     reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
     delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
     texts: dict[int, str | None] = field(default_factory=dict)  # other answers
-    pages: dict[int, Any] = field(default_factory=dict)  # a text or JSON with status 200 in place of an answer
+    pages: dict[int, Any] = field(
+        default_factory=dict
+    )  # a text or JSON with status 200 in place of an answer
     model: str = "adder"
     says: str = "adder"  # model that an answer names
     renamed: str = ""  # model that it lists once it has answered, if another
     lists: bool = True  # whether it lists its models
     wrong_seeds: bool = False  # whether it gets a request with an odd seed wrong
     logins: set[str] = field(default_factory=set)  # headers with keys or passwords that came
-    asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests that were answered
+    asked: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # bodies of all requests that were answered
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -80,10 +90,19 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": self.script.tokens, "total_tokens": 10}
         self.send(
-            {"id": "1", "object": "x", "created": 1, "model": self.script.says, "choices": [choice], "usage": usage}
+            {
+                "id": "1",
+                "object": "x",
+                "created": 1,
+                "model": self.script.says,
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
-    def send(self, value: Any, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def send(
+        self, value: Any, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Answer with JSON, or with a text as a page."""
         page = isinstance(value, str)
         content = value.encode() if page else json.dumps(value).encode()

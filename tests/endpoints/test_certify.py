@@ -42,7 +42,14 @@ def run(tmp_path, monkeypatch):
     def certified(strict: Script, loose: Script, /, **changes: Any) -> Any:
         with ExitStack() as servers:
             first, second = (servers.enter_context(serving(script)) for script in (strict, loose))
-            asked = {"strict": first, "loose": second, "budget": 0.1, "prompts": 80, "stop": "lost", "task": "sums"}
+            asked = {
+                "strict": first,
+                "loose": second,
+                "budget": 0.1,
+                "prompts": 80,
+                "stop": "lost",
+                "task": "sums",
+            }
             return certify(Options(**{**asked, **changes}, out=tmp_path / "out"))
 
     return certified
@@ -51,17 +58,32 @@ def run(tmp_path, monkeypatch):
 def test_the_bound_is_that_of_the_losses_and_gains(run):
     loose = Script(wrong=frozenset({3, 4}), rambling=frozenset({5}))
     certificate, path = run(Script(wrong=frozenset({4, 9})), loose)
-    assert (certificate.n, certificate.losses, certificate.gains, certificate.differing) == (80, 1, 1, 2)
+    assert (certificate.n, certificate.losses, certificate.gains, certificate.differing) == (
+        80,
+        1,
+        1,
+        2,
+    )
     assert certificate.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
     assert certificate.certified and certificate.refusal is None
-    assert certificate.strict_answers["capped"] == 0 and certificate.loose_answers["capped"] == 1 / 80
-    assert certificate.loose_answers["tokens"] == 9 and certificate.loose_answers["score"] == pytest.approx(78 / 80)
+    assert (
+        certificate.strict_answers["capped"] == 0 and certificate.loose_answers["capped"] == 1 / 80
+    )
+    assert certificate.loose_answers["tokens"] == 9 and certificate.loose_answers[
+        "score"
+    ] == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
     asked = {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"], "samples": 1, "seed": 0}
     assert written["losses"] == 1 and written["sampling"] == asked
-    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == ["list adder", "model adder"]
+    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == [
+        "list adder",
+        "model adder",
+    ]
     page = path.with_suffix(".md").read_text()
-    assert certificate.sentence.startswith("Certified at 95 %: adder at http") and certificate.sentence in page
+    assert (
+        certificate.sentence.startswith("Certified at 95 %: adder at http")
+        and certificate.sentence in page
+    )
     assert f'| url | "{written["strict"]["url"]}" | "{written["loose"]["url"]}" |' in page
 
 
@@ -71,18 +93,31 @@ def test_a_loss_is_refused_and_the_file_says_so(run):
     assert not json.loads(path.read_text())["certified"]
 
 
-def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_asked_twice(run, capsys):
+def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_asked_twice(
+    run, capsys
+):
     """Only with --resume, because a server may be another one when it is back."""
     run(Script(), Script(drops={7: 1}), concurrent=4)
     strict, dying = Script(), Script(drops={7: 99})
     with ExitStack() as servers:
         first, second = (servers.enter_context(serving(script)) for script in (strict, dying))
-        options = Options(task="sums", strict=first, loose=second, budget=0.1, concurrent=1, stop="planned", prompts=80)
+        options = Options(
+            task="sums",
+            strict=first,
+            loose=second,
+            budget=0.1,
+            concurrent=1,
+            stop="planned",
+            prompts=80,
+        )
         for tried in range(2):
             with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
                 certify(options)
             done = len(dying.asked) // (tried + 1)
-        assert f"The answers to {done} prompts are kept" in capsys.readouterr().err and len(dying.asked) == 2 * done
+        assert (
+            f"The answers to {done} prompts are kept" in capsys.readouterr().err
+            and len(dying.asked) == 2 * done
+        )
         dying.drops.clear()
         dying.asked.clear()
         proof, _ = certify(replace(options, resume=True))
@@ -98,7 +133,10 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(says="/models/a.gguf"), "add --same-model /models/a.gguf"),
-        (Script(model="other"), "serves: other. It does not serve 'adder'; if it does, add --same-model adder."),
+        (
+            Script(model="other"),
+            "serves: other. It does not serve 'adder'; if it does, add --same-model adder.",
+        ),
     ],
 )
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
@@ -110,13 +148,18 @@ def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
 @pytest.mark.parametrize(
     "odd, names",
     [
-        (Script(reasons={3: "eos_token", 4: "eos"}, says="/models/a.gguf", lists=False), ["/models/a.gguf"]),
+        (
+            Script(reasons={3: "eos_token", 4: "eos"}, says="/models/a.gguf", lists=False),
+            ["/models/a.gguf"],
+        ),
         (Script(model="a cache", says="adder@main"), ["adder"]),
         (Script(texts={n: f" It is so. #### {n + 1}\nQ: {n}" for n in range(80)}), []),
     ],
 )
 def test_servers_have_words_and_names_of_their_own(run, odd, names):
-    """Other words for a stop, another name for the model or none, a list without it, and the stop left in the text."""
+    """Other words for a stop, another name for the model or none, a list without it, and the stop
+    left in the text.
+    """
     certificate, _ = run(Script(says=""), odd, loose_model="adder", same_model=names)
     assert certificate.certified and certificate.differing == 0
 
@@ -125,19 +168,30 @@ def test_a_change_within_the_run_and_a_limit_of_the_server_are_said(run, capsys)
     certificate, _ = run(Script(renamed="multiplier"), Script(rambling=frozenset({3})))
     assert "reports list multiplier after list adder" in capsys.readouterr().err
     assert certificate.strict["reported"] == ["list adder", "model adder", "list multiplier"]
-    assert certificate.strict_answers["limited"] is None and certificate.loose_answers["limited"] == 1 / 80
+    assert (
+        certificate.strict_answers["limited"] is None
+        and certificate.loose_answers["limited"] == 1 / 80
+    )
     assert "capped 0.0125, limited 0.0125" in show.compared(certificate)
 
 
 def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
     strict, loose = Script(), Script(wrong_seeds=True)
     certificate, path = run(strict, loose, temperature=0.5, samples=4, budget=0.7, stop="planned")
-    asked = [sorted((body["prompt"], body["seed"]) for body in script.asked) for script in (strict, loose)]
+    asked = [
+        sorted((body["prompt"], body["seed"]) for body in script.asked)
+        for script in (strict, loose)
+    ]
     assert asked[0] == asked[1] and len(set(asked[0])) == len({seed for _, seed in asked[0]}) == 320
     wrong = sum(seed % 2 for _, seed in asked[0])
-    assert certificate.loss == pytest.approx(wrong / 320) and 0.4 < certificate.loss < certificate.bound <= 0.7
+    assert (
+        certificate.loss == pytest.approx(wrong / 320)
+        and 0.4 < certificate.loss < certificate.bound <= 0.7
+    )
     assert certificate.n == 80 and certificate.bound_kind == BETTING
-    assert "at temperature 0.5, on average over samples; loss" in path.with_suffix(".md").read_text()
+    assert (
+        "at temperature 0.5, on average over samples; loss" in path.with_suffix(".md").read_text()
+    )
 
 
 def test_a_key_is_sent_to_its_own_server_alone(monkeypatch):
@@ -176,17 +230,33 @@ def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, t
 
 
 def test_what_came_is_a_text_no_answer_or_an_error():
-    server, parts = endpoints.Endpoint("http://a/v1", "m"), [{"type": "text", "text": one} for one in "ab"]
+    server, parts = (
+        endpoints.Endpoint("http://a/v1", "m"),
+        [{"type": "text", "text": one} for one in "ab"],
+    )
 
     def read(said: Any, **more: Any) -> str:
-        page = said if isinstance(said, str) else {"choices": said and [{"finish_reason": "eos", "message": said}]}
+        page = (
+            said
+            if isinstance(said, str)
+            else {"choices": said and [{"finish_reason": "eos", "message": said}]}
+        )
         return server.whole({**page, **more} if more else page, "Two words?").text
 
     thinking, tagged = [{"type": "thinking", "thinking": "b"}, *parts], "<thinking>b</thinking>\na"
-    for content, text in ((parts, "ab"), (thinking, "ab"), (tagged, "\na"), ("Two words?\n a", "\n a")):
+    for content, text in (
+        (parts, "ab"),
+        (thinking, "ab"),
+        (tagged, "\na"),
+        ("Two words?\n a", "\n a"),
+    ):
         assert read({"content": content}) == text
     for what, saids in {
-        "its reasoning": ({"content": "<think>b"}, {"content": "[THINK]b[/THINK] "}, {"content": "", "reasoning": "b"}),
+        "its reasoning": (
+            {"content": "<think>b"},
+            {"content": "[THINK]b[/THINK] "},
+            {"content": "", "reasoning": "b"},
+        ),
         "a refusal": ({"content": "", "refusal": "No."},),
         "the call of a tool": ({"content": None, "tool_calls": [{}]},),
         "nothing": ({"content": []}, {"content": 3}, {"content": None}),
@@ -194,7 +264,11 @@ def test_what_came_is_a_text_no_answer_or_an_error():
         for said in saids:
             with pytest.raises(UserError, match=f"ended an answer with {what} in place"):
                 read(said)
-    for sent, said in ((None, "it sent {"), ("data: {}", "Switch streams off"), ("<html>", "it sent <html>. Mend")):
+    for sent, said in (
+        (None, "it sent {"),
+        ("data: {}", "Switch streams off"),
+        ("<html>", "it sent <html>. Mend"),
+    ):
         with pytest.raises(UserError, match=said):
             read(sent)
     with pytest.raises(UserError, match="ended an answer with 'busy'"):
@@ -205,7 +279,11 @@ def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
     strict, loose = Script(), Script()
     with serving(strict) as first, serving(loose) as second:
         addresses = [one.replace("http://", "http://me:s%65cret@") for one in (first, second)]
-        both = {"strict": addresses[0], "loose": addresses[1] + "?key=secret", "strict_body": '{"api_key": "secret"}'}
+        both = {
+            "strict": addresses[0],
+            "loose": addresses[1] + "?key=secret",
+            "strict_body": '{"api_key": "secret"}',
+        }
         certificate, path = run(Script(), Script(), **both)
     assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
     files = [one.read_text() for one in [*Path().rglob("*.json"), *path.parent.iterdir()]]
@@ -214,7 +292,10 @@ def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
 
 def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
     """A server would close that message and begin another one; what the user says comes last."""
-    asked = [{"role": "user", "content": "Write f."}, {"role": "assistant", "content": "```python\n"}]
+    asked = [
+        {"role": "user", "content": "Write f."},
+        {"role": "assistant", "content": "```python\n"},
+    ]
     assert continued(asked) == {"continue_final_message": True, "add_generation_prompt": False}
     assert continued(asked[:1]) == continued("Write f.") == {}
 
@@ -237,7 +318,10 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
 def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
     with pytest.raises(UserError, match=message):
         run(Script(), Script(), **changes)
-    with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
+    with (
+        serving(Script()) as url,
+        pytest.raises(UserError, match="the same server, model and request"),
+    ):
         run(Script(), Script(), strict=url, loose=url.replace("127.0.0.1", "localhost"))
 
 
@@ -245,7 +329,11 @@ def test_prompts_are_judged_once_for_a_claim(run):
     with serving(Script()) as strict, serving(Script()) as loose:
         both = {"strict": strict, "loose": loose, "prompts": 40}
         run(Script(), Script(), **both)
-        for changes in ({}, {"stop": "planned"}, {"chat": True}):  # without a change the servers may be others
+        for changes in (
+            {},
+            {"stop": "planned"},
+            {"chat": True},
+        ):  # without a change the servers may be others
             with pytest.raises(UserError, match="already been judged.*--draw 2"):
                 run(Script(), Script(), **both, **changes)
         certificate, _ = run(Script(), Script(), **both, stop="planned", draw=2)
@@ -292,8 +380,12 @@ def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
 def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):
     """Those of every split of the run; what lies there of another task does not matter."""
     for place, split in enumerate(("train", "development", "calibration", "guard", "test")):
-        used = [{"doc": {"question": f"{number} + 1?"}} for number in range(11 * place, 11 * place + 11)]
-        write_json_lines(tmp_path / f"data/prompts/{split}.jsonl", [*used, {"doc": {"prompt": "Write f."}}])
+        used = [
+            {"doc": {"question": f"{number} + 1?"}} for number in range(11 * place, 11 * place + 11)
+        ]
+        write_json_lines(
+            tmp_path / f"data/prompts/{split}.jsonl", [*used, {"doc": {"prompt": "Write f."}}]
+        )
     strict, loose = Script(), Script()
     assert run(strict, loose, budget=0.3)[0].n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
@@ -301,22 +393,45 @@ def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):
 
 def test_the_command_line_compares_servers(run, tmp_path, capsys):
     with serving(Script()) as strict, serving(Script(wrong=frozenset({3}))) as loose:
-        given = ["--task", "sums", "--budget", "0.1", "--strict", strict, "--prompts", "80", "--loose", loose]
+        given = [
+            "--task",
+            "sums",
+            "--budget",
+            "0.1",
+            "--strict",
+            strict,
+            "--prompts",
+            "80",
+            "--loose",
+            loose,
+        ]
         answer = CliRunner().invoke(app, ["certify", *given, "--stop", "lost", "--json"])
         assert answer.exit_code == 0, answer.output
         shown = json.loads(answer.stdout)
         assert shown["certificate"]["losses"] == 1 and Path(shown["path"]).is_file()
     with serving(Script()) as strict, serving(Script(wrong=frozenset(range(80)))) as loose:
-        refused = CliRunner().invoke(app, ["certify", *given[:4], "--strict", strict, "--loose", loose])
-        assert isinstance(refused.exception, UserError) and "Not certified at 95 %" in refused.output
-    moved = CliRunner().invoke(app, ["calibrate", "--task", "sums", "--strict-endpoint", strict, "--loose-body", "{}"])
-    assert isinstance(moved.exception, UserError) and "`gistgate certify --strict URL" in str(moved.exception)
+        refused = CliRunner().invoke(
+            app, ["certify", *given[:4], "--strict", strict, "--loose", loose]
+        )
+        assert (
+            isinstance(refused.exception, UserError) and "Not certified at 95 %" in refused.output
+        )
+    moved = CliRunner().invoke(
+        app, ["calibrate", "--task", "sums", "--strict-endpoint", strict, "--loose-body", "{}"]
+    )
+    assert isinstance(moved.exception, UserError) and "`gistgate certify --strict URL" in str(
+        moved.exception
+    )
 
 
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
-    """Behind the last step of a wait, too, where the loop of Python's own runner could not be closed any more."""
+    """Behind the last step of a wait, too, where the loop of Python's own runner could not be
+    closed any more.
+    """
     wait, strict = module.Compared.wait, Script(delays=dict.fromkeys(range(80), 1.0))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # shells start background jobs without it
 
     async def interrupted(self, both):
         await wait(self, both)
@@ -330,7 +445,9 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
 
 
 def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
-    """A server that asks for more time than one waits is refused; until then its wish is followed."""
+    """A server that asks for more time than one waits is refused; until then its wish is
+    followed.
+    """
     monkeypatch.setattr(endpoints, "SAID", 0.5)
     run(Script(), Script(busy={7: 1}))
     assert "status 429; repetition 1 of 2 in 1 s" in capsys.readouterr().err
@@ -342,11 +459,23 @@ def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
 def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):
     assert run(Script(), Script(), stop="clear")[0].n == 54
     assert run(Script(), Script(wrong=frozenset(range(80))), stop="clear")[0].n == 10
-    lost = run(Script(), Script(wrong=frozenset(range(0, 80, 6))), stop="clear", claim="agreement")[0]
-    assert not lost.certified and lost.n < 80 and exact_bound(lost.losses, 0, 80, 0.025) > 0.1 and lost.losses < 9
+    lost = run(Script(), Script(wrong=frozenset(range(0, 80, 6))), stop="clear", claim="agreement")[
+        0
+    ]
+    assert (
+        not lost.certified
+        and lost.n < 80
+        and exact_bound(lost.losses, 0, 80, 0.025) > 0.1
+        and lost.losses < 9
+    )
     capsys.readouterr()
-    run(Script(delays=dict.fromkeys(range(0, 80, 4), 1.0)), Script(), concurrent=40)  # more than ten, in any order
-    assert re.search(r"(1[1-9]|[2-8]\d) of at most 80 prompts answered by both, \d+ a minute", capsys.readouterr().err)
+    run(
+        Script(delays=dict.fromkeys(range(0, 80, 4), 1.0)), Script(), concurrent=40
+    )  # more than ten, in any order
+    assert re.search(
+        r"(1[1-9]|[2-8]\d) of at most 80 prompts answered by both, \d+ a minute",
+        capsys.readouterr().err,
+    )
 
 
 def own(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -355,18 +484,30 @@ def own(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
-    asked = own(tmp_path / "own.jsonl", [{"prompt": f"{n} + 1?", "answer": n + 1} for n in range(60)])
+    asked = own(
+        tmp_path / "own.jsonl", [{"prompt": f"{n} + 1?", "answer": n + 1} for n in range(60)]
+    )
     wrong = Script(wrong=frozenset({3}))
     assert run(Script(), wrong, **asked)[0].losses == 1 and len(wrong.asked) == 60
     chat = [{"messages": [{"role": "user", "content": f"{n} + 1?"}]} for n in range(60)]
-    found = run(strict := Script(), Script(wrong=frozenset({3}), says=""), **own(tmp_path / "chat.jsonl", chat))[0]
+    found = run(
+        strict := Script(),
+        Script(wrong=frozenset({3}), says=""),
+        **own(tmp_path / "chat.jsonl", chat),
+    )[0]
     assert (found.claim, found.losses, found.strict_answers["score"]) == ("agreement", 1, None)
     assert strict.asked[0]["messages"] in [row["messages"] for row in chat]
     with pytest.raises(UserError, match="Take --claim agreement"):
         run(Script(), Script(), **own(tmp_path / "chat.jsonl", chat), claim="score")
     with pytest.raises(UserError, match="belong to a task"):
         run(Script(), Script(), **asked, num_fewshot=1)
-    for rows in ([{"question": "1 + 1?"}], [{"prompt": ""}], [3], [{"messages": [{"role": "user"}]}], []):
+    for rows in (
+        [{"question": "1 + 1?"}],
+        [{"prompt": ""}],
+        [3],
+        [{"messages": [{"role": "user"}]}],
+        [],
+    ):
         with pytest.raises(UserError, match="something else than prompts"):
             run(Script(), Script(), **own(tmp_path / "bad.jsonl", rows))
 
@@ -392,7 +533,9 @@ LATE = frozenset(range(40, 80))
     (Script(tokens=12), {"claim": "length", "max_new_tokens": 12}, ["test 1, 42 prompts, the last in line 43"], True),
     (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 16 prompts, the last in line 28"], False),
 ])  # fmt: skip
-def test_a_watch_tests_what_comes_until_the_budget_is_lost(run, tmp_path, capsys, loose, changes, lines, lost):
+def test_a_watch_tests_what_comes_until_the_budget_is_lost(
+    run, tmp_path, capsys, loose, changes, lines, lost
+):
     """The first line holds no prompt, which is said."""
     rows = [{"question": 1}, *({"prompt": f"{n} + 1?", "answer": n + 1} for n in range(80))]
     asked = own(tmp_path / "traffic.jsonl", rows)
@@ -403,6 +546,8 @@ def test_a_watch_tests_what_comes_until_the_budget_is_lost(run, tmp_path, capsys
         watch(Options(strict=first, loose=second, **{**asked, "budget": 0.1, **changes}))
     said = capsys.readouterr()
     assert "It is left out." in said.err
-    assert len(found := said.out.splitlines()) >= len(lines) and all(map(str.startswith, found, lines))
+    assert len(found := said.out.splitlines()) >= len(lines) and all(
+        map(str.startswith, found, lines)
+    )
     with pytest.raises(UserError, match="--file FILE.jsonl or --file -"):
         watch(Options(strict="", loose=""))

@@ -35,10 +35,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer=identify_tokenizer(tokenizer, "target"),
     )
     gate = Gate(config)
-    gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
+    gate.map.a.fill_(
+        12.0
+    )  # a random head says nearly the same of every token: spread its opinions over (0, 1)
     gate.map.b.fill_(7.5)
     gate.save(folder / "gate", card="# A gate\n")
-    proof_for(gate, *(point(budget, settings={"risk": risk}) for budget, risk in RISKS.items())).save(folder / "gate")
+    proof_for(
+        gate, *(point(budget, settings={"risk": risk}) for budget, risk in RISKS.items())
+    ).save(folder / "gate")
     write_code(folder / "gate")
     return folder
 

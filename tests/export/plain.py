@@ -21,11 +21,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 folder = Path(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(folder / "target", padding_side="left")
-target, draft = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "draft"))
+target, draft = (
+    AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "draft")
+)
 loaded = target.load_custom_generate(str(folder / "gate"), trust_remote_code=True)
 answers = {}
 for name, request in json.loads((folder / "requests.json").read_text()).items():
-    inputs = tokenizer(request["prompts"], return_tensors="pt", padding=True, return_token_type_ids=False)
+    inputs = tokenizer(
+        request["prompts"], return_tensors="pt", padding=True, return_token_type_ids=False
+    )
     arguments = {"draft_model": draft, "gate": str(folder / "gate"), **request["arguments"]}
     if "stop_strings" in arguments:
         arguments["tokenizer"] = tokenizer
@@ -38,7 +42,9 @@ for name, request in json.loads((folder / "requests.json").read_text()).items():
             if name == "loaded":
                 ids = loaded(target, **arguments)
             else:
-                ids = target.generate(custom_generate=str(folder / "gate"), trust_remote_code=True, **arguments)
+                ids = target.generate(
+                    custom_generate=str(folder / "gate"), trust_remote_code=True, **arguments
+                )
         except Exception as error:
             if type(error).__name__ != "UserError":
                 raise
@@ -48,7 +54,9 @@ for name, request in json.loads((folder / "requests.json").read_text()).items():
         "ids": ids.tolist(),
         "width": inputs.input_ids.shape[1],
         "loose": sum(answer.statistics.loose for answer in report),
-        "warnings": [str(warning.message) for warning in caught if "certificate" in str(warning.message)],
+        "warnings": [
+            str(warning.message) for warning in caught if "certificate" in str(warning.message)
+        ],
     }
 assert not any(name.startswith("gistgate") and module for name, module in sys.modules.items())
 (folder / "answers.json").write_text(json.dumps(answers))

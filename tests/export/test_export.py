@@ -55,16 +55,30 @@ def answers(place: Path) -> dict[str, Any]:
 
 
 def run_plain(place: Path, *command: str) -> str:
-    """A command in another folder, with a modules cache of its own and without our package on its path."""
-    ours = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-    homes = {"HF_MODULES_CACHE": str(place / "modules"), "HF_DATASETS_CACHE": str(place / "datasets")}
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | ours | homes
+    """A command in another folder, with a modules cache of its own and without our package on its
+    path.
+    """
+    ours = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONSAFEPATH": "1",
+    }
+    homes = {
+        "HF_MODULES_CACHE": str(place / "modules"),
+        "HF_DATASETS_CACHE": str(place / "datasets"),
+    }
+    environment = (
+        {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | ours | homes
+    )
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: int = 4, **request: Any) -> Any:
+def library(
+    pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: int = 4, **request: Any
+) -> Any:
     """The same request to the library's own decoder, as rows that begin with the padded prompt."""
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), rule, block, gate=gate, tokenizer=tokenizer)
     encoded = tokenizer(prompts_of(name), return_tensors="pt", padding=True)
@@ -80,11 +94,17 @@ def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: 
 EXPECTED: dict[str, tuple[float, dict[str, Any], str]] = {
     **dict.fromkeys(("one", "batch", "paths", "loaded"), (RISKS[0.03], {}, "")),
     "budget": (RISKS[0.05], {}, ""),
-    "by hand": (0.25, {"block": 7}, "risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was"),
+    "by hand": (
+        0.25,
+        {"block": 7},
+        "risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was",
+    ),
     "sampled": (RISKS[0.03], {"sampling": Sampling(0.8, 20, 0.9)}, "sampled at temperature 0.8"),
     "stops": (RISKS[0.03], {"stops": REQUESTS["stops"]["stop_strings"]}, ""),
 }
-"""The risk that a request decodes with, what the library's own decoder is asked for, and a part of the warning."""
+"""The risk that a request decodes with, what the library's own decoder is asked for, and a part of
+the warning.
+"""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -96,7 +116,9 @@ def test_plain_transformers_gives_the_librarys_ids(
         torch.manual_seed(7)
         request = {**request, "seeds": torch.randint(2**62, (3,)).tolist()}
     found = answers[name]
-    assert found["ids"] == library(pair, tokenizer, gate, name, make_rule("autojudge", risk=risk), **request)
+    assert found["ids"] == library(
+        pair, tokenizer, gate, name, make_rule("autojudge", risk=risk), **request
+    )
     assert found["loose"] > 0
     assert [warning in said for said in found["warnings"]] == ([True] if warning else [])
 
@@ -105,7 +127,9 @@ def test_budgets_and_stop_strings_change_answers(answers: Any) -> None:
     assert answers["batch"]["ids"] not in (answers["budget"]["ids"], answers["stops"]["ids"])
 
 
-def test_without_a_certificate_it_decodes_strictly_and_says_so(answers: Any, pair: Any, tokenizer: Any) -> None:
+def test_without_a_certificate_it_decodes_strictly_and_says_so(
+    answers: Any, pair: Any, tokenizer: Any
+) -> None:
     found = answers["too small a budget"]
     inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True, return_token_type_ids=False)
     assert found["ids"] == pair[0].generate(**inputs, max_new_tokens=24, do_sample=False).tolist()
@@ -114,7 +138,9 @@ def test_without_a_certificate_it_decodes_strictly_and_says_so(answers: Any, pai
 
 
 @pytest.mark.parametrize("name", ["top-k", "compiled"])
-def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
+def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(
+    name: str, answers: Any
+) -> None:
     assert "This folder carries what its gate was certified with" in answers[name]["error"]
     assert "`pip install .` in its clone" in answers[name]["error"]
 
@@ -129,21 +155,37 @@ def test_guards_and_the_lookup_of_repetitions_are_carried_in_a_small_folder(
 
 
 @pytest.mark.slow
-def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenizer: Any, gate: Gate) -> None:
+def test_stock_lm_eval_serves_the_exported_gate(
+    place: Path, pair: Any, tokenizer: Any, gate: Gate
+) -> None:
     tasks = write_task(place, num_test=4)
-    code = "import sys; sys.modules['gistgate'] = None; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    code = (
+        "import sys; sys.modules['gistgate'] = None; from lm_eval.__main__ import cli_evaluate;"
+        " cli_evaluate()"
+    )
     shared = [
         sys.executable, "-c", code, "run", "--model", "hf", "--model_args", "pretrained=target,dtype=float32",
         "--tasks", "sums", "--include_path", str(tasks), "--batch_size", "2", "--device", "cpu", "--log_samples",
     ]  # fmt: skip
-    gated = ["custom_generate=gate", "trust_remote_code=True", "gate=gate", "draft_model=draft", "risk=0.3"]
+    gated = [
+        "custom_generate=gate",
+        "trust_remote_code=True",
+        "gate=gate",
+        "draft_model=draft",
+        "risk=0.3",
+    ]
     log = run_plain(place, *shared, "--output_path", "loose", "--gen_kwargs", *gated)
     assert "No certificate covers" not in log  # the task asks for nothing that was not certified
     logs = (place / "loose").rglob("samples_*.jsonl")
     rows = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
     found = {row["arguments"]["gen_args_0"]["arg_0"]: row["resps"][0][0] for row in rows}
     decoder = Decoder(
-        pair[0], ModelDrafter(pair[1]), make_rule("autojudge", risk=0.3), 4, gate=gate, tokenizer=tokenizer
+        pair[0],
+        ModelDrafter(pair[1]),
+        make_rule("autojudge", risk=0.3),
+        4,
+        gate=gate,
+        tokenizer=tokenizer,
     )
     loose = 0
     for prompt, text in found.items():

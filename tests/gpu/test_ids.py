@@ -1,4 +1,6 @@
-"""On a GPU every rule writes the ids that the eager engine writes on the CPU, on both engines (`make gpu`)."""
+"""On a GPU every rule writes the ids that the eager engine writes on the CPU, on both engines
+(`make gpu`).
+"""
 
 import copy
 import warnings
@@ -33,25 +35,36 @@ def pairs() -> dict[str, list[Any]]:
     if not torch.cuda.is_available():
         pytest.skip("This machine has no GPU that PyTorch can use.")
     torch.backends.cuda.matmul.allow_tf32 = False
-    on_cpu = [scripted("20M", script, VOCABULARY) for script in scripts(PROMPT + ANSWER + 64, VOCABULARY, 0.2, seed=0)]
+    on_cpu = [
+        scripted("20M", script, VOCABULARY)
+        for script in scripts(PROMPT + ANSWER + 64, VOCABULARY, 0.2, seed=0)
+    ]
     return {"cpu": on_cpu, "cuda": [copy.deepcopy(model).cuda() for model in on_cpu]}
 
 
 def answers(models: list[Any], rule: str, block: int, rows: int, engine: str) -> list[Any]:
-    """Greedy answers to the beginning of the target's script; a compiled engine that falls back is an error."""
+    """Greedy answers to the beginning of the target's script; a compiled engine that falls back is
+    an error.
+    """
     target, draft = models
     torch.manual_seed(0)
     gate = gate_of(target) if rule == "autojudge" else None
-    decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **RULES[rule]), block, gate=gate, engine=engine)
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule(rule, **RULES[rule]), block, gate=gate, engine=engine
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="This runs on the eager engine")
-        return decoder.generate([target.script[:PROMPT].tolist()] * rows, max_new_tokens=ANSWER, eos_ids=[])
+        return decoder.generate(
+            [target.script[:PROMPT].tolist()] * rows, max_new_tokens=ANSWER, eos_ids=[]
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("block", [2, 5])
 @pytest.mark.parametrize("rule", list(RULES))
-def test_eager_ids_are_those_of_the_cpu(pairs: dict[str, list[Any]], rule: str, block: int, rows: int) -> None:
+def test_eager_ids_are_those_of_the_cpu(
+    pairs: dict[str, list[Any]], rule: str, block: int, rows: int
+) -> None:
     reference = answers(pairs["cpu"], rule, block, rows, "eager")
     found = answers(pairs["cuda"], rule, block, rows, "eager")
     assert [one.ids for one in found] == [one.ids for one in reference]
@@ -59,12 +72,17 @@ def test_eager_ids_are_those_of_the_cpu(pairs: dict[str, list[Any]], rule: str, 
 
 
 @pytest.mark.parametrize(
-    "rule, rows, dtype", [("exact", 1, torch.float32), ("autojudge", 4, torch.float32), ("exact", 4, torch.bfloat16)]
+    "rule, rows, dtype",
+    [("exact", 1, torch.float32), ("autojudge", 4, torch.float32), ("exact", 4, torch.bfloat16)],
 )
 def test_compiled_ids_are_those_of_the_cpu(
     pairs: dict[str, list[Any]], rule: str, rows: int, dtype: torch.dtype
 ) -> None:
-    """In bfloat16 too: the scripted token is one logit ahead of all others, which is no near tie."""
+    """In bfloat16 too: the scripted token is one logit ahead of all others, which is no near
+    tie.
+    """
     reference = answers(pairs["cpu"], rule, 5, rows, "eager")
     on_gpu = [copy.deepcopy(model).to(dtype) for model in pairs["cuda"]]
-    assert [one.ids for one in answers(on_gpu, rule, 5, rows, "compiled")] == [one.ids for one in reference]
+    assert [one.ids for one in answers(on_gpu, rule, 5, rows, "compiled")] == [
+        one.ids for one in reference
+    ]

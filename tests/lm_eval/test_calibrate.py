@@ -54,8 +54,20 @@ def sums(tmp_path, monkeypatch, folders):
     """Options for a task of 90 documents, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(task_files.load_task, "__defaults__", (write_task(tmp_path, num_train=90),))
-    given = {"rule": "prob-ratio", "target": str(folders[0]), "draft": str(folders[1]), "out": tmp_path / "proof"}
-    usual = {"task": "sums", "budget": 0.2, "prompts": 30, "development": 20, "batch_size": 16, **given}
+    given = {
+        "rule": "prob-ratio",
+        "target": str(folders[0]),
+        "draft": str(folders[1]),
+        "out": tmp_path / "proof",
+    }
+    usual = {
+        "task": "sums",
+        "budget": 0.2,
+        "prompts": 30,
+        "development": 20,
+        "batch_size": 16,
+        **given,
+    }
     return lambda **changes: Options(**{**usual, **changes})
 
 
@@ -67,7 +79,9 @@ def models_of(target: Any = None, draft: Any = None, gate: Any = None) -> Any:
 def drawn(options: Options, models: Any = None) -> dict[str, set[str]]:
     """The questions that the command would decode, by split."""
     found = prompts_of(options, models or models_of(), load_task(spec_of(options, None)), True)
-    return {split: {prompt["doc"]["question"] for prompt in prompts} for split, prompts in found.items()}
+    return {
+        split: {prompt["doc"]["question"] for prompt in prompts} for split, prompts in found.items()
+    }
 
 
 def chosen(options: Options, models: Any = None) -> set[str]:
@@ -87,7 +101,9 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(sums, fo
     assert "because of another target" in (kept.mismatch(target=model) or "")
 
 
-@pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", BETTING)])
+@pytest.mark.parametrize(
+    "stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", BETTING)]
+)
 def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, stop, score, kind):
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     linear_gate(target, draft).save("gate")
@@ -100,7 +116,12 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, sto
     inspect(Path("gate"))
     bound = f"within the budget with 95 % confidence, bound {100 * found.bound:.2f}"
     shown = capsys.readouterr().out
-    for said in ("certificate rule autojudge", kind, "budget 40 %", f"{bound} {'points' if score == 'task' else '%'}"):
+    for said in (
+        "certificate rule autojudge",
+        kind,
+        "budget 40 %",
+        f"{bound} {'points' if score == 'task' else '%'}",
+    ):
         assert said in shown
     replace(kept, scope=kept.scope | {"task": "another"}).save("gate")
     certify(sums(budget=0.4, gate="gate", prompts=60, stop=stop, score=score, rule=None, out=None))
@@ -142,22 +163,39 @@ def test_what_is_compared_is_what_the_rule_and_the_strict_rule_decode(sums, fold
     options = sums(batch_size=4)
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     models = models_of(target, draft)
-    method, prompts = method_of(options, models), prompts_of(options, models, load_task(spec_of(options, None)), True)
+    method, prompts = (
+        method_of(options, models),
+        prompts_of(options, models, load_task(spec_of(options, None)), True),
+    )
     some = prompts["development"][:6]
     outcomes = outcomes_of(options, models, method, prompts, None)
     strict, loose = outcomes.strict(some, 0), outcomes.loose({"r": 0.01}, some, 0)
     for prompt, ids, answer in zip(some, strict, loose, strict=True):
-        request = {"max_new_tokens": prompt["max_new_tokens"], "eos_ids": [2], "stops": prompt["stops"]}
-        for rule, wanted in ((make_rule("exact"), ids), (make_rule("prob-ratio", r=0.01), answer.ids)):
-            decoder = Decoder(target, ModelDrafter(draft), rule, method.block, tokenizer=byte_tokenizer())
+        request = {
+            "max_new_tokens": prompt["max_new_tokens"],
+            "eos_ids": [2],
+            "stops": prompt["stops"],
+        }
+        for rule, wanted in (
+            (make_rule("exact"), ids),
+            (make_rule("prob-ratio", r=0.01), answer.ids),
+        ):
+            decoder = Decoder(
+                target, ModelDrafter(draft), rule, method.block, tokenizer=byte_tokenizer()
+            )
             assert decoder.generate([prompt["ids"]], **request)[0].ids == wanted
-    assert sum(answer.statistics.loose for answer in loose) > 0 and [answer.ids for answer in loose] != strict
+    assert (
+        sum(answer.statistics.loose for answer in loose) > 0
+        and [answer.ids for answer in loose] != strict
+    )
 
 
 def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
     options = sums(rule="autojudge")
     pair = [LlamaForCausalLM.from_pretrained(folder) for folder in folders]
-    monkeypatch.setattr(calibrate, "cached", lambda decode, folder, name, *depends: fingerprint(*depends))
+    monkeypatch.setattr(
+        calibrate, "cached", lambda decode, folder, name, *depends: fingerprint(*depends)
+    )
 
     def place_of(gate: Gate) -> str:
         models = models_of(*pair, gate)
@@ -169,18 +207,27 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
 
 @pytest.mark.parametrize(
     ("certified", "draft", "drafter"),
-    [(None, "d", "model"), (None, None, "lookup"), ("suffix", None, "suffix"), ("tree", None, "lookup")],
+    [
+        (None, "d", "model"),
+        (None, None, "lookup"),
+        ("suffix", None, "suffix"),
+        ("tree", None, "lookup"),
+    ],
 )
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = SimpleNamespace(certificate=certified and SimpleNamespace(drafter=certified, block=3))
-    assert method_of(Options(task="sums", gate="g"), models_of(None, draft, known)).drafter == drafter
+    assert (
+        method_of(Options(task="sums", gate="g"), models_of(None, draft, known)).drafter == drafter
+    )
 
 
 @pytest.mark.parametrize(("right", "warns"), [(0, True), (1, True), (8, False)])
 def test_a_target_that_solves_next_to_nothing_is_told(right, warns):
     """Of 20 development prompts."""
     scorer = SimpleNamespace(score=lambda prompt, ids: float(prompt < right))
-    outcomes = SimpleNamespace(prompts={"development": range(20)}, strict=lambda prompts, start: [[]] * 20)
+    outcomes = SimpleNamespace(
+        prompts={"development": range(20)}, strict=lambda prompts, start: [[]] * 20
+    )
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         calibrate.warn_of_little_to_lose(0.05, scorer, outcomes)
@@ -189,17 +236,25 @@ def test_a_target_that_solves_next_to_nothing_is_told(right, warns):
 
 @pytest.mark.parametrize("split", ["train", "development", "calibration", "guard", "test"])
 def test_no_prompt_of_a_finished_run_is_judged(sums, split):
-    """A gate that the pipeline refused must not be looked at on the same prompts again; other tasks do not matter."""
+    """A gate that the pipeline refused must not be looked at on the same prompts again; other tasks
+    do not matter.
+    """
     Path("data/prompts").mkdir(parents=True)
     other = [{"doc": {"prompt": "Write f."}}, {"context": "Hello"}]
-    write_json_lines(Path(f"data/prompts/{split}.jsonl"), [*other, *({"doc": {"question": one}} for one in FEW)])
+    write_json_lines(
+        Path(f"data/prompts/{split}.jsonl"), [*other, *({"doc": {"question": one}} for one in FEW)]
+    )
     found = chosen(sums(prompts=10))
     assert found and not found & FEW
 
 
 def test_no_problem_that_the_gate_was_trained_on_is_judged(sums):
-    """Wherever its run lies, and however prompts were built there; a gate that does not say its problems is told."""
-    gate = SimpleNamespace(config=SimpleNamespace(problems=hashes_of(f"q {number} 1 a" for number in range(60))))
+    """Wherever its run lies, and however prompts were built there; a gate that does not say its
+    problems is told.
+    """
+    gate = SimpleNamespace(
+        config=SimpleNamespace(problems=hashes_of(f"q {number} 1 a" for number in range(60)))
+    )
     found = chosen(sums(prompts=10), models_of(gate=gate))
     assert found and not found & FEW
     gate.config.problems = ""
@@ -263,16 +318,28 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
     [
         (calibrate.certify, {}, "Without --gate"),
         (calibrate.check_options, {"gate": "x", "budget": 0.0}, "cannot be certified"),
-        (calibrate.check_options, {"gate": "x", "stop": "earlier"}, "no way to stop called 'earlier'"),
+        (
+            calibrate.check_options,
+            {"gate": "x", "stop": "earlier"},
+            "no way to stop called 'earlier'",
+        ),
         (calibrate.check_options, {"gate": "x", "looks": 600}, "Lower the confidence or the looks"),
-        (lambda said: calibrate.make_scorer(said, None, None), {"judge": "some/model"}, "belong together"),
+        (
+            lambda said: calibrate.make_scorer(said, None, None),
+            {"judge": "some/model"},
+            "belong together",
+        ),
         (
             lambda said: calibrate.drafter_of(None, None, said),
             {"drafter": "sen"},
             "reads data; the pipeline certifies it",
         ),
         # No request could ever match such a certificate.
-        (lambda said: spec_of(said, None), {"system": "Be short."}, "Add --chat, or leave --system and --template out"),
+        (
+            lambda said: spec_of(said, None),
+            {"system": "Be short."},
+            "Add --chat, or leave --system and --template out",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(refuses, said, message):
@@ -289,12 +356,19 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     assert re.search(r"needs 'scipy'.*'\.\[calibrate\]'", str(done.exception))
 
 
-@pytest.mark.parametrize(("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)])
+@pytest.mark.parametrize(
+    ("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)]
+)
 def test_prompts_have_to_fit_the_draft_too(sums, monkeypatch, target, draft, expected):
     """A document that the draft cannot read would end the calibration when its chunk is decoded."""
     lengths: list[int] = []
     maker = calibrate.PromptMaker
-    monkeypatch.setattr(calibrate, "PromptMaker", lambda *given: lengths.append(given[2]) or maker(*given))
-    pair = [one and SimpleNamespace(config=LlamaConfig(max_position_embeddings=one)) for one in (target, draft)]
+    monkeypatch.setattr(
+        calibrate, "PromptMaker", lambda *given: lengths.append(given[2]) or maker(*given)
+    )
+    pair = [
+        one and SimpleNamespace(config=LlamaConfig(max_position_embeddings=one))
+        for one in (target, draft)
+    ]
     chosen(sums(prompts=10), models_of(*pair))
     assert lengths == [expected]

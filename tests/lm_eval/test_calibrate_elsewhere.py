@@ -1,4 +1,6 @@
-"""The command that a gate names on other weights is one that the command line takes and whose models load."""
+"""The command that a gate names on other weights is one that the command line takes and whose
+models load.
+"""
 
 import os
 import shlex
@@ -29,7 +31,9 @@ TOKENIZER = byte_tokenizer()
 
 @pytest.fixture
 def place(tmp_path):
-    """target/, draft/, the target's other weights in moved/, and the tokens that a draft may propose, in a folder."""
+    """target/, draft/, the target's other weights in moved/, and the tokens that a draft may
+    propose, in a folder.
+    """
     folder = tmp_path / "my models"
     target, draft = tiny_pair()
     save_pair(folder, target, draft, TOKENIZER)
@@ -42,12 +46,18 @@ def place(tmp_path):
     return folder
 
 
-def make_gate(place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **certificate: Any) -> Path:
-    """A gate of these partners, with a certificate of other weights where `certificate` says something."""
+def make_gate(
+    place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **certificate: Any
+) -> Path:
+    """A gate of these partners, with a certificate of other weights where `certificate` says
+    something.
+    """
     proofs.linear_gate(target, draft, labels={"task": "sums"}).save(place / "gate")
     if certificate:
         scope = {"target": {"fingerprint": "another"}, **certificate.pop("scope", {})}
-        proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), **certificate, scope=scope).save(place / "gate")
+        proofs.certificate(
+            proofs.point(0.03, settings={"risk": 0.7}), **certificate, scope=scope
+        ).save(place / "gate")
     return place / "gate"
 
 
@@ -80,13 +90,20 @@ def test_the_draft_of_the_command_is_as_light_as_the_one_that_runs(place, monkey
     assert options.quantise_draft == "int4"
     found = load_models(options)
     assert found.gate is not None and found.draft is not None
-    assert list(map(identify_model, (found.target, found.draft))) == list(map(identify_model, (moved, draft)))
+    assert list(map(identify_model, (found.target, found.draft))) == list(
+        map(identify_model, (moved, draft))
+    )
 
 
 def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
-    named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
+    named = {
+        "task": "sums",
+        "gate": str(gate),
+        "target": str(place / "moved"),
+        "draft": str(place / "draft"),
+    }
     found = load_models(Options(**named))
     assert getattr(found.draft, "quantised", None) == "int4"
 
@@ -101,6 +118,10 @@ def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
 )
 def test_the_command_calibrates_the_same_way_of_decoding(place, monkeypatch, certificate, expected):
     target, draft = (load_target(str(place / name)).model for name in ("target", "draft"))
-    said = sentence(make_gate(place, target, draft, **certificate), load_target(str(place / "moved")).model, draft)
+    said = sentence(
+        make_gate(place, target, draft, **certificate),
+        load_target(str(place / "moved")).model,
+        draft,
+    )
     options = options_of(said, monkeypatch)
     assert (options.rule, options.drafter, options.block) == expected

@@ -1,4 +1,6 @@
-"""Tasks of free text: documents that differ, and scores that see facts in many forms and numbers that nobody gave."""
+"""Tasks of free text: documents that differ, and scores that see facts in many forms and numbers
+that nobody gave.
+"""
 
 import pytest
 
@@ -66,7 +68,11 @@ def test_a_reply_may_repeat_the_notice_and_has_to_state_what_was_asked_for():
     price = fact("number", "price", "$7")
     known = [price, fact("number", "price", "$21"), HOUR]
     assert score([price], "Children pay $7, adults $21, from 8:30 pm on.", known) == 1
-    assert score([price], "Adults pay $21.", known) == score([price], "It is $7 for the first 9 days.", known) == 0
+    assert (
+        score([price], "Adults pay $21.", known)
+        == score([price], "It is $7 for the first 9 days.", known)
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("name", "number"), [("letters", 5), ("descriptions", 5), ("passages", 1)])
@@ -77,5 +83,9 @@ def test_documents_differ_and_state_their_own_facts(name, number):
     assert len({task.problem(doc) for doc in [*train, *test]}) == sum(SIZES.values())
     for doc in test:
         listed = task.question(doc).partition("\n")[2]
-        assert len(doc["facts"]) == number and task.score(doc, listed) == 1 and task.score(doc, "") == 0
+        assert (
+            len(doc["facts"]) == number
+            and task.score(doc, listed) == 1
+            and task.score(doc, "") == 0
+        )
     assert load_task(TaskSpec(name)).documents("test")[:9] == test[:9]

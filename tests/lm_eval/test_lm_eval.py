@@ -1,4 +1,6 @@
-"""lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside them."""
+"""lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside
+them.
+"""
 
 import gc
 import json
@@ -47,25 +49,43 @@ def pair():
 def evaluate(model: Any, tasks: Path, **arguments: Any) -> Any:
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     return simple_evaluate(
-        model=model, tasks=["sums"], task_manager=manager, log_samples=True, bootstrap_iters=0, **arguments
+        model=model,
+        tasks=["sums"],
+        task_manager=manager,
+        log_samples=True,
+        bootstrap_iters=0,
+        **arguments,
     )
 
 
 def answers(results: Any) -> list[str]:
-    return [sample["resps"][0][0] for sample in results["samples"]["sums"] if sample["filter"] == "answer"]
+    return [
+        sample["resps"][0][0]
+        for sample in results["samples"]["sums"]
+        if sample["filter"] == "answer"
+    ]
 
 
 def gated(
-    pair: Any, tokenizer: Any, rule: str = "exact", block: int = 4, batch_size: Any = 4, **settings: Any
+    pair: Any,
+    tokenizer: Any,
+    rule: str = "exact",
+    block: int = 4,
+    batch_size: Any = 4,
+    **settings: Any,
 ) -> GatedLM:
     target, draft = pair
-    decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, tokenizer=tokenizer)
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule(rule, **settings), 4, tokenizer=tokenizer
+    )
     return GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, "auto"])
 def test_strict_answers_are_those_of_transformers(tmp_path, pair, tokenizer, batch_size):
-    tasks = write_task(tmp_path, num_test=9, **{'"\\n", "Q:"': '"\\n", "e"'})  # a stop that random text meets
+    tasks = write_task(
+        tmp_path, num_test=9, **{'"\\n", "Q:"': '"\\n", "e"'}
+    )  # a stop that random text meets
     strict = gated(pair, tokenizer, batch_size=batch_size)
 
     theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
@@ -79,7 +99,9 @@ def test_a_loose_rule_changes_answers_and_is_counted(tmp_path, pair, tokenizer):
     results = evaluate(loose, tasks)
     assert answers(results) != answers(evaluate(strict, tasks))
     info = results["config"]["gistgate"]
-    assert (info["rule"], info["settings"]["rate"]) == ("random", 1.0) and info["statistics"]["loose"] > 0
+    assert (info["rule"], info["settings"]["rate"]) == ("random", 1.0) and info["statistics"][
+        "loose"
+    ] > 0
     assert strict.statistics.loose == 0
     assert info["mean_accepted_length"] > strict.statistics.mean_accepted_length
 
@@ -94,7 +116,9 @@ def test_every_prompt_keeps_its_own_counters(tmp_path, pair, tokenizer):
         assert present == lm.statistics.tokens - before > 0
         assert len(lm.served) == 3
         found = lm.served[tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))]
-        assert len(found) == repeats and all(one.statistics.tokens == len(one.ids) <= 12 for one in found)
+        assert len(found) == repeats and all(
+            one.statistics.tokens == len(one.ids) <= 12 for one in found
+        )
 
 
 def test_another_target_than_the_decoders_is_refused(pair, tokenizer):
@@ -113,15 +137,24 @@ def test_sampling_wishes_become_ours_and_others_are_refused():
 
 
 def test_sampled_answers_follow_the_prompt_not_the_batch(tmp_path, pair, tokenizer):
-    tasks = write_task(tmp_path, num_test=4, **{"do_sample: false": "do_sample: true, temperature: 1.0"})
-    one, two = (answers(evaluate(gated(pair, tokenizer, batch_size=size), tasks)) for size in (1, 4))
+    tasks = write_task(
+        tmp_path, num_test=4, **{"do_sample: false": "do_sample: true, temperature: 1.0"}
+    )
+    one, two = (
+        answers(evaluate(gated(pair, tokenizer, batch_size=size), tasks)) for size in (1, 4)
+    )
     assert one == two
     assert one != answers(evaluate(gated(pair, tokenizer), write_task(tmp_path, num_test=4)))
 
 
 def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
     save_pair(folder, *pair, tokenizer)
-    return {"pretrained": str(folder / "target"), "draft": str(folder / "draft"), "device": "cpu", "dtype": "float32"}
+    return {
+        "pretrained": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "device": "cpu",
+        "dtype": "float32",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +163,9 @@ def names(tmp_path_factory, pair, tokenizer):
     return saved(tmp_path_factory.mktemp("pair"), pair, tokenizer)
 
 
-def test_names_are_enough_and_arguments_of_a_decoder_are_arguments_of_the_model(names, tmp_path, monkeypatch):
+def test_names_are_enough_and_arguments_of_a_decoder_are_arguments_of_the_model(
+    names, tmp_path, monkeypatch
+):
     kept: list[torch.device] = []
     monkeypatch.setattr("gistgate.lm_eval.model.keep_freed_memory", kept.append)
     lm = GatedLM(**names, rule="fly", theta=0.5, window=2, block=5)
@@ -168,7 +203,9 @@ def test_weights_that_are_not_whole_are_refused(tmp_path, pair, tokenizer, damag
     else:
         del weights[damage]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(UserError, match="is not finite" if damage is None else f"lack 1 weights, such as {damage}"):
+    with pytest.raises(
+        UserError, match="is not finite" if damage is None else f"lack 1 weights, such as {damage}"
+    ):
         GatedLM(**names)
 
 
@@ -181,10 +218,29 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path, names):
 
     def run_cli(more: str) -> Any:
         model = f"pretrained={names['pretrained']},draft={names['draft']},dtype=float32,{more}"
-        command = [sys.executable, "-m", "gistgate.lm_eval", "run", "--model", "gistgate", "--model_args", model]
-        command += ["--tasks", str(tasks / "sums.yaml"), "--batch_size", "2", "--device", "cpu", *output]
+        command = [
+            sys.executable,
+            "-m",
+            "gistgate.lm_eval",
+            "run",
+            "--model",
+            "gistgate",
+            "--model_args",
+            model,
+        ]
+        command += [
+            "--tasks",
+            str(tasks / "sums.yaml"),
+            "--batch_size",
+            "2",
+            "--device",
+            "cpu",
+            *output,
+        ]
         env = {**os.environ, "TQDM_DISABLE": "1"}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
 
     done = run_cli("rule=prob,r=0.05,block=3")
     assert done.returncode == 0, done.stderr
@@ -192,25 +248,42 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path, names):
     assert json.loads(written.read_text())["config"]["gistgate"]["settings"] == {"r": 0.05}
     failed = run_cli("rule=probb")
     assert failed.returncode == 1
-    assert failed.stderr.strip().splitlines()[-1].startswith("There is no rule 'probb'. Did you mean 'prob'")
+    assert (
+        failed.stderr.strip()
+        .splitlines()[-1]
+        .startswith("There is no rule 'probb'. Did you mean 'prob'")
+    )
 
 
-@pytest.mark.parametrize("arguments, heavy", [([], {"lm_eval", "numpy"}), (["eval", "run", "-h"], {"transformers"})])
+@pytest.mark.parametrize(
+    "arguments, heavy", [([], {"lm_eval", "numpy"}), (["eval", "run", "-h"], {"transformers"})]
+)
 def test_the_command_line_imports_no_heavy_library(arguments, heavy):
-    code = "import atexit, sys; from gistgate.cli.main import main; atexit.register(lambda: print(*sys.modules)); "
+    code = (
+        "import atexit, sys; from gistgate.cli.main import main; atexit.register(lambda:"
+        " print(*sys.modules)); "
+    )
     command = [sys.executable, "-c", code + "sys.argv[1:] and main()", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"datasets", "torch", *heavy} & {*done.stdout.splitlines()[-1].split()}
 
 
-def test_batches_that_pay_are_measured_on_the_first_one(tmp_path, pair, tokenizer, names, monkeypatch):
+def test_batches_that_pay_are_measured_on_the_first_one(
+    tmp_path, pair, tokenizer, names, monkeypatch
+):
     rates = {1: 9.0, 4: 1.0}
-    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
+    monkeypatch.setattr(
+        timing,
+        "rate",
+        lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)],
+    )
     tasks = write_task(tmp_path, limit=40)
     lm = GatedLM(**names, rule="random", rate=1.0, speculate_up_to="auto", batch_size=4)
     results = evaluate(lm, tasks)
     assert lm.decoder.speculate_up_to == results["config"]["gistgate"]["speculate_up_to"] == 1
-    assert answers(results) == answers(evaluate(gated(pair, tokenizer), tasks)), "four rows are decoded plainly"
+    assert answers(results) == answers(evaluate(gated(pair, tokenizer), tasks)), (
+        "four rows are decoded plainly"
+    )
 
 
 CHAT = {"chat_template": True, "system": None}
@@ -221,11 +294,20 @@ def certified(tmp_path, names, tokenizer):
     """Makes a model that is bound to a certificate of plain prompts, but for what is changed."""
 
     def make(**changed):
-        scope = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
+        scope = {
+            "prompting": {"chat_template": False, "system": None},
+            "temperature": 0.0,
+            "guards": [],
+            **changed,
+        }
         scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-        certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
+        certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(
+            tmp_path
+        )
         lm = GatedLM(**names, certificate=str(tmp_path), batch_size=4)
-        lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+        lm.tokenizer.chat_template = (
+            "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+        )
         return lm
 
     return make
@@ -243,7 +325,9 @@ def certified(tmp_path, names, tokenizer):
         ({"stops": ["Q:"]}, False, "another stops"),
     ],
 )
-def test_a_certificate_refuses_requests_that_it_does_not_cover(tmp_path, certified, changed, chat, sentence):
+def test_a_certificate_refuses_requests_that_it_does_not_cover(
+    tmp_path, certified, changed, chat, sentence
+):
     lm = certified(**changed)
     assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
     with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
@@ -256,20 +340,30 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(tmp_path, certifi
     [
         ({}, None),
         ({"num_fewshot": 2}, "num_fewshot 0 certified, num_fewshot 2 here"),
-        ({"num_fewshot": 2, "fewshot_as_multiturn": False}, "num_fewshot 0 certified, num_fewshot 2"),
+        (
+            {"num_fewshot": 2, "fewshot_as_multiturn": False},
+            "num_fewshot 0 certified, num_fewshot 2",
+        ),
         ({"system_instruction": "Be brief."}, "system none certified, system Be brief. here"),
     ],
 )
-def test_solved_examples_and_a_system_text_are_part_of_what_is_certified(tmp_path, certified, chat, asked, sentence):
+def test_solved_examples_and_a_system_text_are_part_of_what_is_certified(
+    tmp_path, certified, chat, asked, sentence
+):
     lm = certified(prompting={"num_fewshot": 0, "chat_template": chat, "system": None})
     with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat, **asked)
 
 
 def test_arguments_of_the_template_are_part_of_what_is_certified(tmp_path, certified):
-    lm, tasks = certified(prompting={**CHAT, "arguments": {"chat_template": "rag"}}), write_task(tmp_path)
+    lm, tasks = (
+        certified(prompting={**CHAT, "arguments": {"chat_template": "rag"}}),
+        write_task(tmp_path),
+    )
     lm.tokenizer.chat_template = {"rag": "{{ messages[0].content }}"}
-    assert lm.chat_template("rag") == "{{ messages[0].content }}"  # as --apply_chat_template names it
+    assert (
+        lm.chat_template("rag") == "{{ messages[0].content }}"
+    )  # as --apply_chat_template names it
     evaluate(lm, tasks, limit=2, apply_chat_template=True)
     lm.chat_template_args["enable_thinking"] = False
     with pytest.raises(UserError, match="enable_thinking"):
@@ -287,9 +381,17 @@ def test_lm_evals_class_is_changed_only_while_a_model_compares_requests(pair, to
 
 def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, certified):
     lm = certified(prompting={"chat_template": True, "system": "Be brief."})
-    lm.tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a"
+    lm.tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a"
+    )
     with pytest.raises(UserError, match="no system.*Leave --system away"):
-        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=True, system_instruction="Be brief.")
+        evaluate(
+            lm,
+            write_task(tmp_path),
+            limit=2,
+            apply_chat_template=True,
+            system_instruction="Be brief.",
+        )
 
 
 def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(tmp_path, certified):

@@ -17,9 +17,15 @@ def small(monkeypatch):
 FINE = {
     "a passing test": "def double(x):\n    return 2 * x\nassert double(3) == 6",
     "much printing": "import sys\nprint('x' * 1_000_000)\nprint('y', file=sys.stderr)",
-    "a file in its own folder": "import os\nassert os.listdir() == []\nopen('a', 'w').write('b')\nos.remove('a')",
-    "a dataclass": "from dataclasses import dataclass\n@dataclass\nclass A:\n    a: int\nassert A(1).a == 1",
-    "a temporary folder": "import tempfile\nwith tempfile.TemporaryDirectory() as place: open(place + '/a', 'w')",
+    "a file in its own folder": (
+        "import os\nassert os.listdir() == []\nopen('a', 'w').write('b')\nos.remove('a')"
+    ),
+    "a dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    a: int\nassert A(1).a == 1"
+    ),
+    "a temporary folder": (
+        "import tempfile\nwith tempfile.TemporaryDirectory() as place: open(place + '/a', 'w')"
+    ),
     "what only a start by hand does": "if __name__ == '__main__':\n    raise SystemExit(input())",
     "closed input": "import sys\nassert sys.stdin is None or sys.stdin.read() == ''",
 }
@@ -50,11 +56,15 @@ def test_what_does_not_run_to_its_end_fails(program):
 def test_the_environment_stays_here(monkeypatch):
     monkeypatch.setenv("GISTGATE_SECRET", "a key")
     assert os.environ["GISTGATE_SECRET"]
-    assert runs("import os\nassert 'GISTGATE_SECRET' not in os.environ and 'HOME' not in os.environ")
+    assert runs(
+        "import os\nassert 'GISTGATE_SECRET' not in os.environ and 'HOME' not in os.environ"
+    )
 
 
 def test_an_equal_program_has_an_equal_verdict():
     """The order of a set of texts is the same in every process."""
     program = "assert list({'ab', 'cd', 'ef', 'gh', 'ij'})[0] == 'VALUE'"
-    found = [word for word in ("ab", "cd", "ef", "gh", "ij") if runs(program.replace("VALUE", word))]
+    found = [
+        word for word in ("ab", "cd", "ef", "gh", "ij") if runs(program.replace("VALUE", word))
+    ]
     assert len(found) == 1

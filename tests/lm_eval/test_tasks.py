@@ -1,4 +1,6 @@
-"""The task is the only authority on contexts, stops and meaning; nothing here knows any particular task."""
+"""The task is the only authority on contexts, stops and meaning; nothing here knows any particular
+task.
+"""
 
 import os
 from pathlib import Path
@@ -19,7 +21,9 @@ from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
-CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+)
 
 
 def params(**blocks: Any) -> Params:
@@ -37,8 +41,14 @@ def task(tmp_path):
 
 
 def test_documents_stops_and_limits_come_from_the_task_else_from_params(task, tmp_path):
-    assert len(task.documents("train")) == 30 and task.documents("test")[0]["question"] == "1000 + 1?"
-    assert (task.stops, task.max_new_tokens, task.metric) == (["\n", "Q:"], 12, "exact_match,answer")
+    assert (
+        len(task.documents("train")) == 30 and task.documents("test")[0]["question"] == "1000 + 1?"
+    )
+    assert (task.stops, task.max_new_tokens, task.metric) == (
+        ["\n", "Q:"],
+        12,
+        "exact_match,answer",
+    )
     write_task(tmp_path, limit=None)
     assert load(tmp_path, decoding={"max_new_tokens": 33}).max_new_tokens == 33
 
@@ -74,9 +84,12 @@ def test_params_may_name_another_filter(tmp_path):
 
 
 def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path):
-    folder = write_task(tmp_path, **{"metric_list:": "process_results: !function judge.judge\nmetric_list:"})
+    folder = write_task(
+        tmp_path, **{"metric_list:": "process_results: !function judge.judge\nmetric_list:"}
+    )
     (folder / "judge.py").write_text(
-        "def judge(doc, results):\n    return {'exact_match': float(doc['answer'][-1] in results[0])}\n"
+        "def judge(doc, results):\n    return {'exact_match': float(doc['answer'][-1] in"
+        " results[0])}\n"
     )
     own = load(tmp_path, task_metric="exact_match,loose")
     doc = own.documents("train")[4]
@@ -121,7 +134,9 @@ BRIEF = {"num_fewshot": 2, "system": "Be brief."}
 
 
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("prompting", [{}, {"num_fewshot": 3}, BRIEF, {**BRIEF, "chat_template": True}])
+@pytest.mark.parametrize(
+    "prompting", [{}, {"num_fewshot": 3}, BRIEF, {**BRIEF, "chat_template": True}]
+)
 def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path, prompting, bos):
     write_task(tmp_path)
     tokenizer = byte_tokenizer(bos)
@@ -129,7 +144,9 @@ def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path, promptin
     served: list[list[int]] = []
 
     class Spy(HFLM):
-        def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        def _model_generate(
+            self, context: Any, max_length: int, stop: list[str], **kwargs: Any
+        ) -> Any:
             mask = kwargs["attention_mask"].bool()
             served.extend(row[keep].tolist() for row, keep in zip(context, mask, strict=True))
             return context
@@ -147,7 +164,9 @@ def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path, promptin
         **task.evaluation_arguments(),
     )
     assert sorted(served) == sorted(ours)
-    assert all(ids.count(tokenizer.bos_token_id) == (bos or "chat_template" in prompting) for ids in ours)
+    assert all(
+        ids.count(tokenizer.bos_token_id) == (bos or "chat_template" in prompting) for ids in ours
+    )
 
 
 def test_documents_may_come_from_a_folder(tmp_path):
@@ -164,7 +183,10 @@ def test_documents_may_come_from_a_folder(tmp_path):
 
 def test_the_file_of_a_task_is_no_name(tmp_path):
     file = write_task(tmp_path) / "sums.yaml"
-    for folder, remedy in ((tmp_path / "other", "copy the file to .*other and write"), (file.parent, "write")):
+    for folder, remedy in (
+        (tmp_path / "other", "copy the file to .*other and write"),
+        (file.parent, "write"),
+    ):
         with pytest.raises(UserError, match=f"without folder and ending: {remedy} 'sums'"):
             entry_of(str(file), folder)
 
@@ -173,7 +195,11 @@ def test_the_file_of_a_task_is_no_name(tmp_path):
     "old, new, sentence",
     [
         ("training_split: train\n", "", "no training split"),
-        ("output_type: generate_until", "output_type: loglikelihood", "not an ordinary `generate_until` task"),
+        (
+            "output_type: generate_until",
+            "output_type: loglikelihood",
+            "not an ordinary `generate_until` task",
+        ),
         ("higher_is_better: true", "higher_is_better: false", "less is better"),
         ("/test.jsonl", "/none.jsonl", "could not be loaded"),
         ("exact_match, aggregation: mean", "chrf, aggregation: chrf", "not a number from 0 to 1"),
@@ -188,26 +214,42 @@ def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path, old, new, sentence
 @pytest.mark.parametrize(
     ("questions", "problems"),
     [
-        (["Close the brackets: [ { (", "Close the brackets: [ ( {", "Close  the brackets: [ { ("], 2),
+        (
+            [
+                "Close the brackets: [ { (",
+                "Close the brackets: [ ( {",
+                "Close  the brackets: [ { (",
+            ],
+            2,
+        ),
         (["not True and ( False )", "not ( True and False )", "(not True) and False"], 3),
         ([f"{a} {sign} {b} = " for a in range(9) for b in range(12) for sign in "+-"], 216),
         ([f"Count the capitals: {word}" for word in ("aB", "Ab", "ab", "AB")], 4),
         (["Tom has 3 apples.", "TOM has 3 apples!", "Tom has 4 apples."], 2),
     ],
 )
-def test_problems_differ_in_words_or_in_the_signs_that_tell_a_tasks_documents_apart(tmp_path, questions, problems):
+def test_problems_differ_in_words_or_in_the_signs_that_tell_a_tasks_documents_apart(
+    tmp_path, questions, problems
+):
     words = [f"Ann has {number} pears." for number in range(40)] if "Tom" in questions[0] else []
     write_task(tmp_path)
-    write_rows(tmp_path / "train.jsonl", [{"question": one, "answer": "#### 1"} for one in [*questions, *words]])
+    write_rows(
+        tmp_path / "train.jsonl",
+        [{"question": one, "answer": "#### 1"} for one in [*questions, *words]],
+    )
     task = load(tmp_path)
     assert len({task.problem(doc) for doc in task.documents("train")[: len(questions)]}) == problems
 
 
-@pytest.mark.parametrize(("split", "field"), [("train", "question"), ("train", "answer"), ("test", "answer")])
+@pytest.mark.parametrize(
+    ("split", "field"), [("train", "question"), ("train", "answer"), ("test", "answer")]
+)
 def test_a_document_that_lacks_what_its_prompt_or_reference_needs_is_named(tmp_path, split, field):
     write_task(tmp_path)
     more = {"note": None} if split == "train" else {}  # which nothing needs
     rows = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}", **more} for n in range(3)]
     write_rows(tmp_path / f"{split}.jsonl", [rows[0], {**rows[1], field: None}, rows[2]])
-    with pytest.raises(UserError, match=f"Document 1 of the {split} split of 'sums' lacks .*: {field}"):
+    with pytest.raises(
+        UserError, match=f"Document 1 of the {split} split of 'sums' lacks .*: {field}"
+    ):
         load(tmp_path).documents(split)

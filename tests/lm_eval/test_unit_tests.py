@@ -1,4 +1,6 @@
-"""Tasks whose answers are programs: consent, verdicts, sameness, and lm-eval's own names for the metric."""
+"""Tasks whose answers are programs: consent, verdicts, sameness, and lm-eval's own names for the
+metric.
+"""
 
 import sys
 from pathlib import Path
@@ -18,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 NAME = "python-functions"
 WORDS = {"prompt": "Write `double(x)`.", "tests": "assert double(3) == 6", "entry_point": "double"}
 HEAD = {**WORDS, "prompt": 'from math import prod\n\ndef double(x):\n    """Twice x."""\n'}
-RIGHT, LONGER, WRONG = "def double(x):\n    return 2 * x", "def double(x):\n    return x + x", "def double(x): return x"
+RIGHT, LONGER, WRONG = (
+    "def double(x):\n    return 2 * x",
+    "def double(x):\n    return x + x",
+    "def double(x): return x",
+)
 
 
 @pytest.fixture
@@ -37,10 +43,14 @@ def task(data, monkeypatch):
 
 def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(tasks.ConfigurableTask, "download", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        tasks.ConfigurableTask, "download", lambda *_, **__: pytest.fail("was loaded")
+    )
     monkeypatch.setattr(code_tasks, "runs", lambda *_: pytest.fail("was run"))
     for name in (NAME, "mbpp"):
-        with pytest.raises(UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"):
+        with pytest.raises(
+            UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"
+        ):
             load_task(TaskSpec(name, data=data))
 
 
@@ -78,7 +88,9 @@ dataset_kwargs: {{data_files: {{test: {data}/rows.jsonl}}}}
 
 
 def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path, monkeypatch):
-    """HumanEval's form: its metric `pass_at_k` asks `code_eval` of the hub, and its results call it pass@1."""
+    """HumanEval's form: its metric `pass_at_k` asks `code_eval` of the hub, and its results call it
+    pass@1.
+    """
     import lm_eval.tasks.humaneval as package
 
     row = {**HEAD, "test": "def check(candidate):\n    assert candidate(3) == 6\n"}
@@ -96,7 +108,10 @@ def test_eval_asks_once(monkeypatch, capsys):
 
     def refused() -> None:
         if "--confirm_run_unsafe_code" not in sys.argv:
-            raise ValueError("Attempted to run task: mbpp which is unsafe. Set confirm_run_unsafe_code=True to run it.")
+            raise ValueError(
+                "Attempted to run task: mbpp which is unsafe. Set confirm_run_unsafe_code=True to"
+                " run it."
+            )
 
     monkeypatch.setattr(harness, "cli_evaluate", refused)
     monkeypatch.setattr(sys, "argv", ["gistgate eval", "run"])
@@ -109,12 +124,19 @@ def test_eval_asks_once(monkeypatch, capsys):
 
 
 def test_several_programs_of_a_task_count_as_pass_at_k():
-    """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n, k)."""
+    """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n,
+    k).
+    """
     import evaluate
 
-    programs, tests = [[RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG]], [WORDS["tests"]] * 2
+    programs, tests = (
+        [[RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG]],
+        [WORDS["tests"]] * 2,
+    )
     usual = evaluate.load
     with own_code_eval():
-        found, _ = evaluate.load("code_eval").compute(references=tests, predictions=programs, k=[1, 2, 8])
+        found, _ = evaluate.load("code_eval").compute(
+            references=tests, predictions=programs, k=[1, 2, 8]
+        )
     assert evaluate.load is usual  # the metric is replaced for a while only
     assert found == pytest.approx({"pass@1": (1 / 4 + 2 / 4) / 2, "pass@2": (3 / 6 + 5 / 6) / 2})

@@ -8,12 +8,23 @@ from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.text import PromptLookup
-from gistgate.measure.fit_draft import DraftRecorder, Round, accepted_by_confidence, fit, fit_stopping, promise
+from gistgate.measure.fit_draft import (
+    DraftRecorder,
+    Round,
+    accepted_by_confidence,
+    fit,
+    fit_stopping,
+    promise,
+)
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 
 CHEAP, DEAR = (Costs(1.0, c, {1: 1.0, 4: 1.0}) for c in (0.01, 0.4))
-ROUNDS = [Round([0.9] * 4, 4)] * 80 + [Round([0.9, 0.3, 0.9, 0.9], 1)] * 60 + [Round([0.3, 0.9, 0.9, 0.9], 0)] * 20
+ROUNDS = (
+    [Round([0.9] * 4, 4)] * 80
+    + [Round([0.9, 0.3, 0.9, 0.9], 1)] * 60
+    + [Round([0.3, 0.9, 0.9, 0.9], 0)] * 20
+)
 
 
 def test_the_map_counts_tested_tokens_alone():
@@ -23,7 +34,11 @@ def test_the_map_counts_tested_tokens_alone():
 
 def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
     dear = fit(ROUNDS, DEAR, rule="exact", block=4)
-    assert [dear.length(one.confidences) for one in (ROUNDS[0], ROUNDS[80], ROUNDS[140])] == [4, 2, 1]
+    assert [dear.length(one.confidences) for one in (ROUNDS[0], ROUNDS[80], ROUNDS[140])] == [
+        4,
+        2,
+        1,
+    ]
     assert promise(dear, ROUNDS, DEAR)["speed"] > promise(Stopping(0.0), ROUNDS, DEAR)["speed"]
     assert (dear.measured["cost"], dear.measured["rounds"]) == (0.4, 160)
     assert dear.measured["verify"] == {"1": 1.0, "4": 1.0}
@@ -33,7 +48,9 @@ def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
 
 def test_promises_are_tau_over_costs():
     found = promise(Stopping(0.5), [Round([0.9, 0.9, 0.3], 2), Round([0.2], 0)], DEAR)
-    assert (found["tau"], found["drafted"]) == (2.0, 2.0) and found["speed"] == pytest.approx(4 / (2 + 4 * 0.4))
+    assert (found["tau"], found["drafted"]) == (2.0, 2.0) and found["speed"] == pytest.approx(
+        4 / (2 + 4 * 0.4)
+    )
 
 
 def test_too_few_tokens_are_refused():
@@ -54,7 +71,9 @@ def test_recorded_rounds_are_those_of_the_statistics():
         for length, num in one.statistics.histogram.items():
             counted[length] = counted.get(length, 0) + num
     found = [one.accepted for one in recorder.rounds]
-    assert {n: found.count(n) for n in set(found) - {0}} == {n: c for n, c in counted.items() if n and c}
+    assert {n: found.count(n) for n in set(found) - {0}} == {
+        n: c for n, c in counted.items() if n and c
+    }
     assert all(0 < q <= 1 for one in recorder.rounds for q in one.confidences)
 
 
@@ -65,7 +84,9 @@ def test_a_policy_of_a_pair_names_rule_and_block():
     assert stopping.measured["cost"] > 0 and stopping.measured["expected"]["policy"]["tau"] >= 1
 
 
-@pytest.mark.parametrize("drafter", [None, PromptLookup(), ModelDrafter(pair("llama")[1], Stopping(0.5))])
+@pytest.mark.parametrize(
+    "drafter", [None, PromptLookup(), ModelDrafter(pair("llama")[1], Stopping(0.5))]
+)
 def test_only_whole_chains_of_a_model_are_recorded(drafter):
     with pytest.raises(UserError, match="whole chains of a draft model"):
         fit_stopping(decoder(drafter), prompts(5), max_new_tokens=8)

@@ -1,4 +1,6 @@
-"""Shadow mode: strict ids whatever the rule, exact counts inside a block, an estimate across blocks."""
+"""Shadow mode: strict ids whatever the rule, exact counts inside a block, an estimate across
+blocks.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,13 +36,18 @@ def decoder(rule_id: str, noise: float = 0.03, **settings: Any) -> Decoder:
 @pytest.mark.parametrize("rule_id", RULES)
 def test_ids_are_those_of_strict_verification(rule_id: str):
     """Although the watched rule would keep loose tokens, unless it is lossless."""
-    watched, exact = decoder(rule_id, noise=0.1, **LOOSE.get(rule_id, {})), decoder("exact", noise=0.1)
+    watched, exact = (
+        decoder(rule_id, noise=0.1, **LOOSE.get(rule_id, {})),
+        decoder("exact", noise=0.1),
+    )
     sampling = Sampling(0.0 if watched.rule.temperatures != "sampled" else 1.0)
     strict = exact.generate(BATCH, max_new_tokens=24, sampling=sampling)
     shadowed = shadow(watched).generate(BATCH, max_new_tokens=24, sampling=sampling)
     assert [row.ids for row in shadowed] == [row.ids for row in strict]
     assert all(row.statistics.loose == 0 for row in shadowed)
-    assert any(row.statistics.extra["shadow_loose"] for row in shadowed) == (rule_id not in LOSSLESS)
+    assert any(row.statistics.extra["shadow_loose"] for row in shadowed) == (
+        rule_id not in LOSSLESS
+    )
 
 
 def test_a_shadow_that_agrees_with_the_target_estimates_the_real_tau():
@@ -78,13 +85,23 @@ def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
 @pytest.mark.parametrize(
     "r, num, expected",
     [
-        (0.3, 1, (1, 4, 1, 1, 4, 1, 1)),  # the target refuses the second token, the rule would have kept all three
-        (0.3, 4, (4, 16, 4, 2, 8, 2, 2)),  # every second block is judged, and what differs is counted in these alone
+        (
+            0.3,
+            1,
+            (1, 4, 1, 1, 4, 1, 1),
+        ),  # the target refuses the second token, the rule would have kept all three
+        (
+            0.3,
+            4,
+            (4, 16, 4, 2, 8, 2, 2),
+        ),  # every second block is judged, and what differs is counted in these alone
         (0.3, 5, (5, 20, 5, 3, 12, 3, 3)),
         (1.0, 2, (2, 4, 0, 2, 4, 0, 0)),  # a rule that keeps nothing more judges every block
     ],
 )
-def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(r: float, num: int, expected: tuple[int, ...]):
+def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(
+    r: float, num: int, expected: tuple[int, ...]
+):
     names = ("blocks", "first", "differing", "judged", "tokens", "loose", "carried")
     found = counted(Shadow(make_rule("prob", r=r)), *[ONE] * num)
     assert found == {f"shadow_{name}": value for name, value in zip(names, expected, strict=True)}
@@ -93,21 +110,29 @@ def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(r: float,
 @pytest.mark.parametrize(
     "blocks, judged",
     [
-        # a longer draft behind a judged block is waited for once: the loose text of the first block ends 3 tokens
-        # ahead, and the strict one gets there after one more block
+        # a longer draft behind a judged block is waited for once: the loose text of the first block
+        # ends 3 tokens ahead, and the strict one gets there after one more block
         ([ONE, *[block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2])] * 3], [1, 1, 2, 3]),
-        # a loose text of 3 tokens against strict blocks of 2: the third block begins at 4, behind place 3
+        # a loose text of 3 tokens against strict blocks of 2: the third block begins at 4, behind
+        # place 3
         ([block(SURE[0], TORN, SURE[2], draft=[0, 1])] * 4, [1, 1, 2, 2]),
         ([ONE] * 5, [1, 1, 2, 2, 3]),
     ],
 )
-def test_the_next_block_is_judged_where_the_loose_one_would_have_ended(blocks: list[Block], judged: list[int]):
-    assert [counted(RULE, *blocks[: num + 1])["shadow_judged"] for num in range(len(blocks))] == judged
+def test_the_next_block_is_judged_where_the_loose_one_would_have_ended(
+    blocks: list[Block], judged: list[int]
+):
+    assert [
+        counted(RULE, *blocks[: num + 1])["shadow_judged"] for num in range(len(blocks))
+    ] == judged
 
 
 def test_every_row_has_its_own_counts():
     """Three blocks of many rows, and each row alone."""
-    rule, blocks = Shadow(make_rule("prob", r=0.05)), [random_block(seed=seed, batch=12) for seed in (1, 2, 3)]
+    rule, blocks = (
+        Shadow(make_rule("prob", r=0.05)),
+        [random_block(seed=seed, batch=12) for seed in (1, 2, 3)],
+    )
     state: State = {}
     for one in blocks:
         state = rule.advance(one, settle(rule, one, state), state)
@@ -119,7 +144,15 @@ def test_every_row_has_its_own_counts():
 
 def test_an_end_of_the_answer_is_the_own_token_of_its_block():
     """Behind the loosely accepted token the draft ends the answer, as the target does."""
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]), ends=torch.tensor([2]))
+    one = block(
+        SURE[0],
+        TORN,
+        SURE[2],
+        SURE[3],
+        draft=[0, 1, 2],
+        protocol=torch.tensor([2]),
+        ends=torch.tensor([2]),
+    )
     counts = counted(RULE, one)
     assert (counts["shadow_first"], counts["shadow_loose"], counts["shadow_carried"]) == (3, 1, 0)
     assert counts["shadow_differing"] == 1
@@ -132,12 +165,17 @@ def test_the_watched_rule_keeps_its_own_memory():
     with pytest.raises(UserError, match="think markers"):
         Shadow(make_rule("trt-relaxed")).context(None, ())
     tokenizer = SimpleNamespace(get_vocab=lambda: {"<think>": 4, "</think>": 5})
-    assert Shadow(make_rule("trt-relaxed")).context(tokenizer, ("<think>", "</think>")).protocol_ids == (4, 5)
+    assert Shadow(make_rule("trt-relaxed")).context(
+        tokenizer, ("<think>", "</think>")
+    ).protocol_ids == (4, 5)
     state = rule.advance(judged, settle(rule, judged, {}), {})
     state = rule.advance(judged, settle(rule, judged, state), state)
     once = rule.rule.advance(judged, settle(rule.rule, judged, {}), {})["uplink_bytes"]
     assert torch.equal(state["rule.uplink_bytes"], once * state["shadow_judged"])
-    assert state["shadow_judged"].unique().tolist() == [1, 2]  # blocks within a loose span are not met
+    assert state["shadow_judged"].unique().tolist() == [
+        1,
+        2,
+    ]  # blocks within a loose span are not met
 
 
 def test_a_watched_table_counts_judged_blocks_alone():

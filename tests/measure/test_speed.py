@@ -1,4 +1,6 @@
-"""A race counts what was written, drops loops for everybody, and times transformers' speculation at its best."""
+"""A race counts what was written, drops loops for everybody, and times transformers' speculation at
+its best.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -15,7 +17,17 @@ from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.measure import speed
-from gistgate.measure.speed import ASSISTED, DEFAULTS, LOOKUP, Contender, Timed, contender, race, theirs, times_of
+from gistgate.measure.speed import (
+    ASSISTED,
+    DEFAULTS,
+    LOOKUP,
+    Contender,
+    Timed,
+    contender,
+    race,
+    theirs,
+    times_of,
+)
 from gistgate.rules import make_rule
 from tests.architectures import greedy, noisy_copy, pair, prompts, tiny_model
 
@@ -31,7 +43,9 @@ def models() -> SimpleNamespace:
     return SimpleNamespace(target=target, draft=draft, tokenizer=None)
 
 
-def scripted(name: str, answers: Any = lambda batch: [[1, 2]] * len(batch), **more: Any) -> Contender:
+def scripted(
+    name: str, answers: Any = lambda batch: [[1, 2]] * len(batch), **more: Any
+) -> Contender:
     """A contender that answers what is written down."""
     return Contender(name, lambda batch: (answers(batch), Statistics(forwards=1)), **more)
 
@@ -64,9 +78,13 @@ def test_seconds_of_another_engine_are_not_taken(models: SimpleNamespace):
     decoder = Decoder(models.target, ModelDrafter(models.draft), rule, 3, engine="compiled")
     one = contender("regret-budget", decoder, REQUEST)
     for _ in range(2):
-        with pytest.raises(UserError, match="cannot be timed on the compiled engine: the rule 'regret-budget'"):
+        with pytest.raises(
+            UserError, match="cannot be timed on the compiled engine: the rule 'regret-budget'"
+        ):
             one.timed(prompts(7))
-    assert contender("regret-budget", decoder, REQUEST, any_engine=True).timed(prompts(7)).tokens == 12
+    assert (
+        contender("regret-budget", decoder, REQUEST, any_engine=True).timed(prompts(7)).tokens == 12
+    )
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -85,7 +103,10 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
     def answers(looping: int) -> Any:
         return lambda batch: [[7] * 4 if batch[0][0] == looping else [1, 2]]
 
-    field = [scripted("plain", answers(2), is_baseline=True, also=("exact",)), scripted("loose", answers(0))]
+    field = [
+        scripted("plain", answers(2), is_baseline=True, also=("exact",)),
+        scripted("loose", answers(0)),
+    ]
     found = speed.by_kind(field, times_of(field, race(field, [[[1]], [[2]], [[3]]], repeats=2)))
     assert set(found["baselines"]) == {"plain"} and set(found["methods"]) == {"exact", "loose"}
     for one in (found["baselines"]["plain"], found["methods"]["loose"]):
@@ -115,8 +136,13 @@ def test_plain_strict_and_loose_run_side_by_side(
     loops = [greedy("llama", tuple(BATCH[place]), NUM) for place in looping]
     monkeypatch.setattr(LoopGuard, "is_loop", lambda self, ids: ids in loops)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=1e-9), 4)
-    assert decoder.generate(BATCH[1:2], max_new_tokens=NUM)[0].ids not in loops  # the others loop, it does not
-    (found, loops), console = speed.side_by_side(decoder, BATCH, max_new_tokens=NUM), Console(width=100)
+    assert (
+        decoder.generate(BATCH[1:2], max_new_tokens=NUM)[0].ids not in loops
+    )  # the others loop, it does not
+    (found, loops), console = (
+        speed.side_by_side(decoder, BATCH, max_new_tokens=NUM),
+        Console(width=100),
+    )
     assert list(found) == ["plain", "strict", "prob"] and loops == len(looping)
     assert all(seconds > 0 and done.tokens == NUM * counted for seconds, done in found.values())
     with console.capture() as shown:
@@ -127,7 +153,12 @@ def test_plain_strict_and_loose_run_side_by_side(
 def test_the_fastest_on_development_prompts_is_taken_and_what_is_lost_is_tried_no_further(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    taken = {2: [3.0], 3: [1.2, 1.0, 1.0], 4: [1.0, 1.1, 1.0], 6: [1.1, 0.9, 1.0]}  # seconds of each K
+    taken = {
+        2: [3.0],
+        3: [1.2, 1.0, 1.0],
+        4: [1.0, 1.1, 1.0],
+        6: [1.1, 0.9, 1.0],
+    }  # seconds of each K
     seen: list[tuple[int, list[int]]] = []
 
     def lapped(field: Any, batch: Any, turns: Any) -> Any:
@@ -144,18 +175,28 @@ def test_every_variant_writes_the_greedy_text_with_its_own_settings():
     target = tiny_model("llama")
     both = SimpleNamespace(target=target, draft=noisy_copy(target, 0.03), tokenizer=None)
     ids, usual, found = prompts(9)[0], GenerationConfig(), speed.speculation(both, REQUEST)
-    names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+    names = (
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+    )
     assert {one.block for one in found[ASSISTED]} == {*speed.KS, DEFAULTS}
     for one in (*found[ASSISTED], *found[LOOKUP][:1]):
         assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 12)]
         if one.name == ASSISTED:
-            asked = [getattr(both.draft.generation_config, name) for name in names]  # as the last call left them
+            asked = [
+                getattr(both.draft.generation_config, name) for name in names
+            ]  # as the last call left them
             own = [getattr(usual, name) for name in names]
             assert asked == (own if one.block == DEFAULTS else [one.block, "constant", 0.0])
 
 
 def test_a_draft_with_a_padded_vocabulary_leaves_prompt_lookup():
-    """transformers assists with equal vocabularies only; what does not run ends nothing, and its reason is kept."""
-    both: Any = SimpleNamespace(target=tiny_model("llama"), draft=tiny_model("llama", 300), tokenizer=None)
+    """transformers assists with equal vocabularies only; what does not run ends nothing, and its
+    reason is kept.
+    """
+    both: Any = SimpleNamespace(
+        target=tiny_model("llama"), draft=tiny_model("llama", 300), tokenizer=None
+    )
     found, failed = speed.chosen(both, REQUEST, prompts(9))
     assert [one.name for one in found] == [LOOKUP] and "different tokenizers" in failed[ASSISTED]

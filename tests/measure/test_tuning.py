@@ -1,4 +1,6 @@
-"""Tuning on made-up times: half of the prompts choose, the other half decides, and doubt decides for strict."""
+"""Tuning on made-up times: half of the prompts choose, the other half decides, and doubt decides
+for strict.
+"""
 
 from dataclasses import replace
 
@@ -19,12 +21,17 @@ def race(monkeypatch):
     def run(**seconds):
         def times_of(candidates, prompts, request):
             at = 0 if prompts == PROMPTS[:6] else 1
-            return {one.name: [seconds[one.name][at] + 0.01 * (ids[0] % 3) for ids in prompts] for one in candidates}
+            return {
+                one.name: [seconds[one.name][at] + 0.01 * (ids[0] % 3) for ids in prompts]
+                for one in candidates
+            }
 
         monkeypatch.setattr(tuning, "times_of", times_of)
         made = [Candidate(name, None) for name in seconds]
         certified = {"point": point(), "certificate": certificate()}
-        return tune([replace(one, **certified) if "loose" in one.name else one for one in made], PROMPTS)
+        return tune(
+            [replace(one, **certified) if "loose" in one.name else one for one in made], PROMPTS
+        )
 
     return run
 
@@ -32,7 +39,9 @@ def race(monkeypatch):
 def test_the_fastest_certified_setting_wins(race):
     found = race(plain=(4, 4), slow=(3, 3), strict=(2, 2), loose_a=(1.5, 1.5), loose_b=(1.0, 1.0))
     assert found.winner.name == "loose_b" and found.strict.name == "strict"
-    assert found.to_strict.low > 1.5 and found.to_plain["loose_b"].mean == pytest.approx(4.01 / 1.01)
+    assert found.to_strict.low > 1.5 and found.to_plain["loose_b"].mean == pytest.approx(
+        4.01 / 1.01
+    )
 
 
 def test_luck_when_choosing_does_not_decide(race):

@@ -19,7 +19,9 @@ from tests.certificates.proofs import certificate, point
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 GATE = certificate(point(0.03, settings={"risk": 0.2}), point(0.05, settings={"risk": 0.3}))
-NAMED = certificate(point(0.01, settings={"r": 0.4}), rule="prob", knob="r", block=5, headline_budget=0.01)
+NAMED = certificate(
+    point(0.01, settings={"r": 0.4}), rule="prob", knob="r", block=5, headline_budget=0.01
+)
 KNOWN: dict[str, tuple[Certificate | None, bool]] = {
     "nothing": (None, False),
     "certified gate": (GATE, True),
@@ -47,11 +49,15 @@ def chosen(known: str, named: str) -> Choice:
     said = {} if named == "nothing" else parse_settings(named.split(", "))
     options = {name: said.pop(name) for name in NAMES if name in said}
     if known in SEGMENTS:
-        return choose_segments(Probes(Probe(4, 2), Probe(4, 2), "step", 8, SEGMENTS[known]), None, said)
+        return choose_segments(
+            Probes(Probe(4, 2), Probe(4, 2), "step", 8, SEGMENTS[known]), None, said
+        )
     if known == "named certificate":
         options["certificate"] = "somewhere"
     certified, has_gate = KNOWN[known]
-    return choose(DecodeOptions(settings=said, **options), certified, has_gate=has_gate, has_draft=True)
+    return choose(
+        DecodeOptions(settings=said, **options), certified, has_gate=has_gate, has_draft=True
+    )
 
 
 @pytest.mark.parametrize("row", rows())
@@ -94,15 +100,21 @@ def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
     certified = certificate(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
     looser = choose(DecodeOptions(settings={"w": 0.0}), certified, has_gate=True, has_draft=True)
     assert looser.doubts == ("w is 0.0, but 0.3 was certified",)
-    assert not choose(DecodeOptions(settings={"w": 0.3}), certified, has_gate=True, has_draft=True).doubts
+    assert not choose(
+        DecodeOptions(settings={"w": 0.3}), certified, has_gate=True, has_draft=True
+    ).doubts
     with pytest.raises(UserError, match="The certificate says w 0.3, and w 0.0 is asked for"):
         choose(DecodeOptions(certificate="somewhere", settings={"w": 0.0}), certified)
-    assert choose(DecodeOptions(certificate="somewhere", settings={"w": 0.3}), certified).settings == {"risk": 0.2}
+    assert choose(
+        DecodeOptions(certificate="somewhere", settings={"w": 0.3}), certified
+    ).settings == {"risk": 0.2}
 
 
 def test_a_preset_brings_its_own_settings_which_are_others_than_the_certified_default() -> None:
     certified = certificate(point(0.03, settings={"theta": 0.5}), rule="fly", knob="theta")
-    choice = choose(DecodeOptions(rule="fly-amd", settings={"theta": 0.5}), certified, has_draft=True)
+    choice = choose(
+        DecodeOptions(rule="fly-amd", settings={"theta": 0.5}), certified, has_draft=True
+    )
     assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})
     assert choice.doubts == ("window is 5, but 6 was certified",)
 
@@ -110,9 +122,13 @@ def test_a_preset_brings_its_own_settings_which_are_others_than_the_certified_de
 def test_a_rule_that_reads_a_file_takes_it_from_its_certificate(tmp_path: Path) -> None:
     file = str(tmp_path / "pairs.safetensors")
     PairCounts().save(file)
-    certified = certificate(point(0.03, settings={"tau_c": 0.5, "counts": file}), rule="csd", knob="tau_c")
+    certified = certificate(
+        point(0.03, settings={"tau_c": 0.5, "counts": file}), rule="csd", knob="tau_c"
+    )
     choice = choose(DecodeOptions(), certified, has_gate=True, has_draft=True)
     assert (choice.settings, choice.doubts) == ({"tau_c": 0.5, "counts": file}, ())
     said = options_from({"rule": "csd", "counts": file, "tau_c": 0.9})
     assert said.settings == {"counts": file, "tau_c": 0.9}
-    assert choose(said, certified, has_draft=True).doubts == ("tau_c 0.9 is not among the certified values (0.5)",)
+    assert choose(said, certified, has_draft=True).doubts == (
+        "tau_c 0.9 is not among the certified values (0.5)",
+    )

@@ -1,4 +1,6 @@
-"""Decoders from names: what a certificate covers, what is certified of a gate, and lighter drafts."""
+"""Decoders from names: what a certificate covers, what is certified of a gate, and lighter
+drafts.
+"""
 
 import copy
 import warnings
@@ -49,18 +51,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certificate:
-    """A certificate of `prob` with the draft model, whose scope names everything that can be compared."""
+    """A certificate of `prob` with the draft model, whose scope names everything that can be
+    compared.
+    """
     scope = {
         "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
         "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),
         "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
     }  # fmt: skip
     found = proofs.point(0.01, settings=settings or {"r": 0.4})
-    return proofs.certificate(found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes})
+    return proofs.certificate(
+        found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes}
+    )
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts}))
+    return build_decoder(
+        TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts})
+    )
 
 
 def certified(place: Path, **parts: Any) -> Decoder:
@@ -90,7 +98,9 @@ def test_a_certificate_says_everything(place: Path) -> None:
         ({"draft": None}, "needs a draft model"),
     ],
 )
-def test_what_a_certificate_does_not_say_is_refused(place: Path, asked: dict[str, Any], sentence: str) -> None:
+def test_what_a_certificate_does_not_say_is_refused(
+    place: Path, asked: dict[str, Any], sentence: str
+) -> None:
     if "gate" in asked:
         asked = {"gate": str(place / "gate")}
     with pytest.raises(UserError, match=sentence):
@@ -120,13 +130,23 @@ def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("Tom has five apples.\n\nAnna has two.\n")
     decoder = build(place, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
     assert isinstance(decoder.drafter, CorpusDrafter)
-    text, (known,) = TOKENIZER("Tom has").input_ids, TOKENIZER([" five"], add_special_tokens=False).input_ids
+    text, (known,) = (
+        TOKENIZER("Tom has").input_ids,
+        TOKENIZER([" five"], add_special_tokens=False).input_ids,
+    )
     assert decoder.drafter.continuation(text, 5) == known
     store_of("llama", [TOKENIZER("Tom has").input_ids]).save(tmp_path / "store")
-    for name, kind in (("sen", SenseDrafter), ("sen-lexical", SenseDrafter), ("sen-tree", SenseTree)):
+    for name, kind in (
+        ("sen", SenseDrafter),
+        ("sen-lexical", SenseDrafter),
+        ("sen-tree", SenseTree),
+    ):
         made = build(place, drafter=name, datastore=str(tmp_path / "store"))
         assert type(made.drafter) is kind and made.drafter.semantic == (name != "sen-lexical")
-        assert made.generate([text], max_new_tokens=8)[0].ids == build(place).generate([text], max_new_tokens=8)[0].ids
+        assert (
+            made.generate([text], max_new_tokens=8)[0].ids
+            == build(place).generate([text], max_new_tokens=8)[0].ids
+        )
 
 
 def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> None:
@@ -134,7 +154,9 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
         store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
     data = fingerprint(tmp_path / "store")
     certificate(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
-    assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenseDrafter)
+    assert isinstance(
+        certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenseDrafter
+    )
     with pytest.raises(UserError, match="another drafter_data"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
 
@@ -145,7 +167,12 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
         (torch.bfloat16, "eager", "own", ()),
         (torch.bfloat16, "compiled", "own", ("the engine is compiled, but eager was certified",)),
         (torch.float32, "compiled", "own", ()),
-        (torch.float32, "eager", "other", ("the drafter reads other texts than the certified ones",)),
+        (
+            torch.float32,
+            "eager",
+            "other",
+            ("the drafter reads other texts than the certified ones",),
+        ),
     ],
 )
 def test_a_certificate_beside_a_gate_doubts_other_parts(
@@ -170,7 +197,9 @@ def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
 
 def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> None:
     gate = Gate.load(place / "gate")
-    certificate(rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}).save(tmp_path)
+    certificate(
+        rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}
+    ).save(tmp_path)
     decoder = build(place, gate=str(place / "gate"), certificate=str(tmp_path))
     assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="gate"):
@@ -184,13 +213,17 @@ ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": 1.0, "block": 5})
 
 @pytest.fixture
 def lighter(tmp_path: Path) -> Path:
-    """A folder with a draft model, a certificate that was made with `ENDS`, that policy, and a draft vocabulary."""
+    """A folder with a draft model, a certificate that was made with `ENDS`, that policy, and a
+    draft vocabulary.
+    """
     DRAFT.save_pretrained(tmp_path / "draft")
     certificate(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
     certificate().save(tmp_path / "whole")
     ENDS.save(tmp_path / "stop.json")
     texts = TOKENIZER(["Tom has five apples."]).input_ids
-    Subset.count(texts, 40, TOKENIZER, DRAFT, [TOKENIZER.eos_token_id]).save(tmp_path / "words.json")
+    Subset.count(texts, 40, TOKENIZER, DRAFT, [TOKENIZER.eos_token_id]).save(
+        tmp_path / "words.json"
+    )
     return tmp_path
 
 
@@ -230,9 +263,15 @@ def test_a_lighter_draft_is_another_one_for_certificates(lighter: Path) -> None:
     parts = {"quantise_draft": "int8", "draft_vocabulary": str(lighter / "words.json")}
     model = build(lighter, **parts).drafter.model  # type: ignore[union-attr]
     found = identify_model(model)
-    assert found.quantisation == "int8" and found.draft_vocabulary == Subset.load(lighter / "words.json").digest
+    assert (
+        found.quantisation == "int8"
+        and found.draft_vocabulary == Subset.load(lighter / "words.json").digest
+    )
     for name, value in parts.items():
-        shown = {"quantise_draft": "quantisation none", "draft_vocabulary": "draft_vocabulary none"}[name]
+        shown = {
+            "quantise_draft": "quantisation none",
+            "draft_vocabulary": "draft_vocabulary none",
+        }[name]
         with pytest.raises(UserError, match=rf"another draft \(.*{shown}.* certified"):
             build(lighter, certificate=str(lighter / "whole"), **{name: value})
 
@@ -249,7 +288,12 @@ def test_ends_of_drafts_are_bound_both_ways(lighter: Path) -> None:
 def test_a_hybrid_takes_costs_and_ends_from_its_policy(lighter: Path) -> None:
     drafter = build(lighter, drafter="hybrid", stop_drafting=str(lighter / "stop.json")).drafter
     assert isinstance(drafter, ModelOrTextDrafter) and drafter.options[1].cost == 0.2
-    assert asks_draft("hybrid") and asks_draft("model") and not asks_draft("lookup") and not asks_draft("sen")
+    assert (
+        asks_draft("hybrid")
+        and asks_draft("model")
+        and not asks_draft("lookup")
+        and not asks_draft("sen")
+    )
     assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "cascade", "hybrid"}
 
 

@@ -18,12 +18,19 @@ ROOT = Path(__file__).parents[2]
 def test_the_projects_own_file_reads():
     params = read_params(ROOT / "params.yaml")
     assert params.method("autojudge").head == "logistic" and params.method("fly").head is None
-    assert params.method("fly").settings({"window": 2}, 0.5) == {"entropy": "top3", "window": 2, "theta": 0.5}
+    assert params.method("fly").settings({"window": 2}, 0.5) == {
+        "entropy": "top3",
+        "window": 2,
+        "theta": 0.5,
+    }
 
 
 def test_a_nested_block_keeps_its_own_defaults():
     """A draft with one key changed is still a draft, not a target."""
-    assert parse_params({"pair_training": {"draft": {"steps": 3}}}).pair_training.draft.hidden_size == 128
+    assert (
+        parse_params({"pair_training": {"draft": {"steps": 3}}}).pair_training.draft.hidden_size
+        == 128
+    )
 
 
 def test_yaml_reads_1e_3_as_text_and_we_do_not():
@@ -48,8 +55,14 @@ def check_all(content):
 @pytest.mark.parametrize(
     "content, sentence",
     [
-        ({"collect": {"shard_promts": 3}}, "unknown key 'collect.shard_promts'. Did you mean 'shard_prompts'?"),
-        ({"decoding": {"block": 0}}, "'decoding.block' is 0. It should be greater than or equal to 1"),
+        (
+            {"collect": {"shard_promts": 3}},
+            "unknown key 'collect.shard_promts'. Did you mean 'shard_prompts'?",
+        ),
+        (
+            {"decoding": {"block": 0}},
+            "'decoding.block' is 0. It should be greater than or equal to 1",
+        ),
         ({"decoding": {"block": "8"}}, "It should be a valid integer"),
         ({"train": {"lr": float("nan")}}, "It should be a finite number"),
         ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3."),
@@ -61,11 +74,17 @@ def check_all(content):
         ({"methods": {"fly": {**FLY, "knob": None}}}, "needs both 'knob' and 'grid'"),
         ({"methods": {"fly": {}}}, "lacks the key 'methods.fly.rule'"),
         ({"methods": {"a": {"rule": "fly"}}}, "Give it 'knob: theta' and a 'grid'"),
-        ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
+        (
+            {"train": {"features": ["h_tok"]}},
+            "'train.features': The feature 'h_tok' names no hidden layer",
+        ),
         ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
         ({"label": {"price": 0.002}}, "and the head 'effects' (no other) belong together"),
         ({"train": {"heads": ["logistic", "effects"]}}, "Set all of them, or none."),
-        ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
+        (
+            {"train": {"heads": ["logistic", "mlpp"]}},
+            "'train.heads' names 'mlpp'. Did you mean 'mlp'?",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(content, sentence):
@@ -82,11 +101,18 @@ def test_a_missing_and_a_damaged_file_are_one_sentence(tmp_path):
 
 
 def test_the_projects_own_file_shows_every_key_with_its_default():
-    """DVC tracks what stands in the file; who leaves a key out runs as the project's own file does."""
-    own, default = yaml.safe_load((ROOT / "params.yaml").read_text()), json.loads(json.dumps(asdict(Params())))
+    """DVC tracks what stands in the file; who leaves a key out runs as the project's own file
+    does.
+    """
+    own, default = (
+        yaml.safe_load((ROOT / "params.yaml").read_text()),
+        json.loads(json.dumps(asdict(Params()))),
+    )
     for content in (own, default):
         del content["methods"]
-        del content["prompts"]["draw"]  # says which prompts of the embedded world were judged before
+        del content["prompts"][
+            "draw"
+        ]  # says which prompts of the embedded world were judged before
     assert own == default
 
 
@@ -103,7 +129,9 @@ def alone(tmp_path, monkeypatch):
     return read
 
 
-def test_without_a_draft_model_methods_use_the_drafter_of_the_pair_and_no_head_reads_draft_probabilities(alone):
+def test_without_a_draft_model_methods_use_the_drafter_of_the_pair_and_no_head_reads_draft_probabilities(
+    alone,
+):
     judge = {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1]}
     other = {"rule": "exact", "drafter": "lookup"}
     params = alone(methods={"exact": {"rule": "exact"}, "other": other, "autojudge": judge})

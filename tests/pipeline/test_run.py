@@ -1,4 +1,6 @@
-"""How a stage runs: pieces over workers and torchrun processes, shards that survive a kill, one sentence at the end."""
+"""How a stage runs: pieces over workers and torchrun processes, shards that survive a kill, one
+sentence at the end.
+"""
 
 import os
 import signal
@@ -50,7 +52,11 @@ def waiting(folder):
 def test_every_piece_is_worked_on_once_and_workers_prepare_once(tmp_path, workers):
     side_by_side(preparing, tmp_path, ["a", "b", "c"], workers, "test")
     processes = {path.read_text() for path in tmp_path.glob("piece-*")}
-    assert sorted(path.name for path in tmp_path.glob("piece-*")) == ["piece-a", "piece-b", "piece-c"]
+    assert sorted(path.name for path in tmp_path.glob("piece-*")) == [
+        "piece-a",
+        "piece-b",
+        "piece-c",
+    ]
     assert (str(os.getpid()) in processes) == (workers == 1)
     assert len(list(tmp_path.glob("prepared-*"))) <= workers
 
@@ -106,10 +112,23 @@ run.side_by_side(preparing, folder, sys.argv[2:], 1, "test")
 if run.RANK == 0:
     (folder / "joined").write_text(" ".join(sorted(path.name for path in folder.glob("piece-*"))))
 """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, *script(tmp_path, text), *pieces], capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, *script(tmp_path, text), *pieces], capture_output=True, text=True, timeout=300
+    )
     if "bad" in pieces:
-        assert done.returncode != 0 and "Leave it out" in done.stderr and not (tmp_path / "joined").exists()
+        assert (
+            done.returncode != 0
+            and "Leave it out" in done.stderr
+            and not (tmp_path / "joined").exists()
+        )
         return
     assert done.returncode == 0, done.stderr[-2000:]
     makers = [(tmp_path / f"piece-{name}").read_text() for name in pieces]
@@ -160,7 +179,11 @@ def test_other_settings_find_no_old_shards(folder):
 @pytest.mark.parametrize(
     ("error", "status", "sentence"),
     [
-        (UserError("The pair\nis not there. Write its file."), 1, "The pair is not there. Write its file."),
+        (
+            UserError("The pair\nis not there. Write its file."),
+            1,
+            "The pair is not there. Write its file.",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory"), 1, "Memory ran out"),
         (KeyboardInterrupt(), 130, "Interrupted"),
     ],
@@ -172,4 +195,6 @@ def test_a_stage_ends_with_one_sentence_and_a_status(monkeypatch, capsys, error,
     monkeypatch.setattr("sys.argv", ["stage"])
     with pytest.raises(SystemExit) as left:
         run.run(main)
-    assert sentence in f"{left.value.code}{capsys.readouterr().err}" and (left.value.code == status or status == 1)
+    assert sentence in f"{left.value.code}{capsys.readouterr().err}" and (
+        left.value.code == status or status == 1
+    )

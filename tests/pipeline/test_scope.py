@@ -18,17 +18,32 @@ from pipeline.params import DecodingParams, Params
 from pipeline.paths import prompts_of
 from tests.tiny import byte_tokenizer, tiny_pair
 
-MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}
-TASK = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting())
+MODELS = {
+    "model": True,
+    "tree": True,
+    "cascade": True,
+    "choice": True,
+    "lookup": False,
+    "sen": False,
+}
+TASK = SimpleNamespace(
+    name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting()
+)
 
 
-def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(tmp_path, monkeypatch):
+def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for file in [*files_behind("choice"), *files_behind("sen"), prompts_of("calibration")]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("known")
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    params = Params(methods={name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS})
+    params = Params(
+        methods={
+            name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS
+        }
+    )
     for name, has_model in MODELS.items():
         made = scope_of(params, name, pair, TASK, None)
         assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
@@ -38,7 +53,9 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(t
 
 
 def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
-    """Certificates that were made before have these entries and no other, but for how texts are divided and end."""
+    """Certificates that were made before have these entries and no other, but for how texts are
+    divided and end.
+    """
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     params = Params(methods={"fly": MethodParams("fly", block=4, knob="theta", grid=(0.1,))})
@@ -60,11 +77,16 @@ def test_what_a_task_includes_and_the_python_beside_it_belong_to_it(changed, tmp
     """Also the Python behind an included file; modules of installed packages do not count."""
     monkeypatch.chdir(tmp_path)
     tasks = tmp_path / "data/tasks"
-    write_text(tasks / "sums.yaml", "include: base.yaml\ntask: sums\ndoc_to_text: !function os.path.join\n")
+    write_text(
+        tasks / "sums.yaml", "include: base.yaml\ntask: sums\ndoc_to_text: !function os.path.join\n"
+    )
     write_text(tasks / "base.yaml", "process_results: !function judges.strict.score\n")
     write_text(tasks / "judges/strict.py", "def score(): return 1\n")
     names = [path.relative_to(tasks).as_posix() for path in files_of(tasks / "sums.yaml")]
-    assert names == ["sums.yaml", "base.yaml", "judges/strict.py"] and files_of(tasks / "none.yaml") == []
+    assert (
+        names == ["sums.yaml", "base.yaml", "judges/strict.py"]
+        and files_of(tasks / "none.yaml") == []
+    )
     before = task_hash(TASK)
     write_text(tasks / changed, (tasks / changed).read_text() + "# changed\n")
     assert task_hash(TASK) != before

@@ -42,7 +42,10 @@ def test_runs_keep_numbers_files_data_and_origin_and_those_inside_a_run_are_nest
             record.log_curve("loss", [3.0, 2.0], every=10)
     import mlflow
 
-    runs = {run.info.run_name: run for run in mlflow.search_runs(experiment_names=["tiny/sums"], output_format="list")}
+    runs = {
+        run.info.run_name: run
+        for run in mlflow.search_runs(experiment_names=["tiny/sums"], output_format="list")
+    }
     outer, inner = runs["comparison"], runs["inner"]
     tags = inner.data.tags
     assert (tags["mlflow.parentRunId"], tags["dvc.experiment"], tags["kind"]) == (
@@ -52,14 +55,18 @@ def test_runs_keep_numbers_files_data_and_origin_and_those_inside_a_run_are_nest
     assert inner.data.metrics == {"accuracy": 0.5, "speed.mean": 1.5, "loss": 2.0}
     assert list((store / "mlruns").rglob("heads/prompts.jsonl"))
     (given,) = outer.inputs.dataset_inputs
-    assert given.dataset.name == data.as_posix() and fingerprint(data).startswith(given.dataset.digest)
+    assert given.dataset.name == data.as_posix() and fingerprint(data).startswith(
+        given.dataset.digest
+    )
     assert [tag.value for tag in given.tags] == ["test"]
     history = mlflow.MlflowClient().get_metric_history(inner.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(10, 3.0), (20, 2.0)]
 
 
 def test_the_champion_generates_text(store, tmp_path, monkeypatch):
-    """What the alias names writes what the decoder with the same gate writes; nothing of it is pickled."""
+    """What the alias names writes what the decoder with the same gate writes; nothing of it is
+    pickled.
+    """
     monkeypatch.chdir(tmp_path)
     (target, draft), tokenizer = tiny_pair(), byte_tokenizer()
     save_pair(tmp_path / "pair", target, draft, tokenizer)
@@ -72,13 +79,19 @@ def test_the_champion_generates_text(store, tmp_path, monkeypatch):
     import mlflow
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a gate without a certificate decodes strictly, and says so
+        warnings.simplefilter(
+            "ignore"
+        )  # a gate without a certificate decodes strictly, and says so
         loaded = mlflow.pyfunc.load_model("models:/gistgate@champion")
         answers = loaded.predict(["Tom has 5", "A"], params={"max_new_tokens": 7})
     ids = [tokenizer(text)["input_ids"] for text in ("Tom has 5", "A")]
-    strict = Decoder(target, None, make_rule("exact"), 0).generate(ids, max_new_tokens=7, eos_ids=[2])
+    strict = Decoder(target, None, make_rule("exact"), 0).generate(
+        ids, max_new_tokens=7, eos_ids=[2]
+    )
     assert answers == [tokenizer.decode(one.ids, skip_special_tokens=True) for one in strict]
-    assert str(mlflow.MlflowClient().get_model_version_by_alias("gistgate", "champion").version) == "2"
+    assert (
+        str(mlflow.MlflowClient().get_model_version_by_alias("gistgate", "champion").version) == "2"
+    )
     assert not list((store / "mlruns").rglob("*.pkl"))
 
 
@@ -88,20 +101,32 @@ def test_the_run_of_mlflow_run_is_joined_and_one_that_is_not_there_is_named(stor
     with mlflow.start_run() as outer:
         pass
     monkeypatch.setenv("MLFLOW_RUN_ID", outer.info.run_id)
-    with tracking.run(PARAMS, "first", kind="comparison"), tracking.run(PARAMS, "inner", kind="method"):
+    with (
+        tracking.run(PARAMS, "first", kind="comparison"),
+        tracking.run(PARAMS, "inner", kind="method"),
+    ):
         pass
     mlflow.end_run()
-    names = {run.info.run_name: run for run in mlflow.search_runs(experiment_names=["elsewhere"], output_format="list")}
+    names = {
+        run.info.run_name: run
+        for run in mlflow.search_runs(experiment_names=["elsewhere"], output_format="list")
+    }
     parents = {name: names[name].data.tags["mlflow.parentRunId"] for name in ("first", "inner")}
     assert parents == {"first": outer.info.run_id, "inner": names["first"].info.run_id}
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
-    with pytest.raises(UserError, match="Check MLFLOW_RUN_ID=0+, or"), tracking.run(PARAMS, "fly", kind="method"):
+    with (
+        pytest.raises(UserError, match="Check MLFLOW_RUN_ID=0+, or"),
+        tracking.run(PARAMS, "fly", kind="method"),
+    ):
         pass
 
 
 def test_an_unusable_store_is_one_sentence(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{store}/old")
-    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"), tracking.run(PARAMS, "fly", kind="method"):
+    with (
+        pytest.raises(UserError, match="MLFLOW_TRACKING_URI"),
+        tracking.run(PARAMS, "fly", kind="method"),
+    ):
         pass
 
 

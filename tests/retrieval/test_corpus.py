@@ -17,10 +17,17 @@ def random_documents(seed: int, num: int = 12, alphabet: int = 4) -> list[list[i
     return [[dice.randrange(alphabet) for _ in range(dice.randint(0, 30))] for _ in range(num)]
 
 
-def by_search(documents: list[list[int]], text: list[int], num: int, n_min: int, n_max: int) -> list[int]:
+def by_search(
+    documents: list[list[int]], text: list[int], num: int, n_min: int, n_max: int
+) -> list[int]:
     """The same by looking through all documents."""
     for n in range(min(n_max, len(text)), n_min - 1, -1):
-        rests = [doc[i + n :] for doc in documents for i in range(len(doc) - n + 1) if doc[i : i + n] == text[-n:]]
+        rests = [
+            doc[i + n :]
+            for doc in documents
+            for i in range(len(doc) - n + 1)
+            if doc[i : i + n] == text[-n:]
+        ]
         if rests:
             ids: list[int] = []
             while len(ids) < num and any(rests):
@@ -37,7 +44,9 @@ def test_continuations_by_definition(seed: int, n_min: int, n_max: int, depth: i
     documents, dice = random_documents(seed), random.Random(seed)
     drafter = CorpusDrafter(SuffixArray.build(documents, depth), n_max, n_min)
     texts = [[dice.randrange(4) for _ in range(dice.randint(1, 12))] for _ in range(40)]
-    assert proposed(drafter, texts, 6) == [by_search(documents, text, 6, n_min, n_max) for text in texts]
+    assert proposed(drafter, texts, 6) == [
+        by_search(documents, text, 6, n_min, n_max) for text in texts
+    ]
 
 
 def test_of_too_many_hits_evenly_spaced_ones_are_counted():
@@ -55,7 +64,9 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
         for block in (3, 16):
             answers = decoded(drafter, kind, batch, block)
             assert [one.ids for one in answers] == wanted(kind, batch)
-            assert [one.ids for one in decoded(drafter, kind, batch[:1], block)] == wanted(kind, batch[:1])
+            assert [one.ids for one in decoded(drafter, kind, batch[:1], block)] == wanted(
+                kind, batch[:1]
+            )
         if documents is texts:
             assert num_accepted(answers) > 100
 
@@ -73,7 +84,9 @@ def test_a_corpus_of_another_vocabulary_is_refused():
         proposed(drafter, [[1, 2]], 4, vocabulary=50)
 
 
-@pytest.mark.parametrize("wrong", [{"n_min": 0}, {"n_min": 5, "n_max": 4}, {"n_max": 17}, {"max_hits": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"n_min": 0}, {"n_min": 5, "n_max": 4}, {"n_max": 17}, {"max_hits": 0}]
+)
 def test_impossible_settings_are_refused(wrong: dict[str, Any]):
     with pytest.raises(UserError, match="corpus: n_min"):
         CorpusDrafter(SuffixArray.build([[1]]), **wrong)

@@ -8,7 +8,14 @@ import torch
 
 from gistgate.core.utils import UserError
 from gistgate.retrieval import index as choosing
-from gistgate.retrieval.index import ExactIndex, FaissIndex, fill, fits_exactly, index_for, new_index
+from gistgate.retrieval.index import (
+    ExactIndex,
+    FaissIndex,
+    fill,
+    fits_exactly,
+    index_for,
+    new_index,
+)
 from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline.retrieval import index_writer
@@ -32,7 +39,9 @@ def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(tmp_path: Pa
     exact = ExactIndex(keys).search(queries, 8)[1]
     for one in (index, faiss.read_index(str(tmp_path / "index"))):
         cosines, found = FaissIndex(one, keys, effort=64, refine=16).search(queries, 8)
-        hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
+        hits = sum(
+            len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True)
+        )
         assert hits / exact.numel() >= 0.9 and bool((cosines.diff(dim=-1) <= 0).all())
 
 
@@ -45,12 +54,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     store = Datastore.load(folder, pair("llama")[0])
-    assert isinstance(index_for(store), FaissIndex) and isinstance(SenseDrafter(store).search, FaissIndex)
-    assert isinstance(index_for(store_of("llama", prompts(5))), ExactIndex), "what is in memory has no index file"
+    assert isinstance(index_for(store), FaissIndex) and isinstance(
+        SenseDrafter(store).search, FaissIndex
+    )
+    assert isinstance(index_for(store_of("llama", prompts(5))), ExactIndex), (
+        "what is in memory has no index file"
+    )
     query = store.keys[7:8].float()
-    assert index_for(store).search(query, 3)[1][0, 0] == ExactIndex(store.keys).search(query, 3)[1][0, 0] == 7
+    assert (
+        index_for(store).search(query, 3)[1][0, 0]
+        == ExactIndex(store.keys).search(query, 3)[1][0, 0]
+        == 7
+    )
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match=r"'\.\[retrieval\]'"):
         assert isinstance(index_for(store), ExactIndex)
@@ -68,7 +87,9 @@ def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pyt
 
 def test_exact_search_finds_the_nearest(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choosing, "CHUNK", 7)
-    keys = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)), dim=-1).half()
+    keys = torch.nn.functional.normalize(
+        torch.randn(50, 8, generator=torch.Generator().manual_seed(0)), dim=-1
+    ).half()
     cosines, numbers = ExactIndex(keys).search(keys[[3, 41]].float(), 4)
     assert numbers[:, 0].tolist() == [3, 41]
     torch.testing.assert_close(cosines, (keys[[3, 41]].float() @ keys.float().T).topk(4).values)

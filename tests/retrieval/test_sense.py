@@ -1,4 +1,6 @@
-"""SENSE never changes a strict text and finds what it stored; its chains and tries of candidates by definition."""
+"""SENSE never changes a strict text and finds what it stored; its chains and tries of candidates by
+definition.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,15 @@ from gistgate.core.identity import TokenizerIdentity, identify_model
 from gistgate.core.request import Slots, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import occurrences
-from gistgate.retrieval.sense import END, SenseDrafter, SenseTree, Votes, chain, longest_matches, trie
+from gistgate.retrieval.sense import (
+    END,
+    SenseDrafter,
+    SenseTree,
+    Votes,
+    chain,
+    longest_matches,
+    trie,
+)
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
 from tests.architectures import BATCH, SIZES, greedy, pair
@@ -22,7 +32,11 @@ from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 def store_of(kind: str, batch: list[list[int]]) -> Datastore:
     """States of the target's greedy answers, standardised but not reduced."""
-    target, states, answers = pair(kind)[0], [], [greedy(kind, tuple(prompt), 40) for prompt in batch]
+    target, states, answers = (
+        pair(kind)[0],
+        [],
+        [greedy(kind, tuple(prompt), 40) for prompt in batch],
+    )
     for prompt, answer in zip(batch, answers, strict=True):
         text = torch.tensor([[*prompt, *answer]])
         with torch.inference_mode():
@@ -31,7 +45,9 @@ def store_of(kind: str, batch: list[list[int]]) -> Datastore:
     h_ND = torch.cat(states) if states else torch.zeros(0, 32)
     spread = h_ND.std(0) if len(h_ND) else torch.ones(32)
     projection = Projection.compose(torch.zeros(32), spread, torch.eye(32), torch.zeros(32))
-    config = DatastoreConfig(identify_model(target), TokenizerIdentity("bytes", "0", 259), "post", 0, 0)
+    config = DatastoreConfig(
+        identify_model(target), TokenizerIdentity("bytes", "0", 259), "post", 0, 0
+    )
     return Datastore.build(config, projection, projection(h_ND), answers)
 
 
@@ -41,22 +57,31 @@ def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
     with_store, without = decoded(full, kind, BATCH), decoded(empty, kind, BATCH)
     assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
     assert num_accepted(with_store) > num_accepted(without)
-    counted = [total([one.statistics for one in answers]).extra for answers in (with_store, without)]
+    counted = [
+        total([one.statistics for one in answers]).extra for answers in (with_store, without)
+    ]
     assert counted[0] == {"sen_no_state": len(BATCH)} and counted[1]["sen_empty_store"] > len(BATCH)
 
 
 def test_states_stay_with_their_row_when_others_come_and_go():
-    decoder = Decoder(pair("llama")[0], SenseDrafter(store_of("llama", BATCH)), make_rule("exact"), 4)
+    decoder = Decoder(
+        pair("llama")[0], SenseDrafter(store_of("llama", BATCH)), make_rule("exact"), 4
+    )
     request: dict[str, Any] = {"max_new_tokens": 24, "eos_ids": range(0, 259, 12)}
     together = decoder.generate(BATCH, slots=Slots(2), **request)
     for prompt, one in zip(BATCH, together, strict=True):
         alone = decoder.generate([prompt], **request)[0]
-        assert one.ids == alone.ids and one.statistics.as_dict(False) == alone.statistics.as_dict(False)
+        assert one.ids == alone.ids and one.statistics.as_dict(False) == alone.statistics.as_dict(
+            False
+        )
 
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
-    tree, chain = SenseTree(store_of(kind, BATCH)), SenseDrafter(store_of(kind, BATCH), min_share=0.0)
+    tree, chain = (
+        SenseTree(store_of(kind, BATCH)),
+        SenseDrafter(store_of(kind, BATCH), min_share=0.0),
+    )
     answers = decoded(tree, kind, BATCH)
     assert [one.ids for one in answers] == wanted(kind, BATCH)
     assert num_accepted(answers) >= num_accepted(decoded(chain, kind, BATCH))
@@ -66,7 +91,9 @@ def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
     drafter = SenseDrafter(store_of("llama", BATCH))
     text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
     before = proposed(drafter, [text], 5, 259)
-    assert drafter.notes == ["sen_no_state"] and before[0], "the first round of a request has no state yet"
+    assert drafter.notes == ["sen_no_state"] and before[0], (
+        "the first round of a request has no state yet"
+    )
     drafter.rows[0].keys, drafter.rows[0].tokens = [np.full(32, np.nan, np.float32)], [text[-1]]
     assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_not_finite"]
     drafter.rows[0].tokens = [text[-1] + 1]
@@ -91,12 +118,16 @@ def knowing(drafter: SenseDrafter, near: int, token: int) -> SenseDrafter:
 
 def grown(drafter: SenseDrafter) -> list[int]:
     """The nodes of the tree behind a text that ends in 7."""
-    draft = drafter.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    draft = drafter.propose(
+        [[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False
+    )
     return draft.ids[draft.valid].tolist()
 
 
 @pytest.mark.parametrize(("near", "token"), [(0, 8), (2, 9)])
-def test_the_nearer_state_decides_between_equal_texts_and_alone_where_the_text_is_unknown(near: int, token: int):
+def test_the_nearer_state_decides_between_equal_texts_and_alone_where_the_text_is_unknown(
+    near: int, token: int
+):
     store = small([7, 8], [7, 9])
     assert proposed(knowing(SenseDrafter(store), near, 7), [[5, 7]], 3, 259) == [[token]]
     assert proposed(knowing(SenseDrafter(store), near, 6), [[5, 6]], 3, 259) == [[token]]
@@ -107,19 +138,35 @@ def test_the_nearer_state_decides_between_equal_texts_and_alone_where_the_text_i
 def test_states_fill_up_where_the_text_is_rare():
     """The text stands once in the store, behind it 8; the nearest state is followed by 9."""
     store = small([7, 8], [6, 9])
-    for settings, tokens in (({}, [8]), ({"fill": 2, "priority": 1.0}, [8]), ({"fill": 2, "priority": 0.0}, [9])):
-        assert proposed(knowing(SenseDrafter(store, **settings), 2, 7), [[5, 7]], 3, 259) == [tokens]
+    for settings, tokens in (
+        ({}, [8]),
+        ({"fill": 2, "priority": 1.0}, [8]),
+        ({"fill": 2, "priority": 0.0}, [9]),
+    ):
+        assert proposed(knowing(SenseDrafter(store, **settings), 2, 7), [[5, 7]], 3, 259) == [
+            tokens
+        ]
     tree = SenseTree(store, n_min=1, fill=2, priority=0.0)
     assert grown(knowing(tree, 2, 7)) == [9], "one vote is far lighter than min_share"
 
 
 def test_ids_outside_the_vocabulary_end_a_proposal():
     store = small([7, 8, 300, 9])
-    assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]] and grown(SenseTree(store)) == [8]
+    assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]] and grown(SenseTree(store)) == [
+        8
+    ]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_min": 0}, {"n_max": 0}, {"hits": 0}, {"temperature": 0.0}, {"min_share": 2.0}, {"own_share": 1.0}]
+    "wrong",
+    [
+        {"n_min": 0},
+        {"n_max": 0},
+        {"hits": 0},
+        {"temperature": 0.0},
+        {"min_share": 2.0},
+        {"own_share": 1.0},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, float]):
     with pytest.raises(UserError, match="Change the one that"):
@@ -171,7 +218,9 @@ def weight(votes: Votes, path: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
-def test_a_chain_goes_where_most_weight_goes_and_ends_where_too_little_is_left(seed: int, share: float):
+def test_a_chain_goes_where_most_weight_goes_and_ends_where_too_little_is_left(
+    seed: int, share: float
+):
     votes = some(seed)
     wanted: list[int] = []
     while len(wanted) < 4:
@@ -192,7 +241,12 @@ def test_a_trie_has_the_heaviest_nodes(seed: int, nodes: int):
     for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
         assert parent < node, "parents stand before their children"
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    every = {tuple(row[:end].tolist()) for row in votes.ids for end in range(1, 5) if END not in row[:end]}
+    every = {
+        tuple(row[:end].tolist())
+        for row in votes.ids
+        for end in range(1, 5)
+        if END not in row[:end]
+    }
     likely = [path for path in every if weight(votes, path) >= 0.02 * votes.weights.sum()]
     assert len(set(paths)) == len(paths) == min(nodes, len(likely))
     heaviest = sorted((weight(votes, path) for path in likely), reverse=True)[: len(paths)]

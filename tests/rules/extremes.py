@@ -97,14 +97,18 @@ LOOSE: dict[str, dict[str, Any]] = {
     "mars-margin": {"margin": 2.0},
     "lenience": {"lenience": 0.2},
 }
-"""Settings at which a rule keeps some tokens of the tiny models loosely and refuses others; rules that are not named do
-so as they come."""
+"""Settings at which a rule keeps some tokens of the tiny models loosely and refuses others; rules
+that are not named do so as they come."""
 NEVER_OPEN = {"ensemble", "ensemble-gate", "mars", "mars-margin", "lenience"}
-"""Rules with a knob that has no such setting: the draft model's favourite, two candidates at most, a ratio above 0."""
+"""Rules with a knob that has no such setting: the draft model's favourite, two candidates at most,
+a ratio above 0.
+"""
 TARGET_ONLY = {"sgl-threshold"}
-"""Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn than by `exact`."""
+"""Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn
+than by `exact`.
+"""
 BY_DISTRIBUTION = {name for name, rule in RULES.items() if rule.lossless}
-"""Rules whose sampled texts are the target's along another path than token by token: with the numbers that `exact` is
-given they keep other tokens, and test_lossless.py judges them."""
+"""Rules whose sampled texts are the target's along another path than token by token: with the
+numbers that `exact` is given they keep other tokens, and test_lossless.py judges them."""
 LOSSLESS = {"exact", *BY_DISTRIBUTION}
 """Rules that keep no token loosely, whatever their settings."""

@@ -1,4 +1,6 @@
-"""What every rule promises. A new rule enters by itself; it only has to name its extreme settings in extremes.py."""
+"""What every rule promises. A new rule enters by itself; it only has to name its extreme settings
+in extremes.py.
+"""
 
 import math
 from copy import deepcopy
@@ -18,10 +20,24 @@ from tests.blocks import accepted, random_block
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 
 SETTINGS = [(rule_id, DEFAULT.get(rule_id, {})) for rule_id in RULES]
-SETTINGS += [(rule_id, settings) for table in (CLOSED, OPEN) for rule_id, settings in table.items() if settings]
-VARIANTS = [(name, {**DEFAULT.get(name, {}), **more}) for name, rule in RULES.items() for more in rule.variants if more]
-"""Other settings that calibration may choose; some of them replace the strict test where the rule usually widens it."""
-ON_DEVICE = [(name, settings) for name, settings in SETTINGS + VARIANTS if settings.get("table") != "online"]
+SETTINGS += [
+    (rule_id, settings)
+    for table in (CLOSED, OPEN)
+    for rule_id, settings in table.items()
+    if settings
+]
+VARIANTS = [
+    (name, {**DEFAULT.get(name, {}), **more})
+    for name, rule in RULES.items()
+    for more in rule.variants
+    if more
+]
+"""Other settings that calibration may choose; some of them replace the strict test where the rule
+usually widens it.
+"""
+ON_DEVICE = [
+    (name, settings) for name, settings in SETTINGS + VARIANTS if settings.get("table") != "online"
+]
 """A table that is filled while decoding is left out: its size depends on what was met."""
 ALWAYS = pytest.mark.parametrize("rule_id, settings", SETTINGS + VARIANTS)
 KINDS = [(0.0, True), (0.0, False), (1.0, True), (1.0, False), (0.5, True)]
@@ -38,7 +54,9 @@ def blocks(rule_id: str, **more: Any) -> list[Block]:
         if q or "q" not in make_rule(rule_id, **CLOSED[rule_id]).needs
         if not (q and t and rule_id in TARGET_ONLY)
     ]
-    return [random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(kinds)]
+    return [
+        random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(kinds)
+    ]
 
 
 @pytest.mark.parametrize("rule_id", RULES)
@@ -47,18 +65,27 @@ def test_who_is_refused_learns_of_another_rule(rule_id: str) -> None:
     made = make_rule(rule_id, **DEFAULT.get(rule_id, {}))
     named = [name for name in RULES if name in made.alternative]
     assert (made.temperatures == "all") != bool(named)
-    assert all(RULES[name].temperatures in ("all", {"greedy": "sampled"}.get(made.temperatures)) for name in named)
+    assert all(
+        RULES[name].temperatures in ("all", {"greedy": "sampled"}.get(made.temperatures))
+        for name in named
+    )
 
 
 def comparable(rule_id: str) -> list[Block]:
     """Those on which token-wise strictness says something about the rule."""
-    return [block for block in blocks(rule_id, batch=200) if block.greedy or rule_id not in BY_DISTRIBUTION]
+    return [
+        block
+        for block in blocks(rule_id, batch=200)
+        if block.greedy or rule_id not in BY_DISTRIBUTION
+    ]
 
 
 def test_every_rule_names_its_extreme_settings():
     knobs = {rule_id for rule_id, rule in RULES.items() if rule.knob is not None}
     assert set(RULES) == set(CLOSED), "a new rule needs its lossless setting in CLOSED"
-    assert knobs == set(OPEN) | NEVER_OPEN, "a new rule with a knob needs its freest setting in OPEN"
+    assert knobs == set(OPEN) | NEVER_OPEN, (
+        "a new rule with a knob needs its freest setting in OPEN"
+    )
 
 
 @pytest.mark.parametrize("rule_id", RULES)
@@ -66,7 +93,11 @@ def test_a_rule_is_a_frozen_dataclass_that_names_its_knob(rule_id: str):
     rule = RULES[rule_id]
     assert rule.id == rule_id and is_dataclass(rule) and rule.__dataclass_params__.frozen
     assert rule.knob is None or rule.knob in {field.name for field in fields(rule)}
-    assert rule.looser in ("up", "down") and make_rule(rule_id, **CLOSED[rule_id]).needs <= {"gate", "q", "uniforms"}
+    assert rule.looser in ("up", "down") and make_rule(rule_id, **CLOSED[rule_id]).needs <= {
+        "gate",
+        "q",
+        "uniforms",
+    }
     assert rule.verifier is None or issubclass(rule.verifier, Verifier)
 
 
@@ -95,13 +126,21 @@ def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, A
 def elsewhere(block: Block) -> Block:
     """The block on the device "meta", whose tensors have a shape and no values."""
     content = {field.name: getattr(block, field.name) for field in fields(block)}
-    moved = {name: value.to("meta") for name, value in content.items() if isinstance(value, torch.Tensor)}
-    return replace(block, **moved, hidden={name: state.to("meta") for name, state in block.hidden.items()})
+    moved = {
+        name: value.to("meta") for name, value in content.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(
+        block, **moved, hidden={name: state.to("meta") for name, state in block.hidden.items()}
+    )
 
 
 @pytest.mark.parametrize("rule_id, settings", ON_DEVICE)
-def test_all_happens_on_the_device_of_the_block_and_nothing_is_read_back(rule_id: str, settings: dict[str, Any]):
-    """Mixing devices fails there, and so does asking for the value of a tensor, which would stall an accelerator."""
+def test_all_happens_on_the_device_of_the_block_and_nothing_is_read_back(
+    rule_id: str, settings: dict[str, Any]
+):
+    """Mixing devices fails there, and so does asking for the value of a tensor, which would stall
+    an accelerator.
+    """
     rule = make_rule(rule_id, **deepcopy(settings))
     for whole in (*blocks(rule_id), *blocks(rule_id, num=0)):
         there, state = elsewhere(whole), {}
@@ -125,8 +164,15 @@ def test_closed_is_strict(rule_id: str):
 def test_closed_is_strict_where_two_tokens_tie(rule_id: str):
     """Half-precision logits tie often; only the first of equals is the target's greedy token."""
     z = torch.tensor([1.0, 1.0, 0.0, 1.0]).expand(1, 3, 4)
-    block = replace(random_block(batch=1, num=2), draft_ids=torch.tensor([[1, 0]]), logits=z, protocol=None)
-    block = replace(block, valid=torch.ones(1, 2, dtype=torch.bool), q=torch.full((1, 2, 4), 0.25), second=z[:, :-1])
+    block = replace(
+        random_block(batch=1, num=2), draft_ids=torch.tensor([[1, 0]]), logits=z, protocol=None
+    )
+    block = replace(
+        block,
+        valid=torch.ones(1, 2, dtype=torch.bool),
+        q=torch.full((1, 2, 4), 0.25),
+        second=z[:, :-1],
+    )
     assert accepted(make_rule(rule_id, **CLOSED[rule_id]), block).length.tolist() == [0]
 
 
@@ -141,12 +187,17 @@ def test_open_keeps_all_that_may_be_kept(rule_id: str):
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_never_less_than_strict(rule_id: str, settings: dict[str, Any]):
     for block in comparable(rule_id):
-        loose, strict = accepted(make_rule(rule_id, **settings), block), accepted(make_rule("exact"), block)
+        loose, strict = (
+            accepted(make_rule(rule_id, **settings), block),
+            accepted(make_rule("exact"), block),
+        )
         assert (loose.length >= strict.length).all()
 
 
 @ALWAYS
-def test_never_a_forbidden_token_nor_one_behind_the_draft_and_protocol_tokens_strictly(rule_id: str, settings: Any):
+def test_never_a_forbidden_token_nor_one_behind_the_draft_and_protocol_tokens_strictly(
+    rule_id: str, settings: Any
+):
     """Neither may the draft end what the target goes on with, nor the reverse."""
     for block in blocks(rule_id, batch=200):
         outcome = accepted(make_rule(rule_id, **settings), block)
@@ -168,7 +219,10 @@ def test_the_knob_is_monotone_from_closed_to_open(rule_id: str):
     fixed = {name: value for name, value in OPEN[rule_id].items() if name != rule.knob}
     order = [low, middle, high] if rule.looser == "up" else [high, middle, low]
     for block in blocks(rule_id, batch=200):
-        lengths = [accepted(make_rule(rule_id, **fixed, **{rule.knob: value}), block).length for value in order]
+        lengths = [
+            accepted(make_rule(rule_id, **fixed, **{rule.knob: value}), block).length
+            for value in order
+        ]
         assert (lengths[0] <= lengths[1]).all() and (lengths[1] <= lengths[2]).all()
         assert (lengths[0] < lengths[2]).any()
 
@@ -188,8 +242,15 @@ def test_padding_behind_a_draft_changes_nothing(rule_id: str, settings: dict[str
     """A neighbour with a longer draft widens the block; a row's own verdict stays."""
     for block in blocks(rule_id):
         short = replace(block, valid=block.valid & (torch.arange(8) < 5))
-        cut = {"draft_ids": block.draft_ids[:, :5], "valid": short.valid[:, :5], "logits": block.logits[:, :6]}
-        cut["gate_probs"], cut["q"] = block.gate_probs[:, :5], None if block.q is None else block.q[:, :5]
+        cut = {
+            "draft_ids": block.draft_ids[:, :5],
+            "valid": short.valid[:, :5],
+            "logits": block.logits[:, :6],
+        }
+        cut["gate_probs"], cut["q"] = (
+            block.gate_probs[:, :5],
+            None if block.q is None else block.q[:, :5],
+        )
         cut["second"], cut["thinking"] = block.second[:, :5], block.thinking[:, :5]
         cut["uniforms"] = torch.cat([block.uniforms[:, :5], block.uniforms[:, -1:]], dim=1)
         rule = make_rule(rule_id, **settings)
@@ -230,7 +291,11 @@ def test_presets_are_settings_of_a_rule():
         ("flyy", {}, "no rule 'flyy'. Did you mean 'fly'"),
         ("fly", {"teta": 0.3}, "no setting 'teta'. Did you mean 'theta'"),
         ("exact", {"r": 0.3}, "no setting 'r'. Known: none"),
-        ("fly", {"entropy": "full"}, "fly: 'entropy' is 'full', but it has to be 'top3' or 'normalised'"),
+        (
+            "fly",
+            {"entropy": "full"},
+            "fly: 'entropy' is 'full', but it has to be 'top3' or 'normalised'",
+        ),
         ("fly", {"theta": "abc"}, "fly: 'theta' is 'abc', but it has to be a finite number"),
         ("fly", {"window": 2.5}, "fly: 'window' is 2.5, but it has to be a whole number"),
         ("fly", {"strict_window": "no"}, "'strict_window' is 'no', but it has to be true or false"),
@@ -252,7 +317,13 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "csd": {"tau_c": [0.0], "min_count": [-1], "table": ["warm"]},
     "reflective": {"alpha": [-0.1, 1.1], "tail": [-1], "base": ["mars"], "mode": ["third"]},
     "kl-judge": {"max_p": [0.0, 1.1], "temperature": [0.0]},
-    "typical": {"scale": [-1.0], "eps": [0.0, 1.5], "delta": [0.0], "form": ["other"], "greedy": ["argmax"]},
+    "typical": {
+        "scale": [-1.0],
+        "eps": [0.0, 1.5],
+        "delta": [0.0],
+        "form": ["other"],
+        "greedy": ["argmax"],
+    },
     "ensemble": {"w": [-0.1, 1.1], "replacement": ["argmax_q"]},
     "sgl-threshold": {"acc": [0.0, 1.1], "single": [0.0, 2.0]},
     "trt-relaxed": {"delta": [-0.1, 1.5], "k": [0], "mode": ["gap"], "scope": ["answer"]},
@@ -264,7 +335,13 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "judge": {"delta": [-0.1, math.nan]},
     "autojudge": {"risk": [2.0]},
     "ensemble-gate": {"risk": [2.0], "w": [-0.1, 1.5, 2.0]},
-    "wisv": {"risk": [1.1], "kappa": [-1.0], "limit": [1.5, -0.1], "width": [-1], "upload": ["some"]},
+    "wisv": {
+        "risk": [1.1],
+        "kappa": [-1.0],
+        "limit": [1.5, -0.1],
+        "width": [-1],
+        "upload": ["some"],
+    },
 }
 
 
@@ -274,7 +351,12 @@ def test_every_rule_with_settings_refuses_some():
 
 @pytest.mark.parametrize(
     "rule_id, name, value",
-    [(rule_id, name, value) for rule_id, wrong in WRONG.items() for name, values in wrong.items() for value in values],
+    [
+        (rule_id, name, value)
+        for rule_id, wrong in WRONG.items()
+        for name, values in wrong.items()
+        for value in values
+    ],
 )
 def test_settings_out_of_range_are_refused_by_the_rule_itself(rule_id: str, name: str, value: Any):
     with pytest.raises(UserError, match=f"^{rule_id}: {name} {value!r} does not fit: "):

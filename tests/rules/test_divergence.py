@@ -18,7 +18,18 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
-from gistgate.rules.divergence import DIVERGENCES, FSD, Ensemble, KLJudge, ag, coarse, draft_probs, js, kl, tv
+from gistgate.rules.divergence import (
+    DIVERGENCES,
+    FSD,
+    Ensemble,
+    KLJudge,
+    ag,
+    coarse,
+    draft_probs,
+    js,
+    kl,
+    tv,
+)
 from tests.architectures import noisy_copy, prompts, tiny_model
 from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 from tests.core.watching import continued
@@ -43,7 +54,10 @@ def probs(z: list[float]) -> list[float]:
 @pytest.mark.parametrize("divergence", [kl, js, ag, tv])
 def test_a_distribution_is_no_way_from_itself_and_one_that_underflows_does_no_harm(divergence: Any):
     p, _ = random_pair()
-    assert torch.allclose(divergence(p, p), torch.zeros(50), atol=1e-6) and (divergence(p, p) >= 0).all()
+    assert (
+        torch.allclose(divergence(p, p), torch.zeros(50), atol=1e-6)
+        and (divergence(p, p) >= 0).all()
+    )
     assert divergence(HALVES, HALVES) == 0
     p, q = torch.tensor([1.0, 1e-45]), torch.tensor([1.0, 0.0])
     assert divergence(p, q) < 1e-6 and divergence(q, p) < 1e-6
@@ -73,7 +87,9 @@ def test_coarse_keeps_the_best_adds_up_the_rest_and_sees_no_more_than_the_whole(
     assert torch.allclose(q_coarse, torch.tensor([0.3, 0.1, 0.6]))
     assert coarse(p, q)[0] is p
     p, q = random_pair(300)
-    assert (js(*coarse(p, q)) <= js(p, q) + 1e-6).all() and (js(*coarse(p, q)) < js(p, q) - 1e-4).any()
+    assert (js(*coarse(p, q)) <= js(p, q) + 1e-6).all() and (
+        js(*coarse(p, q)) < js(p, q) - 1e-4
+    ).any()
 
 
 def test_a_draft_without_probabilities_was_certain():
@@ -86,7 +102,9 @@ def test_a_draft_without_probabilities_was_certain():
 
 
 EVEN = [0.0, 0.0, -torch.inf]
-"""Against q = 1/4, 1/4, 1/2 the divergence is ln 2; a forbidden token of the target is no obstacle."""
+"""Against q = 1/4, 1/4, 1/2 the divergence is ln 2; a forbidden token of the target is no
+obstacle.
+"""
 
 
 @pytest.mark.parametrize(
@@ -110,7 +128,9 @@ EVEN = [0.0, 0.0, -torch.inf]
        ({"tau": 0.3, "temperature": 1.0}, Z, [1], [FAR], [0]),
        ({"tau": 0.3, "temperature": 4.0}, Z, [1], [FAR], [1])],
 )  # fmt: skip
-def test_kl_judge(settings: dict[str, Any], z: list[float], draft: list[int], q: list[Any], expected: list[int]):
+def test_kl_judge(
+    settings: dict[str, Any], z: list[float], draft: list[int], q: list[Any], expected: list[int]
+):
     judged = block(*[z] * (len(draft) + 1), draft=draft, q=q)
     assert KLJudge(**settings).accept(judged, {}).tolist() == [[bool(one) for one in expected]]
 
@@ -135,8 +155,13 @@ def trusted(rule: FSD, draft: list[int], q: list[list[float]]) -> list[bool]:
 @pytest.mark.parametrize("div", DIVERGENCES)
 def test_fsd_sometimes(div: Any):
     close, far = EXPECTED[div]
-    for factor, expected in ((0.95, [[False, False], [True, False]]), (1.05, [[True, False], [True, True]])):
-        assert [trusted(FSD(one * factor, div), [1, 1], [CLOSE, FAR]) for one in (close, far)] == expected
+    for factor, expected in (
+        (0.95, [[False, False], [True, False]]),
+        (1.05, [[True, False], [True, True]]),
+    ):
+        assert [
+            trusted(FSD(one * factor, div), [1, 1], [CLOSE, FAR]) for one in (close, far)
+        ] == expected
 
 
 def test_fsd_reduced_keeps_a_match_that_the_full_variant_refuses():
@@ -150,7 +175,11 @@ def test_fsd_with_the_reversed_kl_is_the_kl_judge_without_its_guard():
     judged = random_block(batch=300)
     for threshold in (0.2, 1.0, 3.0):
         ours = FSD(threshold, "reverse-kl").accept(judged, {})
-        assert torch.equal(ours, KLJudge(threshold, max_p=1.0).accept(judged, {})) and ours.any() and not ours.all()
+        assert (
+            torch.equal(ours, KLJudge(threshold, max_p=1.0).accept(judged, {}))
+            and ours.any()
+            and not ours.all()
+        )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +193,9 @@ def test_fsd_with_the_reversed_kl_is_the_kl_judge_without_its_guard():
         (0.24, {"replacement": "p"}, torch.tensor([0.25, 0.25, 0.25]) + 0.25 * P),
     ],
 )
-def test_fsd_sampled_the_texts_are_the_draft_s_where_trusted(threshold: float, settings: Any, wanted: Tensor):
+def test_fsd_sampled_the_texts_are_the_draft_s_where_trusted(
+    threshold: float, settings: Any, wanted: Tensor
+):
     """Of p = 3/8, 3/8, 2/8 and q = 1/4, 1/4, 2/4 the total variation is 1/4."""
     assert torch.allclose(first_token(FSD(threshold, "tv", **settings)), wanted, atol=1e-6)
 
@@ -193,7 +224,9 @@ def third(draft: int) -> Block:
         (HF, 2, 1, 0),  # the bonus is the target's
     ],
 )
-def test_ensemble_greedy_a_third_token_may_win(settings: dict[str, Any], draft: int, length: int, own: int):
+def test_ensemble_greedy_a_third_token_may_win(
+    settings: dict[str, Any], draft: int, length: int, own: int
+):
     outcome = accepted(Ensemble(0.5, **settings), third(draft))
     assert outcome.length.tolist() == [length] and outcome.own_ids.tolist() == [own]
 
@@ -211,7 +244,9 @@ def test_ensemble_never_writes_what_the_target_may_not_nor_ends_an_answer_nor_ke
 @pytest.mark.parametrize("w", [1.0, 0.75, 0.5, 0.25, 0.0])
 @pytest.mark.parametrize("superset", [True, False])
 def test_ensemble_sampled_texts_are_distributed_as_the_mixture(w: float, superset: bool):
-    assert torch.allclose(first_token(Ensemble(w, superset=superset)), w * P + (1 - w) * Q, atol=1e-6)
+    assert torch.allclose(
+        first_token(Ensemble(w, superset=superset)), w * P + (1 - w) * Q, atol=1e-6
+    )
 
 
 def test_ensemble_at_weight_one_is_exact_also_where_probabilities_round_to_a_tie():
@@ -220,7 +255,10 @@ def test_ensemble_at_weight_one_is_exact_also_where_probabilities_round_to_a_tie
     p = judged.logits[0, 0].softmax(-1)
     assert judged.top_ids[0, 0] == 1 and p[0] == p[1]
     for settings in ({}, HF):
-        mine, exact = accepted(Ensemble(1.0, **settings), judged), accepted(make_rule("exact"), judged)
+        mine, exact = (
+            accepted(Ensemble(1.0, **settings), judged),
+            accepted(make_rule("exact"), judged),
+        )
         assert torch.equal(mine.length, exact.length) and torch.equal(mine.own_ids, exact.own_ids)
 
 
@@ -229,7 +267,9 @@ def test_ensemble_a_smaller_weight_accepts_more_of_the_draft_model_s_favourites(
     for seed in range(3):
         judged = random_block(seed, batch=300)
         judged = replace(judged, draft_ids=judged.q.argmax(-1))
-        lengths = [accepted(Ensemble(w / 10, superset=superset), judged).length for w in range(10, -1, -1)]
+        lengths = [
+            accepted(Ensemble(w / 10, superset=superset), judged).length for w in range(10, -1, -1)
+        ]
         assert all((less <= more).all() for less, more in pairwise(lengths))
         assert (lengths[0] < lengths[-1]).any()
 
@@ -239,12 +279,13 @@ def test_ensemble_a_retrieval_drafter_is_refused():
         Decoder(models("llama", 0.1)[0], PromptLookup(), Ensemble(0.5), 4)
 
 
-# Against transformers. GPT-2 is not among the pairs: the drafter of transformers 5.23 loses its place there, and its
-# logits are no longer those of the draft model for the same text.
+# Against transformers. GPT-2 is not among the pairs: the drafter of transformers 5.23 loses its
+# place there, and its logits are no longer those of the draft model for the same text.
 
 PROMPTS, NUM = prompts(6, 11, 3), 30
 has_weight = pytest.mark.skipif(
-    not hasattr(GenerationConfig(), "assistant_ensemble_weight"), reason="this transformers has no ensemble weight"
+    not hasattr(GenerationConfig(), "assistant_ensemble_weight"),
+    reason="this transformers has no ensemble weight",
 )
 
 
@@ -284,10 +325,15 @@ def of_ours(kind: str, noise: float, rule: Any, block: int) -> list[list[int]]:
 
 @has_weight
 @pytest.mark.parametrize(
-    "kind, noise", [("llama", 0.1), ("llama", 0.3), ("qwen2", 0.1), ("mistral", 0.1), ("gemma2", 0.1)]
+    "kind, noise",
+    [("llama", 0.1), ("llama", 0.3), ("qwen2", 0.1), ("mistral", 0.1), ("gemma2", 0.1)],
 )
 @pytest.mark.parametrize("w, block", [(0.8, 4), (0.5, 3), (0.2, 5)])
-def test_ensemble_greedy_the_texts_are_those_of_transformers(kind: str, noise: float, w: float, block: int):
+def test_ensemble_greedy_the_texts_are_those_of_transformers(
+    kind: str, noise: float, w: float, block: int
+):
     wanted = of_transformers(kind, noise, w, block)
     assert of_ours(kind, noise, Ensemble(w, **HF), block) == wanted
-    assert of_ours(kind, noise, make_rule("exact"), block) != wanted, "the weight must have changed something"
+    assert of_ours(kind, noise, make_rule("exact"), block) != wanted, (
+        "the weight must have changed something"
+    )

@@ -16,35 +16,76 @@ LAST = [SURE[2], TORN, SURE[3], SURE[0]]
 """Undecided at the second of three positions: one follows."""
 
 
-def loosely(rule: Any, *rows: list[float], draft: list[int], valid: int | None = None) -> list[bool]:
+def loosely(
+    rule: Any, *rows: list[float], draft: list[int], valid: int | None = None
+) -> list[bool]:
     return rule.accept(block(*rows, draft=draft, valid=valid), {})[0].tolist()
 
 
-def sense(*rows: list[float], draft: list[int], valid: int | None = None, **settings: Any) -> list[bool]:
+def sense(
+    *rows: list[float], draft: list[int], valid: int | None = None, **settings: Any
+) -> list[bool]:
     return loosely(Sense(**settings), *rows, draft=draft, valid=valid)
 
 
 @pytest.mark.parametrize(
     "settings, rows, draft, expected",
     [
-        ({"window": 2}, [TORN, SURE[2], SURE[3], SURE[0]], [1, 2, 3], [1, 1, 1]),  # tolerated: two matches follow
-        ({"window": 2}, [TORN, SURE[2], SURE[3], SURE[0]], [1, 2, 0], [0, 1, 0]),  # the window meets a second mismatch
-        ({"window": 1}, [SURE[0], SURE[2], SURE[3]], [1, 2], [0, 1]),  # a decided target is not overruled
-        ({"window": 0}, [TORN, SURE[2], TORN, SURE[0]], [1, 3, 1], [1, 0, 1]),  # the entropy alone decides
+        (
+            {"window": 2},
+            [TORN, SURE[2], SURE[3], SURE[0]],
+            [1, 2, 3],
+            [1, 1, 1],
+        ),  # tolerated: two matches follow
+        (
+            {"window": 2},
+            [TORN, SURE[2], SURE[3], SURE[0]],
+            [1, 2, 0],
+            [0, 1, 0],
+        ),  # the window meets a second mismatch
+        (
+            {"window": 1},
+            [SURE[0], SURE[2], SURE[3]],
+            [1, 2],
+            [0, 1],
+        ),  # a decided target is not overruled
+        (
+            {"window": 0},
+            [TORN, SURE[2], TORN, SURE[0]],
+            [1, 3, 1],
+            [1, 0, 1],
+        ),  # the entropy alone decides
         ({"window": 2}, LAST, [2, 1, 3], [1, 0, 1]),  # a strict window has to fit
-        ({"window": 2, "strict_window": False}, LAST, [2, 1, 3], [1, 1, 1]),  # one that is cut has not
-        ({"window": 2, "strict_window": False}, LAST, [2, 1, 0], [1, 0, 0]),  # a mismatch inside it still counts
+        (
+            {"window": 2, "strict_window": False},
+            LAST,
+            [2, 1, 3],
+            [1, 1, 1],
+        ),  # one that is cut has not
+        (
+            {"window": 2, "strict_window": False},
+            LAST,
+            [2, 1, 0],
+            [1, 0, 0],
+        ),  # a mismatch inside it still counts
         ({"window": 2}, [TORN, TORN, SURE[2], SURE[3], SURE[0]], [1, 1, 2, 3], [0, 1, 1, 1]),
         ({"theta": 0.69, "window": 0}, [EVEN, EVEN], [1], [1]),
         ({"theta": 0.70, "window": 0}, [EVEN, EVEN], [1], [0]),
         ({"theta": 0.49, "window": 0, "entropy": "normalised"}, [EVEN, EVEN], [1], [1]),
         ({"theta": 0.51, "window": 0, "entropy": "normalised"}, [EVEN, EVEN], [1], [0]),
         ({"window": 1}, FLOOR, [2, 2], [1, 1]),
-        ({"window": 1, "p_min": 0.01}, FLOOR, [2, 2], [0, 1]),  # the floor refuses what the others let pass
+        (
+            {"window": 1, "p_min": 0.01},
+            FLOOR,
+            [2, 2],
+            [0, 1],
+        ),  # the floor refuses what the others let pass
         ({"window": 1, "p_min": 0.4}, FLOOR, [1, 2], [1, 1]),
     ],
 )
-def test_fly_by_hand(settings: dict[str, Any], rows: list[list[float]], draft: list[int], expected: list[int]):
+def test_fly_by_hand(
+    settings: dict[str, Any], rows: list[list[float]], draft: list[int], expected: list[int]
+):
     assert loosely(Fly(**settings), *rows, draft=draft) == [bool(one) for one in expected]
 
 
@@ -102,7 +143,9 @@ def test_sense_by_the_continuation_alone(behind: list[int], tau_c: float, expect
 @pytest.mark.parametrize("window", [1, 2, 6])
 @pytest.mark.parametrize("gamma", [0.05, 0.3, 0.6])
 def test_sense_without_any_mismatch_in_full_windows_is_fly(window: int, gamma: float):
-    """Both compare the normalised entropy, one with > and one with >=; no entropy here equals gamma."""
+    """Both compare the normalised entropy, one with > and one with >=; no entropy here equals
+    gamma.
+    """
     for seed in range(3):
         judged = random_block(seed=seed, batch=300, num=9)
         calm = Sense(gamma=gamma, k=0, tau_c=0.0, window=window, full_window=True)
@@ -115,7 +158,9 @@ def test_sense_without_any_mismatch_in_full_windows_is_fly(window: int, gamma: f
 @pytest.mark.parametrize("both", [True, False])
 def test_sense_position_by_position(window: int, both: bool):
     judged = random_block(seed=5, batch=200, num=9)
-    opinion = Sense(gamma=0.3, k=2, window=window, tau_c=0.34, con_requires_topk=both).accept(judged, {})
+    opinion = Sense(gamma=0.3, k=2, window=window, tau_c=0.34, con_requires_topk=both).accept(
+        judged, {}
+    )
     share = judged.entropy / torch.log(torch.tensor(6.0))
     for row in range(200):
         num, match = int(judged.valid[row].sum()), judged.match[row].tolist()

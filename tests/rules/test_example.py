@@ -40,7 +40,10 @@ def test_it_keeps_the_contract(surprise: str):
 def test_it_moves_with_its_knob(surprise: str):
     rule = RULES[surprise]
     lengths = [
-        sum(test_contract.accepted(rule(value), block).length.sum().item() for block in test_contract.blocks(surprise))
+        sum(
+            test_contract.accepted(rule(value), block).length.sum().item()
+            for block in test_contract.blocks(surprise)
+        )
         for value in rule.grid
     ]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]

@@ -1,4 +1,6 @@
-"""Rules with a memory: CSD and the table of pairs behind it, and the regret budget that follows a request."""
+"""Rules with a memory: CSD and the table of pairs behind it, and the regret budget that follows a
+request.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,13 @@ GAP = [[1.0, 1.0 + gap, -9.0] for gap in (-4.60, -4.61)]
         ({(2, 0): 99}, {}, [TORN, SURE[0]], [1], [0]),  # a pair has to be known well
         ({(1, 0): 6, (2, 0): 99}, {}, [TORN, SURE[0]], [1], [0]),
         ({(1, 0): 7, (2, 0): 99}, {}, [TORN, SURE[0]], [1], [1]),
-        ({(1, 0): 99}, {}, [GAP[0], SURE[0][:3]], [1], [1]),  # the target must not find it too unlikely
+        (
+            {(1, 0): 99},
+            {},
+            [GAP[0], SURE[0][:3]],
+            [1],
+            [1],
+        ),  # the target must not find it too unlikely
         ({(1, 0): 99}, {}, [GAP[1], SURE[0][:3]], [1], [0]),
         ({(1, 0): 99}, {"tau_c": 1.0}, [TORN, SURE[0]], [1], [1]),  # above 1 not even a tie passes
         ({(1, 0): 99}, {"tau_c": 1.0001}, [TORN, SURE[0]], [1], [0]),
@@ -67,7 +75,9 @@ GAP = [[1.0, 1.0 + gap, -9.0] for gap in (-4.60, -4.61)]
         ({(1, 0): 9}, {"tau_c": 0.5}, [SPLIT, [9.0, 7.0, 0.0, 0.0], SPLIT], [1, 1], [1, 0]),
     ],
 )
-def test_csd_with_a_frozen_table(pairs: Any, settings: dict[str, Any], rows: Any, draft: list[int], expected: Any):
+def test_csd_with_a_frozen_table(
+    pairs: Any, settings: dict[str, Any], rows: Any, draft: list[int], expected: Any
+):
     rule = Csd(counts=counted(pairs), **settings)
     assert rule.accept(block(*rows, draft=draft), {}).tolist() == [[bool(one) for one in expected]]
 
@@ -88,7 +98,8 @@ def test_within_a_block_the_occurrences_before_count_as_well():
     twice = block(TORN, TORN, SURE[2], draft=[1, 1])
     rule = Csd(table="online", min_count=1, counts=counted({(1, 0): 1}))
     assert rounds(rule, twice)[0] == [[2]] and known(rule.pairs, (1, 0)) == [3]
-    # the second occurrence would pass, but the first one ends the block and is the only one that is met
+    # the second occurrence would pass, but the first one ends the block and is the only one that is
+    # met
     rule = Csd(table="online", min_count=1)
     assert rule.accept(twice, {}).tolist() == [[False, True]]
     assert rounds(rule, twice)[0] == [[0]] and known(rule.pairs, (1, 0)) == [1]
@@ -97,16 +108,23 @@ def test_within_a_block_the_occurrences_before_count_as_well():
 def test_only_refusals_that_were_met_are_counted():
     """Neither a match, nor what lies behind the end of the accepted prefix or of the draft."""
     rule = Csd(table="online", tau_c=2.0)
-    rounds(rule, block(SURE[2], TORN, SPLIT, SURE[0], draft=[2, 1, 1]), block(TORN, SPLIT, TORN, draft=[0, 2], valid=1))
+    rounds(
+        rule,
+        block(SURE[2], TORN, SPLIT, SURE[0], draft=[2, 1, 1]),
+        block(TORN, SPLIT, TORN, draft=[0, 2], valid=1),
+    )
     assert len(rule.pairs) == 1 and known(rule.pairs, (1, 0), (2, 2)) == [1, 0]
     rule = Csd(table="online")
     assert rounds(rule, block(TORN, draft=[]))[0] == [[0]] and len(rule.pairs) == 0
 
 
 def test_when_sampling_a_refusal_is_one_of_the_native_test():
-    refused = block(TORN, TORN, draft=[0], q=[[1.0, 0.0, 0.0, 0.0]], uniforms=[0.99, 0.5], greedy=False)
+    refused = block(
+        TORN, TORN, draft=[0], q=[[1.0, 0.0, 0.0, 0.0]], uniforms=[0.99, 0.5], greedy=False
+    )
     assert rounds(Csd(table="online", min_count=1), refused, refused)[0] == [[0], [1]]
-    # the same pair twice, kept by a small number and refused by a large one: what passes is no occurrence
+    # the same pair twice, kept by a small number and refused by a large one: what passes is no
+    # occurrence
     twice = block(TORN, TORN, TORN, draft=[1, 1], uniforms=[0.01, 0.99, 0.5], greedy=False)
     rule = Csd(table="online", min_count=1)
     assert rounds(rule, twice, twice)[0] == [[1], [2]] and known(rule.pairs, (1, 0)) == [2]
@@ -167,7 +185,10 @@ def test_stricter_copies_share_a_table_that_is_read_once(path: Path):
     path.unlink()
     assert rule.changed(tau_c=0.5).pairs is rule.pairs and rule.counts == path
     learning = Csd(table="online")
-    assert learning.changed(tau_c=0.5).pairs is learning.pairs and learning.changed(tau_c=0.5).tau_c == 0.5
+    assert (
+        learning.changed(tau_c=0.5).pairs is learning.pairs
+        and learning.changed(tau_c=0.5).tau_c == 0.5
+    )
 
 
 def test_a_saved_table_is_read_whole_in_its_order_and_other_files_are_refused(path: Path):
@@ -184,7 +205,10 @@ def test_a_saved_table_is_read_whole_in_its_order_and_other_files_are_refused(pa
         read.add(torch.tensor([x]), torch.tensor([t]))
     assert known(read, (1, 0), (2, 0), (9, 9)) == [10, 0, 1], "what is met later is newer"
     save_tensors(path, {"keys": torch.tensor([1]), "counts": torch.tensor([1])})
-    for other, said in ((path, "no table of pair counts"), (path.with_name("absent"), "is missing")):
+    for other, said in (
+        (path, "no table of pair counts"),
+        (path.with_name("absent"), "is missing"),
+    ):
         with pytest.raises(UserError, match=said):
             Csd(counts=str(other))
 
@@ -215,14 +239,24 @@ OWN_BEST = block(COSTS, [0.0, 4.0, 1.0, -torch.inf], COSTS, draft=[1, 2])
         (4.5, [OWN_BEST], ([2], 4.0)),
         (3.5, [OWN_BEST], ([1], 1.0)),
         (1.1, [whole(0, 1, 0, 0, 1)], ([4], 1.0)),  # a match costs nothing
-        (2.1, [whole(1), whole(2), whole(1), whole(1), whole(0, 0)], ([1, 0, 1, 0, 2], 2.0)),  # what is spent is gone
+        (
+            2.1,
+            [whole(1), whole(2), whole(1), whole(1), whole(0, 0)],
+            ([1, 0, 1, 0, 2], 2.0),
+        ),  # what is spent is gone
         (2.1, [whole(1), whole(2)], ([1, 0], 1.0)),
-        (1.1, [whole(1, 2, 1)], ([1], 1.0)),  # nothing is booked behind a refusal, nor behind the end of the draft
+        (
+            1.1,
+            [whole(1, 2, 1)],
+            ([1], 1.0),
+        ),  # nothing is booked behind a refusal, nor behind the end of the draft
         (9.0, [whole(1, 1, valid=1)], ([1], 1.0)),
         (RegretBudget().budget, [whole()], ([0], 0.0)),
     ],
 )
-def test_what_a_request_spends(budget: float, blocks: list[Block], expected: tuple[list[int], float]):
+def test_what_a_request_spends(
+    budget: float, blocks: list[Block], expected: tuple[list[int], float]
+):
     assert spent(budget, *blocks) == expected
 
 
@@ -236,7 +270,9 @@ def test_what_a_request_spends(budget: float, blocks: list[Block], expected: tup
         ({"share": 0.5, "most": 1}, (1, 1, 0, 0), 1),
     ],
 )
-def test_a_block_has_limits_of_its_own(limits: dict[str, Any], draft: tuple[int, ...], expected: int):
+def test_a_block_has_limits_of_its_own(
+    limits: dict[str, Any], draft: tuple[int, ...], expected: int
+):
     assert spent(99.0, whole(*draft), **limits)[0] == [expected]
 
 

@@ -1,4 +1,6 @@
-"""Rules that ask a gate: Judge and AutoJudge, their union with the mixture, and WISV with its costs and bytes."""
+"""Rules that ask a gate: Judge and AutoJudge, their union with the mixture, and WISV with its costs
+and bytes.
+"""
 
 import math
 from dataclasses import replace
@@ -22,7 +24,14 @@ DOUBT = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.9, 0.7])
 
 @pytest.mark.parametrize(
     "rule, num",
-    [(Judge(1.0), 0), (Judge(0.96), 0), (Judge(0.9), 1), (Judge(0.5), 1), (Judge(0.3), 2), (Judge(0.0), 3)]
+    [
+        (Judge(1.0), 0),
+        (Judge(0.96), 0),
+        (Judge(0.9), 1),
+        (Judge(0.5), 1),
+        (Judge(0.3), 2),
+        (Judge(0.0), 3),
+    ]
     + [(AutoJudge(0.0), 0), (AutoJudge(0.05), 1), (AutoJudge(0.6), 2)],
 )
 def test_the_gate_decides(rule: Any, num: int):
@@ -32,16 +41,24 @@ def test_the_gate_decides(rule: Any, num: int):
 
 
 def test_a_certain_gate_is_not_enough_for_the_strict_setting_and_one_that_does_not_know_never_is():
-    assert not Judge(1.0).accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[1.0 + 1e-6]), {}).any()
+    assert (
+        not Judge(1.0).accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[1.0 + 1e-6]), {}).any()
+    )
     for rule in (Judge(0.0), AutoJudge(1.0)):
         assert not rule.accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[math.nan]), {}).any()
 
 
-@pytest.mark.parametrize("one, other", [(Judge(0.7), AutoJudge(0.3)), (Wisv(risk=0.2), AutoJudge(0.2))])
-def test_judge_is_autojudge_with_the_sign_turned_and_wisv_is_autojudge_without_costs(one: Any, other: Any):
+@pytest.mark.parametrize(
+    "one, other", [(Judge(0.7), AutoJudge(0.3)), (Wisv(risk=0.2), AutoJudge(0.2))]
+)
+def test_judge_is_autojudge_with_the_sign_turned_and_wisv_is_autojudge_without_costs(
+    one: Any, other: Any
+):
     judged = replace(random_block(batch=300), cost=None)
     lengths = [accepted(rule, judged).length for rule in (one, other)]
-    assert torch.equal(*lengths) and (lengths[0] > accepted(make_rule("exact"), judged).length).any()
+    assert (
+        torch.equal(*lengths) and (lengths[0] > accepted(make_rule("exact"), judged).length).any()
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +72,9 @@ def test_judge_is_autojudge_with_the_sign_turned_and_wisv_is_autojudge_without_c
         (1.0, 1.0, 0.0, False),
     ],
 )
-def test_a_mismatch_stays_where_mixture_and_gate_agree(w: float, risk: float, gate: float, expected: bool):
+def test_a_mismatch_stays_where_mixture_and_gate_agree(
+    w: float, risk: float, gate: float, expected: bool
+):
     judged = block(Z, Z, draft=[1], q=Q, gate_probs=[gate])
     assert EnsembleGate(risk, w).accept(judged, {}).tolist() == [[expected]]
     assert accepted(EnsembleGate(risk, w), judged).length.tolist() == [int(expected)]
@@ -63,11 +82,16 @@ def test_a_mismatch_stays_where_mixture_and_gate_agree(w: float, risk: float, ga
 
 @pytest.mark.parametrize("risk", [-1.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(seed: int, risk: float):
+def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(
+    seed: int, risk: float
+):
     judged = random_block(seed, batch=300)
     judged = replace(judged, draft_ids=judged.q.argmax(-1))
     both, gate = accepted(EnsembleGate(risk, w=0.0), judged), accepted(AutoJudge(risk), judged)
-    assert all(torch.equal(getattr(both, name), getattr(gate, name)) for name in ("length", "own_ids", "reasons"))
+    assert all(
+        torch.equal(getattr(both, name), getattr(gate, name))
+        for name in ("length", "own_ids", "reasons")
+    )
     assert torch.equal(gate.length, accepted(make_rule("exact"), judged).length) is (risk < 0)
 
 
@@ -85,7 +109,9 @@ def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(se
 )
 def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, num: int):
     judged = DOUBT if cost is None else replace(DOUBT, cost=torch.tensor([cost]))
-    assert Wisv(kappa=0.1, limit=limit).accept(judged, {}).tolist() == [[place < num for place in range(3)]]
+    assert Wisv(kappa=0.1, limit=limit).accept(judged, {}).tolist() == [
+        [place < num for place in range(3)]
+    ]
 
 
 def uplink(rule: Wisv, *blocks: Block) -> list[int]:
@@ -96,7 +122,9 @@ def uplink(rule: Wisv, *blocks: Block) -> list[int]:
     return state["uplink_bytes"].tolist()
 
 
-@pytest.mark.parametrize("upload, states", [("all", 3), ("mismatch", 2)])  # one of the three is a match
+@pytest.mark.parametrize(
+    "upload, states", [("all", 3), ("mismatch", 2)]
+)  # one of the three is a match
 def test_ids_always_and_states_of_all_or_of_mismatches(upload: Any, states: int):
     """Ten numbers of two bytes per state; what lies behind the draft's end is not sent."""
     judged = block(*[SURE[0]] * 5, draft=[1, 0, 2, 3], valid=3, gate_probs=[0.9] * 4)

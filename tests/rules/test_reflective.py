@@ -1,4 +1,6 @@
-"""Reflective verification: what a second reading can change, and that its rows are those of a plain forward."""
+"""Reflective verification: what a second reading can change, and that its rows are those of a plain
+forward.
+"""
 
 import math
 from dataclasses import replace
@@ -22,7 +24,9 @@ from tests.blocks import SURE, TORN, accepted, block, random_block
 from tests.core.watching import Markers, Watch
 from tests.tiny import byte_tokenizer
 
-KINDS = pytest.mark.parametrize("temperature, with_q", [(0.0, True), (1.0, True), (1.0, False), (0.5, True)])
+KINDS = pytest.mark.parametrize(
+    "temperature, with_q", [(0.0, True), (1.0, True), (1.0, False), (0.5, True)]
+)
 REFLECTION = Markers().encode("", add_special_tokens=False)
 BATCH, TAIL = prompts(5, 17, 2), 6
 NOISE = 0.1
@@ -32,7 +36,10 @@ NOISE = 0.1
 def converted(judged: Block) -> Block:
     """The second reading has no doubt about what was drafted."""
     praise = 40.0 * torch.nn.functional.one_hot(judged.draft_ids, judged.logits.shape[-1])
-    return replace(judged, second=judged.logits[:, :-1].masked_fill(judged.logits[:, :-1] == -torch.inf, -50) + praise)
+    return replace(
+        judged,
+        second=judged.logits[:, :-1].masked_fill(judged.logits[:, :-1] == -torch.inf, -50) + praise,
+    )
 
 
 @pytest.mark.parametrize("alpha, expected", [(0.0, False), (0.1, False), (0.3, True), (1.0, True)])
@@ -45,18 +52,29 @@ def test_the_second_reading_weighs_alpha(alpha: float, expected: bool):
 @pytest.mark.parametrize(
     "alpha, rows, draft, second, length, own",
     [
-        (1.0, [SURE[0], SURE[0]], 0, SURE[1], 1, 0),  # a match stays whatever the second reading says
+        (
+            1.0,
+            [SURE[0], SURE[0]],
+            0,
+            SURE[1],
+            1,
+            0,
+        ),  # a match stays whatever the second reading says
         (1.0, [SURE[0], SURE[3]], 1, SURE[2], 0, 0),  # own tokens come from the first reading
         (Reflective().alpha, [TORN, SURE[3]], 1, SURE[1], 1, 3),
     ],
 )
-def test_matches_and_own_tokens(alpha: float, rows: Any, draft: int, second: Any, length: int, own: int):
+def test_matches_and_own_tokens(
+    alpha: float, rows: Any, draft: int, second: Any, length: int, own: int
+):
     outcome = accepted(Reflective(alpha=alpha), block(*rows, draft=[draft], second=[second]))
     assert outcome.length.tolist() == [length] and outcome.own_ids.tolist() == [own]
 
 
 @KINDS
-def test_towards_a_converted_target_alpha_is_monotone_and_at_1_keeps_what_is_allowed(temperature: float, with_q: bool):
+def test_towards_a_converted_target_alpha_is_monotone_and_at_1_keeps_what_is_allowed(
+    temperature: float, with_q: bool
+):
     judged = converted(random_block(batch=300, temperature=temperature, with_q=with_q))
     lengths = [accepted(Reflective(alpha=alpha), judged).length for alpha in (0.0, 0.05, 0.3, 1.0)]
     assert all((less <= more).all() for less, more in pairwise(lengths))
@@ -78,10 +96,13 @@ def test_sampled_the_native_test_runs_on_the_mixture():
 
 @pytest.mark.parametrize(
     "z, x, expected",
-    [([math.log(1 - p), math.log(p)], 1, p >= 0.09) for p in (0.10, 0.08)] + [([0.0] * 64, 9, True)],
+    [([math.log(1 - p), math.log(p)], 1, p >= 0.09) for p in (0.10, 0.08)]
+    + [([0.0] * 64, 9, True)],
 )
 def test_typical_acceptance_of_the_mixture(z: list[float], x: int, expected: bool):
-    """Peaked: eps = 0.09 decides. 64 even tokens: delta exp(-ln 64) = 0.0047 < 1/64. The drawn number plays no part."""
+    """Peaked: eps = 0.09 decides. 64 even tokens: delta exp(-ln 64) = 0.0047 < 1/64. The drawn
+    number plays no part.
+    """
     judged = block(z, z, draft=[x], second=[z], uniforms=[0.999, 0.5], greedy=False)
     assert Reflective(base="typical").accept(judged, {}).tolist() == [[expected]]
 
@@ -96,7 +117,9 @@ def test_it_asks_for_its_second_reading_which_a_prompt_announces():
         Reflective().context(None, ())
 
 
-def decoded(kind: str, mode: str, watch: Watch | None = None, alpha: float = 0.5, **more: Any) -> list[Any]:
+def decoded(
+    kind: str, mode: str, watch: Watch | None = None, alpha: float = 0.5, **more: Any
+) -> list[Any]:
     target, draft = pair(kind, noise=NOISE)
     rule = make_rule("reflective", alpha=alpha, mode=mode, tail=TAIL)
     drafter = more.pop("drafter", None) or ModelDrafter(draft)
@@ -121,17 +144,27 @@ def test_rows_of_both_readings_are_those_of_plain_forwards(kind: str, mode: str)
         assert judged.second.shape == judged.logits[:, :-1].shape
         for row, text in enumerate(texts):
             num = int(judged.valid[row].sum())
-            draft, differs = judged.draft_ids[row, :num].tolist(), not bool(judged.match[row, :num].all())
+            draft, differs = (
+                judged.draft_ids[row, :num].tolist(),
+                not bool(judged.match[row, :num].all()),
+            )
             if num and (differs or (mode == "joint" and not counts_slots(pair(kind)[0]))):
-                torch.testing.assert_close(judged.second[row, :num], read_twice(kind, text, draft), atol=2e-3, rtol=0)
+                torch.testing.assert_close(
+                    judged.second[row, :num], read_twice(kind, text, draft), atol=2e-3, rtol=0
+                )
                 checked += 1
             if kind in BY_SLOT:
                 continue
             with torch.no_grad():
                 plain = pair(kind)[0](torch.tensor([text + draft]), output_hidden_states=True)
-            logits, states = plain.logits[0, len(text) - 1 :], plain.hidden_states[-1][0, len(text) - 1 :]
+            logits, states = (
+                plain.logits[0, len(text) - 1 :],
+                plain.hidden_states[-1][0, len(text) - 1 :],
+            )
             torch.testing.assert_close(judged.logits[row, : num + 1], logits, atol=1e-3, rtol=0)
-            torch.testing.assert_close(judged.hidden["post"][row, : num + 1], states, atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(
+                judged.hidden["post"][row, : num + 1], states, atol=2e-4, rtol=2e-4
+            )
     assert checked >= 5
 
 
@@ -139,14 +172,20 @@ def test_both_modes_write_the_same_and_a_second_forward_is_counted_where_the_fir
     watch = Watch()
     joint, second = decoded("llama", "joint"), decoded("llama", "second", watch)
     assert [answer.ids for answer in joint] == [answer.ids for answer in second]
-    again = sum(not bool(judged.match[0].all()) for judged, _, texts in watch.seen if texts[0][:5] == BATCH[0])
+    again = sum(
+        not bool(judged.match[0].all())
+        for judged, _, texts in watch.seen
+        if texts[0][:5] == BATCH[0]
+    )
     forwards = joint[0].statistics.forwards
     assert second[0].statistics.forwards == forwards + again > forwards
 
 
 def test_drafts_of_unequal_length():
     answers = decoded("llama", "joint", alpha=0.0, drafter=PromptLookup())
-    strict = Decoder(pair("llama")[0], None, make_rule("exact"), 0).generate(BATCH, max_new_tokens=12)
+    strict = Decoder(pair("llama")[0], None, make_rule("exact"), 0).generate(
+        BATCH, max_new_tokens=12
+    )
     assert [answer.ids for answer in answers] == [answer.ids for answer in strict]
 
 
@@ -154,7 +193,9 @@ def test_the_second_reading_needs_a_tokenizer_and_has_to_fit_the_context():
     target, draft = pair("llama")
     with pytest.raises(UserError, match="prompt in front of its second reading"):
         Decoder(target, ModelDrafter(draft), make_rule("reflective"), 4)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("reflective", tail=TAIL), 4, tokenizer=Markers())
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule("reflective", tail=TAIL), 4, tokenizer=Markers()
+    )
     room = CONTEXT - len(BATCH[0]) - len(REFLECTION) - TAIL - 2 * 4
     assert decoder.generate(BATCH[:1], max_new_tokens=room)[0].ids
     with pytest.raises(UserError, match="exceed the context"):

@@ -31,7 +31,9 @@ class Constant(Opinion):
 
 
 def decoder(opinion, rule, draft=DRAFT, limit=8, **parts):
-    return segment_decoder(TARGET, draft, TOKENIZER, opinion, rule, **{"style": STYLE, "limit": limit, **parts})
+    return segment_decoder(
+        TARGET, draft, TOKENIZER, opinion, rule, **{"style": STYLE, "limit": limit, **parts}
+    )
 
 
 def decode(opinion, rule, prompts=PROMPTS, request=None, **parts):
@@ -39,7 +41,9 @@ def decode(opinion, rule, prompts=PROMPTS, request=None, **parts):
 
 
 def writer():
-    return SegmentWriter(TARGET, TOKENIZER, Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER)), 8)
+    return SegmentWriter(
+        TARGET, TOKENIZER, Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER)), 8
+    )
 
 
 def texts(answers):
@@ -67,4 +71,6 @@ class Watch:
             drafted = block.draft_ids[b][block.valid[b]].tolist()
             judged = bool(drafted) and float(block.gate_probs[b, 0]) > 0
             matching = int(block.match[b].long().cumprod(-1).sum())
-            self.rounds.append((row.index, row.answer, drafted, int(acceptance.length[b]), matching, judged))
+            self.rounds.append(
+                (row.index, row.answer, drafted, int(acceptance.length[b]), matching, judged)
+            )

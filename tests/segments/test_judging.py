@@ -1,4 +1,6 @@
-"""Segments in the ordinary loop: closed it is greedy, open it keeps finished segments, seeds decide the draws."""
+"""Segments in the ordinary loop: closed it is greedy, open it keeps finished segments, seeds decide
+the draws.
+"""
 
 from types import SimpleNamespace
 
@@ -62,11 +64,16 @@ def probes():
 @pytest.mark.parametrize("replacement", ["token", "segment"])
 @pytest.mark.parametrize("partial", [True, False])
 def test_closed_it_writes_the_greedy_text(partial, replacement):
-    assert texts(decode(Constant(1.0), SegmentRule(2.0, partial=partial), replacement=replacement)) == greedy()
+    assert (
+        texts(decode(Constant(1.0), SegmentRule(2.0, partial=partial), replacement=replacement))
+        == greedy()
+    )
 
 
 def test_partial_acceptance_saves_forwards():
-    """Without it a refused segment costs a forward per token, but for the first of an answer, which may be a match."""
+    """Without it a refused segment costs a forward per token, but for the first of an answer, which
+    may be a match.
+    """
     whole = decode(Constant(1.0), SegmentRule(threshold=2.0, partial=False))
     matches = sum(answer.reasons[0] == Reason.STRICT for answer in whole)
     assert forwards(decode(Constant(1.0), STRICT)) < forwards(whole) == 3 * NUM - matches
@@ -87,7 +94,9 @@ def test_rows_do_not_see_each_other(replacement):
     """Neither beside each other nor one after the other in the same slot."""
 
     def drawn(prompts, seeds, **request):
-        answers = decode(probes(), SegmentDraw(), prompts, {"seeds": seeds, **request}, replacement=replacement)
+        answers = decode(
+            probes(), SegmentDraw(), prompts, {"seeds": seeds, **request}, replacement=replacement
+        )
         return [(answer.ids, answer.reasons) for answer in answers]
 
     alone = [drawn([prompt], [seed])[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
@@ -98,7 +107,8 @@ def test_rows_do_not_see_each_other(replacement):
 def test_a_seed_decides_the_draws_greedy_or_not(sampling):
     request = {"sampling": sampling}
     first, again, other = (
-        texts(decode(Constant(0.5), SegmentDraw(), request={**request, "seeds": [seed] * 3})) for seed in (7, 7, 8)
+        texts(decode(Constant(0.5), SegmentDraw(), request={**request, "seeds": [seed] * 3}))
+        for seed in (7, 7, 8)
     )
     assert first == again != other
 
@@ -109,7 +119,9 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
     draft_ids = torch.tensor([[1, 0], [1, 2], [1, 1]])
     block = Block(draft_ids, torch.ones(3, 2, dtype=torch.bool), logits)
     for opinion in (0.5, 0.0):  # 0 is an opinion too: a score of 0, a pair that is not aligned
-        judged = block.with_gate(lambda _, p=opinion: torch.tensor([[p, p], [p, p], [NO_SEGMENT, NO_SEGMENT]]))
+        judged = block.with_gate(
+            lambda _, p=opinion: torch.tensor([[p, p], [p, p], [NO_SEGMENT, NO_SEGMENT]])
+        )
         shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged, {})
         assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
         assert not STRICT.accept(judged, {}).any()
@@ -131,9 +143,15 @@ def test_a_token_gate_speaks_inside_refused_and_cut_segments():
     assert judged.gate_probs[1].tolist() == [1.0, 1.0, NO_SEGMENT]
     assert parts.gate.opinions.tolist() == pytest.approx([0.7, NO_SEGMENT])
     for threshold in (0.8, 1.0):
-        assert SegmentRule(threshold=threshold).accept(judged, {}).tolist() == [[True, True, False]] * 2
+        assert (
+            SegmentRule(threshold=threshold).accept(judged, {}).tolist()
+            == [[True, True, False]] * 2
+        )
     assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either
-    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [[True] * 3, [True, True, False]]
+    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [
+        [True] * 3,
+        [True, True, False],
+    ]
 
 
 def test_a_remembered_text_is_resumed_by_ids():
@@ -149,7 +167,9 @@ def test_a_refused_segment_leaves_the_targets_distribution_alone(partial):
         """With an opinion of one half, which is below its threshold."""
 
         def accept(self, block, state):
-            return super().accept(block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)), state)
+            return super().accept(
+                block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)), state
+            )
 
     torch.testing.assert_close(first_token(Refusing(threshold=0.9, partial=partial)), P)
 
@@ -161,7 +181,9 @@ def own(judge=lambda a, b: 0.0):
 def drafted(text, steps):
     """A block and drafter as a judge sees them: the first step is finished, the second was cut."""
     ids = torch.tensor(steps)
-    block = SimpleNamespace(valid=torch.ones_like(ids, dtype=torch.bool), draft_ids=ids, logits=torch.zeros(1))
+    block = SimpleNamespace(
+        valid=torch.ones_like(ids, dtype=torch.bool), draft_ids=ids, logits=torch.zeros(1)
+    )
     return block, SimpleNamespace(lengths=[ids.shape[1], 0], texts=[text, text])
 
 
@@ -176,7 +198,11 @@ def test_a_score_is_what_the_target_says_behind_text_and_step(expected):
     mean = float((z.softmax(-1)[digits] * torch.arange(10)).sum() / z.softmax(-1)[digits].sum())
     digit = digits.index(int(z.argmax())) if int(z.argmax()) in digits else 0
     assert got.tolist() == pytest.approx([(mean if expected else digit) / 9, 0.0], abs=1e-5)
-    assert opinion.spent == [1, 0] and opinion.notes[0].startswith("score_") and opinion.notes[1] is None
+    assert (
+        opinion.spent == [1, 0]
+        and opinion.notes[0].startswith("score_")
+        and opinion.notes[1] is None
+    )
 
 
 def test_scoring_forwards_count_and_whoever_watches_sees_the_same():
@@ -186,7 +212,14 @@ def test_scoring_forwards_count_and_whoever_watches_sees_the_same():
     for scored, other in zip(closed, without, strict=True):
         segments = scored.statistics.extra["segments"]
         assert segments > 0 and scored.statistics.forwards == other.statistics.forwards + segments
-        assert sum(count for name, count in scored.statistics.extra.items() if name.startswith("score_")) == segments
+        assert (
+            sum(
+                count
+                for name, count in scored.statistics.extra.items()
+                if name.startswith("score_")
+            )
+            == segments
+        )
     alone = made.generate(PROMPTS[:1], max_new_tokens=NUM)[0].statistics.as_dict(timed=False)
     answer, tokens = trace(made, PROMPTS[0], TOKENIZER, max_new_tokens=NUM)
     assert answer.statistics.as_dict(timed=False) == alone and len(tokens) == len(answer.ids)
@@ -202,8 +235,15 @@ def test_what_is_kept_is_counted():
 
 def reward(labels, bias):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertForSequenceClassification(BertConfig(vocab_size=len(TOKENIZER), num_labels=labels, **sizes))
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(TOKENIZER), num_labels=labels, **sizes)
+    )
     with torch.no_grad():
         model.classifier.bias[-1] += bias
     return Reward(model, TOKENIZER, TOKENIZER)
@@ -218,9 +258,14 @@ def test_a_reward_model_decides(labels):
 
 
 def test_equal_own_steps_pass_and_cost_a_forward_per_token():
-    answers, without = decode(own(), SegmentRule(threshold=0.5)), decode(Constant(0.0), SegmentRule(threshold=0.5))
+    answers, without = (
+        decode(own(), SegmentRule(threshold=0.5)),
+        decode(Constant(0.0), SegmentRule(threshold=0.5)),
+    )
     assert texts(answers) == greedy()
-    assert all(a.statistics.forwards > b.statistics.forwards for a, b in zip(answers, without, strict=True))
+    assert all(
+        a.statistics.forwards > b.statistics.forwards for a, b in zip(answers, without, strict=True)
+    )
     assert any(answer.statistics.extra["segments_passed"] for answer in answers)
 
 
@@ -240,7 +285,10 @@ def test_what_cannot_be_is_refused():
             kind(partial=False, ratio=0.5)
     words = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
     for refused, said in (
-        (lambda: decoder(Constant(1), SegmentRule(partial=False), token_gate=Constant(1)), "token gate"),
+        (
+            lambda: decoder(Constant(1), SegmentRule(partial=False), token_gate=Constant(1)),
+            "token gate",
+        ),
         (lambda: decoder(Constant(1), STRICT, limit=1), "is none"),
         (lambda: decoder(Constant(1), STRICT, replacement="line"), "no replacement 'line'"),
         (lambda: reward(3, 0.0), "one label or two"),

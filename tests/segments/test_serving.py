@@ -1,4 +1,6 @@
-"""A folder of probes decodes alike in plain transformers, lm-eval's model, the command line and the library."""
+"""A folder of probes decodes alike in plain transformers, lm-eval's model, the command line and the
+library.
+"""
 
 import copy
 import json
@@ -45,13 +47,26 @@ def place(tmp_path_factory):
     tokenizer = byte_tokenizer()
     save_pair(folder, target, draft, tokenizer)
     torch.manual_seed(0)
-    certificate = {"rule": "segment", "settings": CERTIFIED, "budget": 0.03, "confidence": 0.95, "bound": 0.029}
-    Probes(Probe(32, 8), Probe(32, 8, "last"), "re:[a-z]$", 8, certificate).save(folder / "probes", target, draft)
-    identities = {"target": identify_model(target, "target"), "draft": identify_model(draft, "draft")}
+    certificate = {
+        "rule": "segment",
+        "settings": CERTIFIED,
+        "budget": 0.03,
+        "confidence": 0.95,
+        "bound": 0.029,
+    }
+    Probes(Probe(32, 8), Probe(32, 8, "last"), "re:[a-z]$", 8, certificate).save(
+        folder / "probes", target, draft
+    )
+    identities = {
+        "target": identify_model(target, "target"),
+        "draft": identify_model(draft, "draft"),
+    }
     identities["tokenizer"] = identify_tokenizer(tokenizer, "target")
     head, features = {"type": "mlp", "hidden_size": 8}, {"h_tok:post": 32}
     gate = Gate(GateConfig(head=head, features=features, **identities))
-    gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
+    gate.map.a.fill_(
+        12.0
+    )  # a random head says nearly the same of every token: spread its opinions over (0, 1)
     gate.map.b.fill_(3.0)
     gate.save(folder / "probes" / GATE, card="# A gate\n")
     write_code(folder / "probes", SEGMENTS)
@@ -68,12 +83,19 @@ def parts(place):
 def answers(place):
     """What plain transformers answered, in a process that cannot import gistgate."""
     requests = {
-        name: {"prompts": PROMPTS, "arguments": {"max_new_tokens": LENGTH, "do_sample": False, **settings}}
+        name: {
+            "prompts": PROMPTS,
+            "arguments": {"max_new_tokens": LENGTH, "do_sample": False, **settings},
+        }
         for name, settings in REQUESTS.items()
     }
     (place / "requests.json").write_text(json.dumps(requests))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(place / "modules")}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_MODULES_CACHE": str(place / "modules"),
+    }
     command = [sys.executable, "-I", str(Path(__file__).with_name("plain.py")), str(place)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,7 +109,10 @@ def build(place, parts, policy="warn", **wishes):
 
 
 def decoded(decoder, parts):
-    return [one.ids for one in decoder.generate(parts[2](PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])]
+    return [
+        one.ids
+        for one in decoder.generate(parts[2](PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
+    ]
 
 
 def library(place, parts, name):
@@ -105,7 +130,14 @@ def warned(call):
 
 def command(place, *more):
     """The command line with these probes."""
-    paths = ["--draft", str(place / "draft"), "--segments", str(place / "probes"), "--dtype", "float32"]
+    paths = [
+        "--draft",
+        str(place / "draft"),
+        "--segments",
+        str(place / "probes"),
+        "--dtype",
+        "float32",
+    ]
     return CliRunner().invoke(app, ["generate", str(place / "target"), PROMPTS[1], *paths, *more])
 
 
@@ -117,7 +149,10 @@ def test_plain_transformers_gives_the_librarys_ids(name, answers, place, parts):
 
 
 def test_settings_matter_and_those_without_a_certificate_are_said(answers):
-    assert answers["certified"]["loose"] > 0 and len({str(answer["ids"]) for answer in answers.values()}) > 1
+    assert (
+        answers["certified"]["loose"] > 0
+        and len({str(answer["ids"]) for answer in answers.values()}) > 1
+    )
     assert answers["certified"]["warnings"] == []
     assert "threshold is 0.4, but 0.5 was certified" in answers["by hand"]["warnings"][0]
     assert "rule is segment-draw, but segment was certified" in answers["drawn"]["warnings"][0]
@@ -127,7 +162,9 @@ def test_lm_evals_model_decodes_by_segments(place, parts):
     pytest.importorskip("lm_eval")
     from gistgate.lm_eval.model import GatedLM
 
-    names = {name: str(place / folder) for name, folder in (("pretrained", "target"), ("draft", "draft"))}
+    names = {
+        name: str(place / folder) for name, folder in (("pretrained", "target"), ("draft", "draft"))
+    }
     lm = GatedLM(**names, segments=str(place / "probes"), device="cpu", max_length=256, threshold=0.4, risk=0.2,
                  opinion="probe")  # fmt: skip
     ids = parts[2](PROMPTS[:1], return_tensors="pt").input_ids
@@ -144,17 +181,24 @@ def test_the_command_line_decodes_by_segments(place, parts):
     assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
 
 
-def test_serving_says_what_no_certificate_covers_which_holds_for_the_folders_own_gate_only(place, parts):
+def test_serving_says_what_no_certificate_covers_which_holds_for_the_folders_own_gate_only(
+    place, parts
+):
     def said(gate=None, **settings):
         return warned(lambda: build(place, parts, gate=gate, settings=settings))
 
     own, other = (Gate.load(place / "probes" / GATE, *parts) for _ in range(2))
     other.map.b.fill_(1.0)
     assert said() == said(own) == []
-    assert said(threshold=0.4) == ["No certificate covers this: threshold is 0.4, but 0.5 was certified."]
+    assert said(threshold=0.4) == [
+        "No certificate covers this: threshold is 0.4, but 0.5 was certified."
+    ]
     assert said(other) == ["No certificate covers this: the token gate is not the folder's own."]
     assert "own" not in said(other, risk=None)[0]  # no token gate speaks
-    request = {"input_ids": parts[2](PROMPTS[1], return_tensors="pt").input_ids, "max_new_tokens": 2}
+    request = {
+        "input_ids": parts[2](PROMPTS[1], return_tensors="pt").input_ids,
+        "max_new_tokens": 2,
+    }
     request |= {"draft_model": parts[1], "segments": place / "probes", "tokenizer": parts[2]}
     for gate, num in ((own, 0), (other, 1)):
         found = warned(lambda gate=gate: generate(parts[0], gate=gate, **request))
@@ -162,7 +206,9 @@ def test_serving_says_what_no_certificate_covers_which_holds_for_the_folders_own
 
 
 def test_a_token_gate_of_other_weights_keeps_no_risk(place, parts, tmp_path):
-    """Where a gate may not decide, segments whose risk it keeps are verified token by token; others stay."""
+    """Where a gate may not decide, segments whose risk it keeps are verified token by token; others
+    stay.
+    """
     other = copy.deepcopy(parts[0])
     other.model.norm.weight.data += 0.01
     made = Gate.load(place / "probes" / GATE, *parts)

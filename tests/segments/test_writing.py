@@ -1,4 +1,6 @@
-"""Where segments end, whatever the tokenizer cuts the text into; behind a refused one the target writes its own."""
+"""Where segments end, whatever the tokenizer cuts the text into; behind a refused one the target
+writes its own.
+"""
 
 import pytest
 import torch
@@ -36,7 +38,9 @@ from tests.segments.deciding import (
 )
 def test_segments_are_told_from_text(style, pieces):
     ids = TOKENIZER.encode("".join(pieces), add_special_tokens=False)
-    assert [TOKENIZER.decode(segment) for segment in Boundaries(TOKENIZER, style).cut(ids)] == pieces
+    assert [
+        TOKENIZER.decode(segment) for segment in Boundaries(TOKENIZER, style).cut(ids)
+    ] == pieces
 
 
 @pytest.mark.parametrize("style", ["paragraph", "re:("])
@@ -69,7 +73,9 @@ def test_no_segment_is_judged_before_the_refused_one_was_replaced_to_its_end():
         for row, before, drafted, length, _, judged in rounds:
             if row != index or not drafted:
                 continue
-            if began is not None and any(boundaries.ends(before[began:at]) for at in range(began + 1, len(before) + 1)):
+            if began is not None and any(
+                boundaries.ends(before[began:at]) for at in range(began + 1, len(before) + 1)
+            ):
                 began = None
             finished = boundaries.ends(drafted)
             assert judged == (began is None and finished)
@@ -82,19 +88,27 @@ def test_no_segment_is_judged_before_the_refused_one_was_replaced_to_its_end():
 def test_loose_tokens_stand_only_in_judged_segments_and_are_counted_exactly():
     answers, rounds = rewritten()
     for index, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
-        with torch.inference_mode():  # what the target alone would have written otherwise, told by reading it again
+        with (
+            torch.inference_mode()
+        ):  # what the target alone would have written otherwise, told by reading it again
             logits = TARGET(torch.tensor([[*prompt, *answer.ids]])).logits[0, len(prompt) - 1 : -1]
         best = zip(answer.ids, logits.argmax(-1).tolist(), strict=True)
         refused = [at for at, (token, other) in enumerate(best) if token != other]
         assert answer.statistics.loose == len(refused) == answer.reasons.count(1)
         assert [at for at, reason in enumerate(answer.reasons) if reason == 1] == refused
-        judged = [(len(before), length) for row, before, _, length, _, judged in rounds if row == index and judged]
+        judged = [
+            (len(before), length)
+            for row, before, _, length, _, judged in rounds
+            if row == index and judged
+        ]
         assert set(refused) <= {begin + at for begin, length in judged for at in range(length)}
     assert sum(answer.statistics.loose for answer in answers) > 0
 
 
 def test_the_compiled_engine_says_once_that_it_falls_back():
     made = decoder(Constant(1), STRICT, engine="compiled")
-    with pytest.warns(UserWarning, match="SegmentDrafter ends its drafts at a length that is not known") as said:
+    with pytest.warns(
+        UserWarning, match="SegmentDrafter ends its drafts at a length that is not known"
+    ) as said:
         answers = [texts(made.generate(PROMPTS, max_new_tokens=NUM)) for _ in range(2)]
     assert len(said) == 1 and answers == [greedy()] * 2

@@ -1,4 +1,6 @@
-"""Trees for tests: random ones, and drafters that hide the target's own text in one of many branches."""
+"""Trees for tests: random ones, and drafters that hide the target's own text in one of many
+branches.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,30 +19,43 @@ def random_parents(batch: int, num: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(batch):
-        pick = [int(torch.randint(-1, max(node, 1), (1,), generator=generator)) for node in range(num)]
+        pick = [
+            int(torch.randint(-1, max(node, 1), (1,), generator=generator)) for node in range(num)
+        ]
         rows.append([node - 1 if node < 9 else pick[node] for node in range(num)])
     return torch.tensor(rows)
 
 
 class Hiding(Drafter):
-    """Knows what the target will write; some beginning of it stands in a branch among wrong ones, never the first."""
+    """Knows what the target will write; some beginning of it stands in a branch among wrong ones,
+    never the first.
+    """
 
     form = Trees
     nodes = 40
 
-    def __init__(self, kind: str, prompts: Sequence[Sequence[int]], num: int, seed: int = 0, deeper: int = 0) -> None:
-        self.texts = {tuple(prompt): [*prompt, *greedy(kind, tuple(prompt), num)] for prompt in prompts}
+    def __init__(
+        self, kind: str, prompts: Sequence[Sequence[int]], num: int, seed: int = 0, deeper: int = 0
+    ) -> None:
+        self.texts = {
+            tuple(prompt): [*prompt, *greedy(kind, tuple(prompt), num)] for prompt in prompts
+        }
         self.generator = torch.Generator().manual_seed(seed)
         self.deeper = deeper
 
     def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
-        return merge([self.branches(text, num_draft) for text in texts], self.nodes, num_draft + self.deeper)
+        return merge(
+            [self.branches(text, num_draft) for text in texts], self.nodes, num_draft + self.deeper
+        )
 
     def branches(self, text: Sequence[int], num_draft: int) -> list[tuple[list[int], float]]:
         whole = next(full for full in self.texts.values() if full[: len(text)] == list(text))
         right = whole[len(text) : len(text) + num_draft + self.deeper]
         found = [(right[: self._below(len(right) + 1)], 1.0 + index) for index in range(2)]
-        wrong = [[*right[: self._below(len(right) + 1)], *self._noise(1 + self.deeper + self._below(4))] for _ in "123"]
+        wrong = [
+            [*right[: self._below(len(right) + 1)], *self._noise(1 + self.deeper + self._below(4))]
+            for _ in "123"
+        ]
         return [*found, *((tokens, 9.0 + index) for index, tokens in enumerate(wrong))]
 
     def _below(self, num: int) -> int:

@@ -1,4 +1,6 @@
-"""Trees through the whole loop: the target's text with closed rules, the best path with loose ones; early ends."""
+"""Trees through the whole loop: the target's text with closed rules, the best path with loose ones;
+early ends.
+"""
 
 from typing import Any
 
@@ -34,16 +36,23 @@ def test_they_write_the_greedy_texts(kind: str, name: str):
     for block, batch in ((1, BATCH), (3, BATCH), (7, BATCH), (6, BATCH[1:2])):
         decoder = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block)
         answers = decoder.generate(batch, max_new_tokens=NUM)
-        assert [answer.ids for answer in answers] == [greedy(kind, tuple(one), NUM) for one in batch], block
+        assert [answer.ids for answer in answers] == [
+            greedy(kind, tuple(one), NUM) for one in batch
+        ], block
         if name == "hiding" and block > 1:
-            assert sum(answer.statistics.mean_accepted_length for answer in answers) > 1.5 * len(batch)
+            assert sum(answer.statistics.mean_accepted_length for answer in answers) > 1.5 * len(
+                batch
+            )
 
 
 @pytest.mark.parametrize(
     "rule_id", ["fly", "sense", "autojudge", "kl-judge", "csd", "ensemble", "trt-relaxed", "random"]
 )
 def test_every_closed_rule_writes_them(rule_id: str):
-    rule, parts = make_rule(rule_id, **CLOSED[rule_id]), {"gate": HalfGate(), "tokenizer": Markers()}
+    rule, parts = (
+        make_rule(rule_id, **CLOSED[rule_id]),
+        {"gate": HalfGate(), "tokenizer": Markers()},
+    )
     decoder = Decoder(pair("llama")[0], drafter("tree", "llama"), rule, 6, **parts)
     texts = [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)]
     assert texts == [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
@@ -56,7 +65,9 @@ def test_a_loose_rule_judges_the_best_path_as_a_chain(kind: str):
     decoder = Decoder(target, TreeDrafter(pair(kind)[1], 24, 4, 4), rule, 5, observer=watcher)
     answers = decoder.generate(BATCH, max_new_tokens=NUM)
     assert sum(answer.statistics.loose for answer in answers) > 5
-    judged = [(place, text, *seen) for *seen, texts in watcher.seen for place, text in enumerate(texts)]
+    judged = [
+        (place, text, *seen) for *seen, texts in watcher.seen for place, text in enumerate(texts)
+    ]
     for place, text, block, acceptance in judged:
         path = block.draft_ids[place][block.valid[place]]
         z = target(torch.tensor([[*text, *path.tolist()]])).logits[:, len(text) - 1 :]
@@ -75,7 +86,9 @@ def test_the_longest_path_wins_then_the_one_with_fewer_loose_tokens():
             other = [token + 1 if token < 258 else 0 for token in right]
             return [(other, 3.0), ([right[0], *other[1:]], 2.0)]
 
-    decoder = Decoder(pair("llama")[0], Two("llama", BATCH[:1], NUM), make_rule("random", rate=1.0), 2)
+    decoder = Decoder(
+        pair("llama")[0], Two("llama", BATCH[:1], NUM), make_rule("random", rate=1.0), 2
+    )
     answer = decoder.generate(BATCH[:1], max_new_tokens=3)[0]
     text = greedy("llama", tuple(BATCH[0]), 2)
     assert answer.ids[0] == text[0] and answer.reasons[:2] == [Reason.STRICT, Reason.LOOSE]
@@ -88,28 +101,44 @@ def test_a_tree_deeper_than_the_context_is_cut(kind: str):
     for block in (16, 4):
         decoder = Decoder(pair(kind)[0], deep, make_rule("exact"), block, observer=watcher)
         answers = decoder.generate(batch, max_new_tokens=12)
-        assert [answer.ids for answer in answers] == [greedy(kind, tuple(prompt), 12) for prompt in batch]
-    written = [(one.sum(), len(text)) for block, _, texts in watcher.seen for one, text in zip(block.valid, texts)]
+        assert [answer.ids for answer in answers] == [
+            greedy(kind, tuple(prompt), 12) for prompt in batch
+        ]
+    written = [
+        (one.sum(), len(text))
+        for block, _, texts in watcher.seen
+        for one, text in zip(block.valid, texts)
+    ]
     assert all(length < CONTEXT - so_far for length, so_far in written) and max(written)[0] > 4
 
 
 def test_a_tree_of_one_branch_is_the_draft_model_s_chain():
     target, draft = pair("llama")
     for sampling in (Sampling(), Sampling(1.0)):
-        one = Decoder(target, TreeDrafter(draft, nodes=5, width=1, branch=1, chains=1), make_rule("exact"), 5)
+        one = Decoder(
+            target, TreeDrafter(draft, nodes=5, width=1, branch=1, chains=1), make_rule("exact"), 5
+        )
         chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 5)
         texts = [d.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for d in (one, chain)]
         assert [a.ids for a in texts[0]] == [b.ids for b in texts[1]]
-        assert [a.statistics.histogram for a in texts[0]] == [b.statistics.histogram for b in texts[1]]
+        assert [a.statistics.histogram for a in texts[0]] == [
+            b.statistics.histogram for b in texts[1]
+        ]
 
 
-@pytest.mark.parametrize(("nodes", "chains", "parents"), [(6, 2, [-1, -1, 0, 1, 2, 3]), (5, 3, [-1, -1, -1])])
+@pytest.mark.parametrize(
+    ("nodes", "chains", "parents"), [(6, 2, [-1, -1, 0, 1, 2, 3]), (5, 3, [-1, -1, -1])]
+)
 def test_a_sampled_tree_is_whole_chains(nodes: int, chains: int, parents: list[int]):
     """Each node is drawn from its own q, and none is left out because of what was drawn."""
     tree = TreeDrafter(pair("llama")[1], nodes=nodes, chains=chains)
     tree.start(2)
-    uniforms = torch.rand(2, 2 * nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    draft = tree.propose(BATCH[:2], 4, vocabulary=100, sampling=Sampling(1.0), uniforms=uniforms, want_q=True)
+    uniforms = torch.rand(
+        2, 2 * nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    draft = tree.propose(
+        BATCH[:2], 4, vocabulary=100, sampling=Sampling(1.0), uniforms=uniforms, want_q=True
+    )
     assert draft.parents is not None and draft.parents.tolist() == [parents] * 2
     below = (draft.q.cumsum(-1) < uniforms[:, : len(parents), None]).sum(-1)
     assert torch.equal(below, draft.ids)
@@ -117,16 +146,24 @@ def test_a_sampled_tree_is_whole_chains(nodes: int, chains: int, parents: list[i
 
 def test_a_tree_accepts_more_than_the_chain_of_its_depth():
     target, draft = pair("llama")
-    tree = Decoder(target, TreeDrafter(draft, 32, 6, 4), make_rule("exact"), 6).generate(BATCH, max_new_tokens=60)
-    chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 6).generate(BATCH, max_new_tokens=60)
+    tree = Decoder(target, TreeDrafter(draft, 32, 6, 4), make_rule("exact"), 6).generate(
+        BATCH, max_new_tokens=60
+    )
+    chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 6).generate(
+        BATCH, max_new_tokens=60
+    )
     assert sum(a.statistics.forwards for a in tree) < sum(a.statistics.forwards for a in chain)
 
 
 def test_rows_do_not_influence_each_other_when_sampling():
     decoder = Decoder(pair("llama")[0], drafter("tree", "llama"), make_rule("traversal"), 4)
-    together = decoder.generate(BATCH, max_new_tokens=12, sampling=Sampling(1.0), seeds=[1, 2, 3, 4])
+    together = decoder.generate(
+        BATCH, max_new_tokens=12, sampling=Sampling(1.0), seeds=[1, 2, 3, 4]
+    )
     for row, prompt in enumerate(BATCH):
-        single = decoder.generate([prompt], max_new_tokens=12, sampling=Sampling(1.0), seeds=[row + 1])
+        single = decoder.generate(
+            [prompt], max_new_tokens=12, sampling=Sampling(1.0), seeds=[row + 1]
+        )
         assert single[0].ids == together[row].ids
 
 
@@ -149,7 +186,9 @@ SURE = Stopping(0.2, ((0.0, 0.1), (0.5, 0.7), (1.0, 1.0)))
 def proposed(stopping: Stopping | None, sampling: Sampling | None = None, **sizes: int) -> Draft:
     drafter = TreeDrafter(pair("llama")[0], stopping=stopping, **sizes)
     drafter.start(len(BATCH))
-    uniforms = torch.rand(4, 2 * drafter.nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    uniforms = torch.rand(
+        4, 2 * drafter.nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     request: dict[str, Any] = {"vocabulary": 259, "uniforms": uniforms, "want_q": True}
     with torch.inference_mode():
         return drafter.propose(BATCH, 6, sampling=sampling or Sampling(), **request)
@@ -167,7 +206,9 @@ def survival(stopping: Stopping, draft: Draft, row: int) -> list[float]:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
 @pytest.mark.parametrize("stopping", [SURE, Stopping(0.05, joint=False)])
-def test_a_node_is_proposed_where_the_one_before_it_survives(stopping: Stopping, sampling: Sampling):
+def test_a_node_is_proposed_where_the_one_before_it_survives(
+    stopping: Stopping, sampling: Sampling
+):
     draft = proposed(stopping, sampling, nodes=40, width=3, branch=3, chains=3)
     assert draft.parents is not None
     for row in range(len(BATCH)):
@@ -177,7 +218,9 @@ def test_a_node_is_proposed_where_the_one_before_it_survives(stopping: Stopping,
         assert all(parent < 0 or estimates[parent] >= stopping.floor for parent in parents)
         followed = {parent for parent in parents if parent >= 0}
         assert any(node not in followed for node in range(num))
-    assert int(draft.valid.sum()) < int(proposed(None, sampling, nodes=40, width=3, branch=3, chains=3).valid.sum())
+    assert int(draft.valid.sum()) < int(
+        proposed(None, sampling, nodes=40, width=3, branch=3, chains=3).valid.sum()
+    )
 
 
 def test_sampled_trees_are_the_beginnings_of_whole_ones():
@@ -189,7 +232,9 @@ def test_sampled_trees_are_the_beginnings_of_whole_ones():
         kept = ended.ids[row][ended.valid[row]].tolist()
         estimates, parents = survival(stopping, whole, row), whole.parents[row].tolist()  # type: ignore[index]
         alive = [parent < 0 or estimates[parent] >= stopping.floor for parent in parents]
-        assert kept == [token for token, lives in zip(whole.ids[row].tolist(), alive, strict=True) if lives]
+        assert kept == [
+            token for token, lives in zip(whole.ids[row].tolist(), alive, strict=True) if lives
+        ]
 
 
 @pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
@@ -198,7 +243,11 @@ def test_strict_answers_are_the_greedy_ones(kind: str, batch: list[list[int]]):
     counted = []
     for stopping in (None, Stopping(0.3)):
         drafter = TreeDrafter(pair(kind)[1], nodes=12, stopping=stopping)
-        answers = Decoder(pair(kind)[0], drafter, make_rule("exact"), 6).generate(batch, max_new_tokens=NUM)
-        assert [one.ids for one in answers] == [greedy(kind, tuple(prompt), NUM) for prompt in batch]
+        answers = Decoder(pair(kind)[0], drafter, make_rule("exact"), 6).generate(
+            batch, max_new_tokens=NUM
+        )
+        assert [one.ids for one in answers] == [
+            greedy(kind, tuple(prompt), NUM) for prompt in batch
+        ]
         counted.append(total([one.statistics for one in answers]).draft_forwards)
     assert counted[1] < counted[0]

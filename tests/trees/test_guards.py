@@ -1,4 +1,6 @@
-"""Guards and trees: a greedy tree is closed with all its paths and counts once, a sampled one is lossless anyway."""
+"""Guards and trees: a greedy tree is closed with all its paths and counts once, a sampled one is
+lossless anyway.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +45,9 @@ class EncodedPrompt:
         """Look at nothing."""
 
 
-def answers(rule: Rule, *guards: Any, batch: Any = BATCH, sampling: Sampling | None = None) -> list[Generation]:
+def answers(
+    rule: Rule, *guards: Any, batch: Any = BATCH, sampling: Sampling | None = None
+) -> list[Generation]:
     target, draft = pair("llama", noise=0.1)
     decoder = Decoder(target, TreeDrafter(draft, nodes=12), rule, 5, guards=guards)
     return decoder.generate(batch, max_new_tokens=NUM, sampling=sampling)
@@ -54,13 +58,17 @@ def texts(rows: Sequence[Generation]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("rule_id", "settings"), LOOSE)
-def test_a_closed_row_writes_the_greedy_text_whichever_path_is_best(rule_id: str, settings: dict[str, Any]):
+def test_a_closed_row_writes_the_greedy_text_whichever_path_is_best(
+    rule_id: str, settings: dict[str, Any]
+):
     rule, guard = make_rule(rule_id, **settings), EncodedPrompt()
     closed, free = answers(rule, guard), answers(rule)
     strict = [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
     assert texts(closed) == strict != texts(free) and any(row.statistics.loose for row in free)
     assert {why for row in closed for why in row.reasons} == {Reason.STRICT, Reason.OWN}
-    assert any(paths > rows for paths, rows, _ in guard.told), "some row was asked about with several paths"
+    assert any(paths > rows for paths, rows, _ in guard.told), (
+        "some row was asked about with several paths"
+    )
 
 
 def test_a_round_of_a_tree_counts_once():
@@ -72,12 +80,18 @@ def test_a_round_of_a_tree_counts_once():
 
 
 def test_the_loop_guard_closes_the_rounds_behind_its_alarm():
-    """Every row for itself; from then on each round counts once, and what it keeps is there because of the guard."""
+    """Every row for itself; from then on each round counts once, and what it keeps is there because
+    of the guard.
+    """
     rule, guard = make_rule("prob", r=1e-3), Weary(window=None)
     together = answers(rule, guard)
     for row, prompt in zip(together, BATCH, strict=True):
         [alone] = answers(rule, guard, batch=[prompt])
-        assert (alone.ids, alone.reasons, alone.statistics.extra) == (row.ids, row.reasons, row.statistics.extra)
+        assert (alone.ids, alone.reasons, alone.statistics.extra) == (
+            row.ids,
+            row.reasons,
+            row.statistics.extra,
+        )
         ends = [place + 1 for place, why in enumerate(row.reasons) if why == Reason.OWN]
         noticed = next(end for end in ends if end > 3)
         behind = row.reasons[noticed:]
@@ -91,7 +105,9 @@ def test_the_loop_guard_closes_the_rounds_behind_its_alarm():
 
 @pytest.mark.parametrize("rule_id", ["exact", "traversal"])
 def test_sampled_trees_are_not_guarded(rule_id: str):
-    """No guard is asked about a tree, and texts and reasons stay; a round without a draft is none."""
+    """No guard is asked about a tree, and texts and reasons stay; a round without a draft is
+    none.
+    """
     rule, sampling, guard = make_rule(rule_id), Sampling(1.0), EncodedPrompt()
     free = [(row.ids, row.reasons) for row in answers(rule, sampling=sampling)]
     for guards in ([guard, strange()], [Weary(window=None)]):

@@ -1,4 +1,6 @@
-"""One forward reads a tree as if every path were alone, the cache keeps one path, and candidates become one tree."""
+"""One forward reads a tree as if every path were alone, the cache keeps one path, and candidates
+become one tree.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ def alone(kind: str, text: list[int]) -> Tensor:
 @pytest.mark.parametrize("texts", [TEXTS, TEXTS[1:2]], ids=["ragged", "single"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]]):
-    """Twice in a row: the second tree stands behind the path that was kept of the first, whose length varies."""
+    """Twice in a row: the second tree stands behind the path that was kept of the first, whose
+    length varies.
+    """
     reader, texts = Reader(pair(kind)[0], len(texts)), [list(text) for text in texts]
     for turn in range(2):
         parents = random_parents(len(texts), NUM, seed=turn)
@@ -35,16 +39,23 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
         if len(texts) > 1:
             valid[1, NUM - 3 :] = False
         ids, pending = left_padded(reader.unread(texts), torch.device("cpu"))
-        used = torch.cat([torch.ones_like(ids, dtype=torch.bool) if pending is None else pending, valid], dim=1)
+        used = torch.cat(
+            [torch.ones_like(ids, dtype=torch.bool) if pending is None else pending, valid], dim=1
+        )
         z = reader.read(
-            torch.cat([ids, nodes], dim=1), None if bool(used.all()) else used, NUM + 1, tree_layout(parents)
+            torch.cat([ids, nodes], dim=1),
+            None if bool(used.all()) else used,
+            NUM + 1,
+            tree_layout(parents),
         )
         kept = []
         for row, text in enumerate(texts):
             above = parents[row].tolist()
             for node in range(-1, int(valid[row].sum())):
                 path = path_to(node, above)
-                assert torch.allclose(z[row, node + 1], alone(kind, text + nodes[row, path].tolist()), atol=2e-4)
+                assert torch.allclose(
+                    z[row, node + 1], alone(kind, text + nodes[row, path].tolist()), atol=2e-4
+                )
             kept.append(path_to((5 * row + 3) % (NUM - 3), above)[: 4 - row])
         reader.keep_paths(NUM, kept, valid.sum(-1).tolist())
         for row, path in enumerate(kept):
@@ -56,7 +67,10 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
 
 
 def test_shapes_follow_from_the_parents():
-    parents, valid = torch.tensor([[-1, 0, 0, -1, 2], [-1, 0, 1, 2, 3]]), torch.ones(2, 5, dtype=torch.bool)
+    parents, valid = (
+        torch.tensor([[-1, 0, 0, -1, 2], [-1, 0, 1, 2, 3]]),
+        torch.ones(2, 5, dtype=torch.bool),
+    )
     valid[0, 4] = False
     assert lineage(parents).sum(-1).tolist() == [[1, 2, 2, 1, 3], [1, 2, 3, 4, 5]]
     assert lineage(parents)[0, 4].tolist() == [True, False, True, False, True]
@@ -85,7 +99,9 @@ ABC, ABD, X = ([1, 2, 3], 0.5), ([1, 2, 4], 0.9), ([7], 0.1)
 def rows(draft) -> list[list[tuple[int, int]]]:
     return [
         [(x, p) for x, p, ok in zip(ids, parents, valid, strict=True) if ok]
-        for ids, parents, valid in zip(draft.ids.tolist(), draft.parents.tolist(), draft.valid.tolist(), strict=True)
+        for ids, parents, valid in zip(
+            draft.ids.tolist(), draft.parents.tolist(), draft.valid.tolist(), strict=True
+        )
     ]
 
 
@@ -103,4 +119,6 @@ def test_the_budget_goes_to_the_best():
 def test_without_branches_it_is_a_chain():
     draft = merge([[ABC], [], [X]], num_nodes=8, depth=8)
     assert draft.parents is None
-    assert draft.ids.tolist() == [[1, 2, 3], [0, 0, 0], [7, 0, 0]] and draft.valid.sum(-1).tolist() == [3, 0, 1]
+    assert draft.ids.tolist() == [[1, 2, 3], [0, 0, 0], [7, 0, 0]] and draft.valid.sum(
+        -1
+    ).tolist() == [3, 0, 1]

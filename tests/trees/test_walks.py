@@ -1,4 +1,6 @@
-"""Sampled trees write what the target would: summed over all trees, all outcomes of all tests and all last draws."""
+"""Sampled trees write what the target would: summed over all trees, all outcomes of all tests and
+all last draws.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -17,11 +19,15 @@ Table = dict[tuple[int, ...], Tensor]
 """A distribution [3] behind every text."""
 
 CHAIN, PAIRS, UNEVEN = [-1, 0, 1], [-1, -1, 0, 0, 1, 1], [-1, 0, 0, -1, 0, 3]
-"""Depth three; two successors of everything; three successors under the first and one under the second branch."""
+"""Depth three; two successors of everything; three successors under the first and one under the
+second branch.
+"""
 
 
 def tables(seed: int, depth: int = 3) -> tuple[Table, Table]:
-    """p and q behind every text of up to `depth` tokens; some tokens are impossible for one of them."""
+    """p and q behind every text of up to `depth` tokens; some tokens are impossible for one of
+    them.
+    """
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(2):
@@ -54,7 +60,9 @@ def nodes_for(parents: Sequence[int], ids: Sequence[int], p: Table, q: Table | N
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
     texts = [text_of(node, parents, ids) for node in range(-1, len(parents))]
-    drawn = None if q is None else torch.stack([q[text_of(parent, parents, ids)] for parent in parents])
+    drawn = (
+        None if q is None else torch.stack([q[text_of(parent, parents, ids)] for parent in parents])
+    )
     return Nodes(list(ids), children, torch.stack([p[text] for text in texts]), drawn)
 
 
@@ -66,7 +74,10 @@ def outcomes(walk: Walk, nodes: Nodes) -> Iterator[tuple[float, list[int], Tenso
         asked: list[float] = []
 
         def passes(
-            node: int, probability: float, decided: tuple[bool, ...] = decided, asked: list[float] = asked
+            node: int,
+            probability: float,
+            decided: tuple[bool, ...] = decided,
+            asked: list[float] = asked,
         ) -> bool:
             asked.append(min(1.0, probability))
             return decided[len(asked) - 1] if len(asked) <= len(decided) else True
@@ -74,7 +85,9 @@ def outcomes(walk: Walk, nodes: Nodes) -> Iterator[tuple[float, list[int], Tenso
         path, weights = walk(nodes, passes)
         # what was not decided passed; each such test may as well have failed
         known = [*decided, *[True] * (len(asked) - len(decided))]
-        todo += [(*known[:place], False) for place in range(len(decided), len(asked)) if asked[place] < 1]
+        todo += [
+            (*known[:place], False) for place in range(len(decided), len(asked)) if asked[place] < 1
+        ]
         weight = 1.0
         for passed, chance in zip(known, asked, strict=True):
             weight *= chance if passed else 1 - chance
@@ -103,7 +116,9 @@ def wanted(p: Table, num: int) -> Tensor:
     return total
 
 
-def over_all_trees(walk: Walk, parents: Sequence[int], seed: int, num: int) -> tuple[Tensor, Tensor]:
+def over_all_trees(
+    walk: Walk, parents: Sequence[int], seed: int, num: int
+) -> tuple[Tensor, Tensor]:
     p, q = tables(seed)
     total = torch.zeros([3] * num, dtype=torch.float64)
     for weight, ids in trees(parents, q):
@@ -122,7 +137,9 @@ def test_they_write_what_the_target_would(rule_id: str, parents: list[int], seed
 
 @pytest.mark.parametrize("rule_id", WALKS)
 def test_what_was_drawn_may_decide_where_the_tree_goes_on(rule_id: str):
-    """As the draft model's tree does: of two first tokens only the more probable one gets successors."""
+    """As the draft model's tree does: of two first tokens only the more probable one gets
+    successors.
+    """
     p, q = tables(0)
     total = torch.zeros([3] * 3, dtype=torch.float64)
     for first in product(range(3), repeat=2):
@@ -139,7 +156,9 @@ def test_what_was_drawn_may_decide_where_the_tree_goes_on(rule_id: str):
 
 
 @pytest.mark.parametrize("rule_id", WALKS)
-@pytest.mark.parametrize("ids", [(0, 1, 2, 0, 0, 2), (2, 0, 0, 1, 1, 2), (1, 2, 1, 0, 2, 0), (0, 1, 2), (2, 2, 0)])
+@pytest.mark.parametrize(
+    "ids", [(0, 1, 2, 0, 0, 2), (2, 0, 0, 1, 1, 2), (1, 2, 1, 0, 2, 0), (0, 1, 2), (2, 2, 0)]
+)
 def test_a_tree_that_counts_as_certain_changes_nothing(rule_id: str, ids: tuple[int, ...]):
     """Retrieved trees and chains: siblings differ, and none of them was drawn."""
     parents, num = (CHAIN, 4) if len(ids) == 3 else (PAIRS, 3)
@@ -158,17 +177,24 @@ def test_a_residual_that_stays_behind_would_be_noticed(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("rule_id", "chain_id"), [("traversal", "block"), ("exact", "exact")])
 @pytest.mark.parametrize("with_q", [True, False])
-def test_on_a_chain_they_are_the_chain_rules_number_by_number(rule_id: str, chain_id: str, with_q: bool):
+def test_on_a_chain_they_are_the_chain_rules_number_by_number(
+    rule_id: str, chain_id: str, with_q: bool
+):
     """So what is summed above for chains holds for `exact` and `block` as well."""
     chain = random_block(seed=3, batch=300, num=5, temperature=1.0, with_q=with_q)
     parents = torch.arange(-1, 4).expand(300, -1)
-    judged, expected = walked(chain, parents, WALKS[rule_id]), settle(make_rule(chain_id), chain, {})
+    judged, expected = (
+        walked(chain, parents, WALKS[rule_id]),
+        settle(make_rule(chain_id), chain, {}),
+    )
     assert judged.acceptance.length.tolist() == expected.length.tolist()
     assert judged.acceptance.own_ids.tolist() == expected.own_ids.tolist()
     assert (judged.acceptance.reasons == Reason.STRICT).all()
     assert max(judged.acceptance.length.tolist()) > 1
     for row, path in enumerate(judged.paths):
-        assert judged.block.draft_ids[row, : len(path)].tolist() == chain.draft_ids[row, path].tolist()
+        assert (
+            judged.block.draft_ids[row, : len(path)].tolist() == chain.draft_ids[row, path].tolist()
+        )
 
 
 def test_traversal_keeps_more_than_token_by_token():

@@ -1,4 +1,6 @@
-"""Batches made by hand for the hook of the vLLM plug-in, with stand-ins for vLLM's own functions."""
+"""Batches made by hand for the hook of the vLLM plug-in, with stand-ins for vLLM's own
+functions.
+"""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -22,7 +24,9 @@ GREEDY = SimpleNamespace(all_greedy=True, all_random=False, temperature=None)
 
 
 def accepted(best: list[int], drafted: list[int]) -> list[int]:
-    """The greedy test on one request: the target's tokens up to the first that differs from the draft, included."""
+    """The greedy test on one request: the target's tokens up to the first that differs from the
+    draft, included.
+    """
     num = next((place for place, own in enumerate(drafted) if best[place] != own), len(drafted))
     return best[: num + 1]
 
@@ -33,7 +37,10 @@ def native_v1(
 ) -> Tensor:  # fmt: skip
     """vLLM's `rejection_sample` in the first runner, for greedy requests."""
     result = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
-    best, drafted = target_logits.argmax(-1).split(num_draft_tokens), draft_token_ids.split(num_draft_tokens)
+    best, drafted = (
+        target_logits.argmax(-1).split(num_draft_tokens),
+        draft_token_ids.split(num_draft_tokens),
+    )
     for row, bonus in enumerate(bonus_token_ids.tolist()):
         text = accepted(best[row].tolist() + bonus, drafted[row].tolist())
         result[row, : len(text)] = torch.tensor(text)
@@ -48,7 +55,9 @@ def native_v2(
     best, read = target_logits.argmax(-1).split(sizes), draft_sampled.split(sizes)
     texts = [accepted(b.tolist(), r[1:].tolist()) for b, r in zip(best, read, strict=True)]
     num = more[6]
-    return torch.tensor([text + [0] * (num + 1 - len(text)) for text in texts]), torch.tensor([*map(len, texts)])
+    return torch.tensor([text + [0] * (num + 1 - len(text)) for text in texts]), torch.tensor(
+        [*map(len, texts)]
+    )
 
 
 class Batch:
@@ -67,12 +76,16 @@ class Batch:
         self.targets = rows[~torch.isin(rows, self.bonus)]
         first = len(PROMPT + ANSWER)
         self.places = torch.cat([torch.arange(first, first + length + 1) for length in lengths])
-        self.params = {f"r{index}": SimpleNamespace(extra_args=None) for index in range(len(lengths))}
+        self.params = {
+            f"r{index}": SimpleNamespace(extra_args=None) for index in range(len(lengths))
+        }
 
     def running(self) -> dict[str, Any]:
         """The requests as a runner knows them."""
         return {
-            name: SimpleNamespace(sampling_params=params, prompt_token_ids=PROMPT, output_token_ids=self.known)
+            name: SimpleNamespace(
+                sampling_params=params, prompt_token_ids=PROMPT, output_token_ids=self.known
+            )
             for name, params in self.params.items()
         }
 
@@ -80,8 +93,12 @@ class Batch:
         """Let a request be another one, with a wish."""
         self.params[name] = SimpleNamespace(extra_args={"gistgate": value})
 
-    def through_v1(self, judge: VllmJudge, sampling: Any = GREEDY, draft: Tensor | None = None) -> list[list[int]]:
-        """Tokens of each request from the first runner; `draft` are the drafter's logits [B, K, V]."""
+    def through_v1(
+        self, judge: VllmJudge, sampling: Any = GREEDY, draft: Tensor | None = None
+    ) -> list[list[int]]:
+        """Tokens of each request from the first runner; `draft` are the drafter's logits [B, K,
+        V].
+        """
         ids, rows = self.read[self.targets + 1], torch.arange(self.num_rows)
         metadata = SimpleNamespace(
             bonus_logits_indices=self.bonus, logits_indices=rows, target_logits_indices=self.targets
@@ -93,19 +110,30 @@ class Batch:
         call = v1.Call(judge, runner, self.hidden, metadata, self.logits)
         logits, bonus = self.logits[self.targets], self.logits[self.bonus].argmax(-1, keepdim=True)
         ends = torch.tensor(self.lengths).cumsum(0)
-        q = None if draft is None else torch.cat([z[:n] for z, n in zip(draft, self.lengths)]).softmax(-1)
-        found = v1.verify(call, native_v1, ids, self.lengths, max(self.lengths), ends, q, logits, bonus, sampling)
+        q = (
+            None
+            if draft is None
+            else torch.cat([z[:n] for z, n in zip(draft, self.lengths)]).softmax(-1)
+        )
+        found = v1.verify(
+            call, native_v1, ids, self.lengths, max(self.lengths), ends, q, logits, bonus, sampling
+        )
         assert torch.equal(logits, self.logits[self.targets])
         return [[token for token in row if token >= 0] for row in found.tolist()]
 
     def through_v2(
         self, judge: VllmJudge, cuts: tuple[int, ...] = (0, 4), draft: Tensor | None = None
     ) -> list[list[int]]:
-        """Tokens of each request from the second runner, in chunks of whole requests between `cuts`."""
+        """Tokens of each request from the second runner, in chunks of whole requests between
+        `cuts`.
+        """
         mapping = torch.arange(len(self.lengths))
         batch = SimpleNamespace(req_ids=list(self.params), idx_mapping_np=mapping.numpy())
         texts_BT = torch.zeros(len(self.lengths), len(PROMPT + ANSWER) + 1, dtype=torch.long)
-        texts_BT[:, :-1], texts_BT[:, -1] = torch.tensor(PROMPT + self.known), self.read[self.ends[:-1]]
+        texts_BT[:, :-1], texts_BT[:, -1] = (
+            torch.tensor(PROMPT + self.known),
+            self.read[self.ends[:-1]],
+        )
         states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=texts_BT))
         cold = torch.zeros(len(self.lengths)).numpy()
         call = v2.Call(judge, self.running(), states, cold, self.hidden, batch)
@@ -144,6 +172,13 @@ class Head:
 
 
 def make_judge(
-    rule: Any, protected: tuple[int, ...] = (), gate: Any = None, guard: bool = False, sampled: bool = True, **more: Any
+    rule: Any,
+    protected: tuple[int, ...] = (),
+    gate: Any = None,
+    guard: bool = False,
+    sampled: bool = True,
+    **more: Any,
 ) -> VllmJudge:
-    return VllmJudge(Policy(rule, gate, "test", sampled), protected, 8, torch.device("cpu"), guard, **more)
+    return VllmJudge(
+        Policy(rule, gate, "test", sampled), protected, 8, torch.device("cpu"), guard, **more
+    )

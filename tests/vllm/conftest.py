@@ -20,7 +20,9 @@ from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair
 from tests.vllm.rules import BLOCK, BUDGET, RULES, scope_of
 
-collect_ignore = [] if find_spec("vllm") else ["test_engines.py", "test_pipeline.py", "test_server.py"]
+collect_ignore = (
+    [] if find_spec("vllm") else ["test_engines.py", "test_pipeline.py", "test_server.py"]
+)
 """Tests that need vLLM; `make test-vllm` builds the environment."""
 
 WIDTH = 128
@@ -33,7 +35,8 @@ FEATURES = {
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders target and draft, a random target and a noisy copy, and those of FEATURES with random heads.
+    """Folders target and draft, a random target and a noisy copy, and those of FEATURES with random
+    heads.
 
     Beside the gate that fits lies a certificate of the pair.
     """
@@ -48,17 +51,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_pair(folder, target, noisy_copy(target, 0.03), byte_tokenizer())
     saved = identify_model(LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32))
     for name, features in FEATURES.items():
-        gate = Gate(GateConfig({"type": "linear"}, features, saved, None, identify_tokenizer(byte_tokenizer())))
+        gate = Gate(
+            GateConfig(
+                {"type": "linear"}, features, saved, None, identify_tokenizer(byte_tokenizer())
+            )
+        )
         torch.nn.init.normal_(gate.head.first.weight, std=0.1)
         gate.save(folder / name)
         if name == "gate":
             kept = point(BUDGET, settings=RULES["autojudge"])
-            certificate(kept, block=BLOCK, scope=scope_of(folder, gate=gate_hash(gate))).save(folder / name)
+            certificate(kept, block=BLOCK, scope=scope_of(folder, gate=gate_hash(gate))).save(
+                folder / name
+            )
     return folder
 
 
 @pytest.fixture(scope="session")
-def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+def ask(
+    place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[dict[str, Any]]]:
     """Let one engine answer `phases`, pairs of a configuration and requests."""
 
     def answers(phases: list[tuple[Any, list[dict[str, Any]]]], **job: Any) -> list[dict[str, Any]]:
@@ -69,7 +80,13 @@ def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
             "phases": [{"gistgate": value, "requests": requests} for value, requests in phases], **job,
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(written))
-        command = [sys.executable, "-m", "tests.vllm.engine", str(folder / "job.json"), str(folder / "answers.json")]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.vllm.engine",
+            str(folder / "job.json"),
+            str(folder / "answers.json"),
+        ]
         done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
@@ -82,4 +99,6 @@ def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 def requests() -> list[dict[str, Any]]:
     """Eight prompts of different lengths."""
     generator = torch.Generator().manual_seed(3)
-    return [{"prompt": torch.randint(3, 259, (6 + i,), generator=generator).tolist()} for i in range(8)]
+    return [
+        {"prompt": torch.randint(3, 259, (6 + i,), generator=generator).tolist()} for i in range(8)
+    ]

@@ -1,8 +1,10 @@
-"""Answer prompts with vLLM in a process of its own: `python -m tests.vllm.engine job.json answers.json`.
+"""Answer prompts with vLLM in a process of its own: `python -m tests.vllm.engine job.json
+answers.json`.
 
-A job names the pair's folders, how to draft, and phases: what stands under "gistgate" in the configuration, and
-requests. One process holds one engine, because vLLM keeps global state. An engine that lives in this process is hooked
-anew for each phase, and not at all where its configuration is null.
+A job names the pair's folders, how to draft, and phases: what stands under "gistgate" in the
+configuration, and requests. One process holds one engine, because vLLM keeps global state. An
+engine that lives in this process is hooked anew for each phase, and not at all where its
+configuration is null.
 """
 
 import json
@@ -25,7 +27,8 @@ def prepare(job: dict[str, Any]) -> None:
     if job.get("tensor_parallel", 1) > 1:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     if job.get("runner") == "V2":
-        # Triton's interpreter stands in for a GPU; the entry lets vLLM believe that there is a driver.
+        # Triton's interpreter stands in for a GPU; the entry lets vLLM believe that there is a
+        # driver.
         os.environ.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1")
         import triton.backends as backends
 
@@ -70,7 +73,9 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     before = metrics(llm)
     prompts = [{"prompt_token_ids": request["prompt"]} for request in phase["requests"]]
     params = [
-        SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "detokenize": False, **own})
+        SamplingParams(
+            **{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "detokenize": False, **own}
+        )
         for own in (request.get("params", {}) for request in phase["requests"])
     ]
     for request, own in zip(phase["requests"], params):
@@ -81,10 +86,21 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     counts = llm.collective_rpc("gistgate_counts")[0] if "rule" in (phase["gistgate"] or {}) else {}
     return {
         "ids": [list(output.token_ids) for output in first],
-        "logprobs": [[step[t].logprob for step, t in zip(o.logprobs, o.token_ids)] for o in first if o.logprobs],
+        "logprobs": [
+            [step[t].logprob for step, t in zip(o.logprobs, o.token_ids)]
+            for o in first
+            if o.logprobs
+        ],
         "metrics": {name: value - before[name] for name, value in metrics(llm).items()},
         "counts": [
-            next((found for name, found in counts["requests"].items() if name.startswith(output.request_id)), {})
+            next(
+                (
+                    found
+                    for name, found in counts["requests"].items()
+                    if name.startswith(output.request_id)
+                ),
+                {},
+            )
             for output in outputs
             if counts
         ],
@@ -93,7 +109,11 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 def metrics(llm: Any) -> dict[str, int]:
     """vLLM's own counters of speculation."""
-    found = [metric for metric in llm.get_metrics() if "spec_decode" in metric.name and hasattr(metric, "value")]
+    found = [
+        metric
+        for metric in llm.get_metrics()
+        if "spec_decode" in metric.name and hasattr(metric, "value")
+    ]
     return {metric.name.removeprefix("vllm:spec_decode_num_"): metric.value for metric in found}
 
 

@@ -31,14 +31,26 @@ NUM = 24
 
 def scope_of(place: Path, **changes: Any) -> dict[str, Any]:
     """The scope of a certificate of the pair."""
-    pair = {name: LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")}
+    pair = {
+        name: LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32)
+        for name in ("target", "draft")
+    }
     models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
     vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
-    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": BLOCK, **changes}
+    return {
+        **models,
+        "tokenizer": vocabulary,
+        "gate": None,
+        "drafter": "model",
+        "block": BLOCK,
+        **changes,
+    }
 
 
 def settings_of(rule: str, place: Path) -> dict[str, Any]:
-    """Settings of a rule; the counts of `csd` are written on the way: every pair of tokens whose sum is even."""
+    """Settings of a rule; the counts of `csd` are written on the way: every pair of tokens whose
+    sum is even.
+    """
     if rule != "csd":
         return {"w": 0.4} if rule == "ensemble" else RULES[rule]
     x, t = torch.cartesian_prod(torch.arange(259), torch.arange(259)).T
@@ -54,23 +66,38 @@ def configuration(rule: str, place: Path) -> dict[str, Any]:
     return {"rule": rule, "settings": settings_of(rule, place), "loop_guard": False, **gate}
 
 
-def check_rule(rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]], **more: Any) -> None:
-    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours goes on behind it.
+def check_rule(
+    rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]], **more: Any
+) -> None:
+    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours goes
+    on behind it.
 
     At the end of an answer ours drafts less, so it writes a little more.
     """
-    pair = [LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")]
+    pair = [
+        LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32)
+        for name in ("target", "draft")
+    ]
     gate = Gate.load(place / "gate") if rule == "autojudge" else None
     decoder = Decoder(
-        pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings_of(rule, place)), BLOCK, gate=gate, **more
+        pair[0],
+        ModelDrafter(pair[1]),
+        make_rule(rule, **settings_of(rule, place)),
+        BLOCK,
+        gate=gate,
+        **more,
     )
     prompts = [request["prompt"] for request in requests]
     begun = [(len(prompt), ids[:1]) for prompt, ids in zip(prompts, found["ids"], strict=True)]
-    ours = decoder.resume(decoder.remember(prompts), begun, [*map(len, prompts)], max_new_tokens=NUM + 10)
+    ours = decoder.resume(
+        decoder.remember(prompts), begun, [*map(len, prompts)], max_new_tokens=NUM + 10
+    )
     num_loose = 0
     for (answer, _), ids, counts in zip(ours, found["ids"], found["counts"], strict=True):
         assert ids == answer.ids[:NUM]
         loose = answer.reasons[1:NUM].count(Reason.LOOSE)
-        assert loose <= counts["loose"] <= loose + 4  # vLLM cuts the last block after it was counted
+        assert (
+            loose <= counts["loose"] <= loose + 4
+        )  # vLLM cuts the last block after it was counted
         num_loose += loose
     assert num_loose > 0

@@ -1,4 +1,6 @@
-"""The hook of the vLLM plug-in judges a flat batch as the decoder judges a padded one, each request as it wishes."""
+"""The hook of the vLLM plug-in judges a flat batch as the decoder judges a padded one, each request
+as it wishes.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +38,9 @@ def loose_of(judge: Any, name: str) -> float:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_every_position_is_judged_as_in_a_padded_block(rule: Any):
-    """Ragged drafts, an empty one and chunks change nothing; protected tokens stay strict; both runners agree."""
+    """Ragged drafts, an empty one and chunks change nothing; protected tokens stay strict; both
+    runners agree.
+    """
     loose = 0
     for seed in range(20):
         batch, protected = Batch(seed), (5,)
@@ -44,7 +48,9 @@ def test_every_position_is_judged_as_in_a_padded_block(rule: Any):
         lengths = (block.strict | (rule.accept(block, {}) & allowed(block))).cumprod(1).sum(1)
         expected = [
             [*ids[:length].tolist(), int(best[length])]
-            for ids, best, length in zip(block.draft_ids, block.top_ids, lengths.tolist(), strict=True)
+            for ids, best, length in zip(
+                block.draft_ids, block.top_ids, lengths.tolist(), strict=True
+            )
         ]
         judge = make_judge(rule, protected)
         assert batch.through_v1(judge) == expected
@@ -68,7 +74,9 @@ def test_a_gate_sees_the_states_before_and_after_each_draft_token_and_the_bonus_
         assert lengths_of(batch.through_v1(judge)) == lengths
         met = ~block.match & block.valid & (torch.arange(NUM) <= length_B[:, None])
         counts, harm = judge.counters.total(), (1 - Head()(block))[met]
-        assert counts["mismatches"] == int(met.sum()) and counts["harm"] == pytest.approx(float(harm.sum()), abs=1e-5)
+        assert counts["mismatches"] == int(met.sum()) and counts["harm"] == pytest.approx(
+            float(harm.sum()), abs=1e-5
+        )
         assert lengths_of(batch.through_v2(make_judge(rule, gate=Head()), (0, 2, 4))) == lengths
 
 
@@ -80,7 +88,9 @@ def test_the_ensemble_reads_the_draft_logits_of_its_own_request_and_step():
         draft = 3 * torch.randn(4, NUM, VOCABULARY, generator=torch.Generator().manual_seed(seed))
         block = batch.padded()
         best = rule.favourite(block.logits[:, :-1], block.probs[:, :-1], draft.softmax(-1))
-        lengths = ((block.match | (block.draft_ids == best)) & block.valid).cumprod(1).sum(1).tolist()
+        lengths = (
+            ((block.match | (block.draft_ids == best)) & block.valid).cumprod(1).sum(1).tolist()
+        )
         assert lengths_of(batch.through_v1(make_judge(rule), draft=draft)) == lengths
         for cuts in (0, 4), (0, 2, 4):
             assert lengths_of(batch.through_v2(make_judge(rule), cuts, draft)) == lengths
@@ -102,18 +112,23 @@ def test_a_masked_draft_token_is_never_accepted_and_an_invalid_one_ends_the_draf
 def test_no_statistic_of_a_flat_block_differs_from_the_padded_one(monkeypatch: pytest.MonkeyPatch):
     batch, judge, seen = Batch(2), make_judge(make_rule("prob", r=0.5)), []
     judge.tail, opinion = True, judge.opinion
-    monkeypatch.setattr(judge, "opinion", lambda rule, block, rows: seen.append(block) or opinion(rule, block, rows))
+    monkeypatch.setattr(
+        judge, "opinion", lambda rule, block, rows: seen.append(block) or opinion(rule, block, rows)
+    )
     batch.through_v1(judge)
     block, padded = seen[0], batch.padded()
     inside = torch.arange(NUM + 1) <= torch.tensor(LENGTHS)[:, None]
     for names, where in (OF_ROWS, inside), (OF_DRAFTS, padded.valid):
         for name in names:
-            torch.testing.assert_close(getattr(block, name)[where].float(), getattr(padded, name)[where].float())
+            torch.testing.assert_close(
+                getattr(block, name)[where].float(), getattr(padded, name)[where].float()
+            )
     assert block.logits.isnan().all() and block.logits.shape == padded.logits.shape
 
 
 @pytest.mark.parametrize(
-    "wish", [{"strict": True}, "strict", '{"strict": true}', {"r": 0.9}, {"unknown": 1}, 7, "{", *HOSTILE]
+    "wish",
+    [{"strict": True}, "strict", '{"strict": true}', {"r": 0.9}, {"unknown": 1}, 7, "{", *HOSTILE],
 )
 def test_a_request_is_at_least_as_strict_as_it_wishes_and_its_neighbours_are_not_touched(wish: Any):
     """A wish that nobody understands is granted strictly."""
@@ -135,11 +150,15 @@ def test_no_request_becomes_looser_than_the_server(wish: Any):
 
 
 @pytest.mark.parametrize("judges_sampled", [False, True])
-@pytest.mark.parametrize("temperatures", [(0.7, 0.0, 0.0, 0.7), (0.0, 0.7, 0.7, 0.0), (0.7, 0.7, 0.7, 0.7)])
+@pytest.mark.parametrize(
+    "temperatures", [(0.7, 0.0, 0.0, 0.7), (0.0, 0.7, 0.7, 0.0), (0.7, 0.7, 0.7, 0.7)]
+)
 def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
     temperatures: tuple[float, ...], judges_sampled: bool
 ):
-    """The rule accepts everything, and vLLM's own test (here a greedy one) decides where nothing is forced."""
+    """The rule accepts everything, and vLLM's own test (here a greedy one) decides where nothing is
+    forced.
+    """
     sampling = SimpleNamespace(
         all_greedy=False, all_random=0.0 not in temperatures, temperature=torch.tensor(temperatures)
     )
@@ -152,7 +171,9 @@ def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
             assert len(text) - 1 == length if judges_sampled or not warm else text == own
             refused += warm > 0 and len(own) - 1 < length
         assert (judge.counters.total()["expected_loose"] > 0) is judges_sampled
-    assert refused > 0, "vLLM's own test refuses tokens of sampled requests, which the rule would accept"
+    assert refused > 0, (
+        "vLLM's own test refuses tokens of sampled requests, which the rule would accept"
+    )
 
 
 @pytest.mark.parametrize("runner, known, wish, loose", [
@@ -160,10 +181,14 @@ def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
     ("V2", ANSWER, '{"scope": "thinking"}', True), ("V2", [9, 4], "thinking", False),
     ("V1", ANSWER, {"scope": "prose", "strict": True}, False), ("V1", ANSWER, {"scope": "thought"}, False),
 ])  # fmt: skip
-def test_a_scope_reads_the_text_of_its_request_alone(runner: str, known: list[int], wish: Any, loose: bool):
+def test_a_scope_reads_the_text_of_its_request_alone(
+    runner: str, known: list[int], wish: Any, loose: bool
+):
     """Token 3 begins thoughts. Behind a token that the runner has not fetched, nothing is loose."""
     words = {3: "<think>", 9: "</think>"}
-    tokenizer = SimpleNamespace(added_tokens_decoder={}, decode=lambda ids, **how: words.get(ids[0], "word"))
+    tokenizer = SimpleNamespace(
+        added_tokens_decoder={}, decode=lambda ids, **how: words.get(ids[0], "word")
+    )
     batch = Batch(1)
     batch.known, batch.read[batch.read == 3], batch.read[batch.read == 9] = known, 4, 4
     batch.logits[:, [3, 9]] = -9.0
@@ -177,10 +202,16 @@ def test_a_scope_reads_the_text_of_its_request_alone(runner: str, known: list[in
 def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
     prose, grammar = ({"extra_args": {"gistgate": "prose"}}, {"structured_outputs": "json"})
     for tokenizer, more in ((None, {}), (object(), grammar)):
-        assert Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule is None
+        assert (
+            Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule
+            is None
+        )
     for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
         assert not refusal(extra)
-    assert refusal({"gistgate": '{"scope": 7}'}) == "There is no scope '7'. Known: prose, thinking, all."
+    assert (
+        refusal({"gistgate": '{"scope": 7}'})
+        == "There is no scope '7'. Known: prose, thinking, all."
+    )
 
 
 def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
@@ -191,11 +222,19 @@ def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
         batch.wish(f"{number}-r3", {"r": 0.5})
         for _ in range(2):
             texts = batch.through_v1(judge)
-        assert lengths_of(texts)[0] == LENGTHS[0] or judge.requests.entries[f"{number}-r0"].rule is None
+        assert (
+            lengths_of(texts)[0] == LENGTHS[0]
+            or judge.requests.entries[f"{number}-r0"].rule is None
+        )
     counts = judge.counters.total()
-    assert counts["plain_requests"] + counts["shadow_requests"] == 150, "whoever wishes something is not compared"
+    assert counts["plain_requests"] + counts["shadow_requests"] == 150, (
+        "whoever wishes something is not compared"
+    )
     assert 50 < counts["shadow_requests"] < 100
-    assert counts["shadow_tokens"] / counts["shadow_requests"] < counts["plain_tokens"] / counts["plain_requests"]
+    assert (
+        counts["shadow_tokens"] / counts["shadow_requests"]
+        < counts["plain_tokens"] / counts["plain_requests"]
+    )
 
 
 def test_an_id_that_comes_back_is_another_request():
@@ -226,7 +265,9 @@ def test_the_ranks_of_a_group_obey_the_first_one():
 
 
 def test_a_looping_request_is_closed_for_a_while():
-    """The target would write 7, the draft says 3 forever: loose until the loop stands, then strict."""
+    """The target would write 7, the draft says 3 forever: loose until the loop stands, then
+    strict.
+    """
     judge, batch, lengths = make_judge(OPEN, guard=True), Batch(lengths=[3]), []
     batch.logits[:], batch.read[:] = 0.0, 3
     batch.logits[:3, 7], batch.logits[3, 3] = 1.0, 9.0
@@ -242,8 +283,12 @@ def test_a_looping_request_is_closed_for_a_while():
      ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False),
      ({"stop": ["Q:"]}, True), ({"stop": []}, False)],
 )  # fmt: skip
-def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
-    """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
+def test_a_certificate_covers_no_request_that_changes_the_logits(
+    asked: dict[str, Any], judged: bool
+):
+    """Calibration knew no penalties. A setting that the user named has no certificate, and goes on
+    to judge.
+    """
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
     stops = ["Q:"] if "stop" in asked else None
     certified, named = Requests(rule, 4, covered_only=True, stops=stops), Requests(rule, 4)

@@ -1,4 +1,6 @@
-"""The loop guard of the vLLM plug-in closes as the library's own does, for loops that hold loose tokens."""
+"""The loop guard of the vLLM plug-in closes as the library's own does, for loops that hold loose
+tokens.
+"""
 
 from random import Random
 
@@ -16,7 +18,9 @@ def guard(window: int = WINDOW, slots: int = 1, **settings: int) -> DeviceLoopGu
     return DeviceLoopGuard(slots, torch.device("cpu"), window=window, **settings)
 
 
-def write(made: DeviceLoopGuard, *ids: int, loose: bool = False, slot: int = 0, read: int | None = None) -> bool:
+def write(
+    made: DeviceLoopGuard, *ids: int, loose: bool = False, slot: int = 0, read: int | None = None
+) -> bool:
     """Let a request write tokens in one round; returns whether its gate is closed behind them."""
     before = None if read is None else torch.tensor([read])
     made.saw(torch.tensor([slot]), before, torch.tensor([[*ids, -1]]), torch.tensor([loose]))
@@ -28,13 +32,17 @@ def test_only_a_loop_with_a_loose_token_in_it_closes_the_gate():
     assert not any(write(made, *LOOP) for _ in range(4)), "the target itself may repeat itself"
     assert write(made, 1, 2, loose=True)
     made = guard()
-    assert [write(made, one, loose=place == 2) for place, one in enumerate(LOOP)] == [False] * 7 + [True]
+    assert [write(made, one, loose=place == 2) for place, one in enumerate(LOOP)] == [False] * 7 + [
+        True
+    ]
 
 
 def test_the_gate_opens_again_behind_the_window():
     made = guard()
     assert write(made, *LOOP, loose=True)
-    assert [write(made, token) for token in range(10, 10 + WINDOW)] == [True] * (WINDOW - 1) + [False]
+    assert [write(made, token) for token in range(10, 10 + WINDOW)] == [True] * (WINDOW - 1) + [
+        False
+    ]
     assert not write(made, *LOOP), "there is no loose token since the last alarm"
     assert write(made, 1, 2, loose=True)
 
@@ -52,7 +60,9 @@ PERIOD, REPEATS, ROUNDS, LONGEST = 5, 3, 60, 4
 
 
 def wandering(rng: Random) -> list[int]:
-    """A text over three ids that goes on at random and now and then repeats itself, with a period of up to 7."""
+    """A text over three ids that goes on at random and now and then repeats itself, with a period
+    of up to 7.
+    """
     text: list[int] = []
     while len(text) < ROUNDS * LONGEST:
         text += rng.choices(range(3), k=rng.randint(7, 12))
@@ -63,17 +73,27 @@ def wandering(rng: Random) -> list[int]:
 
 
 def test_random_texts_are_loops_where_the_librarys_guard_finds_a_period():
-    """With a window of one token the gate is closed exactly behind the rounds in which a loop stood."""
+    """With a window of one token the gate is closed exactly behind the rounds in which a loop
+    stood.
+    """
     rng, slots = Random(0), 40
-    ours, theirs = guard(1, slots, period=PERIOD, repeats=REPEATS), LoopGuard(PERIOD, REPEATS, span=10**6)
+    ours, theirs = (
+        guard(1, slots, period=PERIOD, repeats=REPEATS),
+        LoopGuard(PERIOD, REPEATS, span=10**6),
+    )
     texts, ends = [wandering(rng) for _ in range(slots)], [0] * slots
     found, expected = [], []
     for number in range(ROUNDS):
         order = rng.sample(range(slots), slots)
         lengths = [rng.randint(1, LONGEST) for _ in range(slots)]
-        rows = [[*texts[slot][ends[slot] :][: lengths[slot]], *[-1] * (LONGEST - lengths[slot])] for slot in order]
+        rows = [
+            [*texts[slot][ends[slot] :][: lengths[slot]], *[-1] * (LONGEST - lengths[slot])]
+            for slot in order
+        ]
         read_B = torch.tensor([texts[slot][ends[slot] - 1] for slot in order]) if number else None
-        ours.saw(torch.tensor(order), read_B, torch.tensor(rows), torch.ones(slots, dtype=torch.bool))
+        ours.saw(
+            torch.tensor(order), read_B, torch.tensor(rows), torch.ones(slots, dtype=torch.bool)
+        )
         found += (ours.closed_S > 0).tolist()
         for slot, text in enumerate(texts):
             new = range(ends[slot] + 1, ends[slot] + lengths[slot] + 1)

@@ -1,4 +1,6 @@
-"""Counters of the workers, and how a client notices that the vLLM plug-in does not run in a server."""
+"""Counters of the workers, and how a client notices that the vLLM plug-in does not run in a
+server.
+"""
 
 import re
 import socket
@@ -35,7 +37,11 @@ def peer(page: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "page, strict, words",
-    [("up 1\n", False, "does not run"), ("", False, "does not run"), (ACTIVE, True, "but strict was expected")],
+    [
+        ("up 1\n", False, "does not run"),
+        ("", False, "does not run"),
+        (ACTIVE, True, "but strict was expected"),
+    ],
 )
 def test_a_client_notices_what_is_missing(page: str, strict: bool, words: str):
     with peer(f"{OK}up 1\n{ACTIVE}".encode()) as address:
@@ -49,7 +55,10 @@ def test_alarms_and_panels_name_only_metrics_that_exist(page: str):
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
     assert yaml.safe_load(text)  # JSON is YAML, too
     found = set(re.findall(r"gistgate_\w+", text))
-    assert len(found) > 7 and found <= {"gistgate_active", *(f"gistgate_{name}_total" for name in NAMES)}
+    assert len(found) > 7 and found <= {
+        "gistgate_active",
+        *(f"gistgate_{name}_total" for name in NAMES),
+    }
 
 
 def test_a_server_without_the_plug_in_and_one_that_is_gone_end_with_1():

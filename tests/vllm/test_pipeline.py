@@ -1,4 +1,6 @@
-"""What vLLM makes for the pipeline: its rollouts are the decoder's, its hidden states those of transformers."""
+"""What vLLM makes for the pipeline: its rollouts are the decoder's, its hidden states those of
+transformers.
+"""
 
 import json
 import subprocess
@@ -59,7 +61,9 @@ def run(script: str, folder: Path, **job: Any) -> Path:
     """The file that a script with vLLM writes, in a process of its own."""
     (folder / "job.json").write_text(json.dumps({"cache": str(folder), **job}))
     command = [sys.executable, "-c", PREPARED + script, folder / "job.json", folder / "found"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "found"
 
@@ -70,11 +74,24 @@ def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path):
     target = AutoModelForCausalLM.from_pretrained(place / "target", dtype="float32").eval()
     decoder = Decoder(target, None, make_rule("exact"), tokenizer=tokenizer)
     prompts = [[1, 40, 50], [1, 60, 61, 62]]
-    plain = [answer.ids for answer in decoder.generate(prompts, max_new_tokens=80, eos_ids=(), stops=())]
-    request = {"max_new_tokens": 80, "eos_ids": [plain[0][60]], "stops": [tokenizer.decode(plain[1][50:53])]}
+    plain = [
+        answer.ids for answer in decoder.generate(prompts, max_new_tokens=80, eos_ids=(), stops=())
+    ]
+    request = {
+        "max_new_tokens": 80,
+        "eos_ids": [plain[0][60]],
+        "stops": [tokenizer.decode(plain[1][50:53])],
+    }
     own = [answer.ids for answer in decoder.generate(prompts, **request)]
     rollouts = [
-        {"problem": n, "prompt": prompts[n], "text": own[n], "position": at, "token": 70, "reference": own[n]}
+        {
+            "problem": n,
+            "prompt": prompts[n],
+            "text": own[n],
+            "position": at,
+            "token": 70,
+            "reference": own[n],
+        }
         for n in range(2)
         for at in range(0, len(own[n]) - 1, 6)
     ]
@@ -85,13 +102,17 @@ def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path):
     assert [(ended["ids"], ended["finish"]) for ended in found["None"]] == [
         (one.ids, one.finish) for one in ends(runner, asked)
     ]
-    assert [ended["finish"] for ended in found["8"]] == [one.finish for one in ends(runner, asked, 8)]
+    assert [ended["finish"] for ended in found["8"]] == [
+        one.finish for one in ends(runner, asked, 8)
+    ]
 
 
 def test_states_are_those_of_transformers(place: Path, tmp_path: Path):
     draw = torch.Generator().manual_seed(0)
     texts = [torch.randint(3, 259, (5 + 9 * n,), generator=draw).tolist() for n in range(9)]
-    found = load_tensors(run(STATES, tmp_path, target=str(place / "target"), layers=[1, 2], texts=texts))
+    found = load_tensors(
+        run(STATES, tmp_path, target=str(place / "target"), layers=[1, 2], texts=texts)
+    )
     target = AutoModelForCausalLM.from_pretrained(place / "target", dtype="float32").eval()
     for number, text in enumerate(texts):
         with torch.no_grad(), tap(target, ["layer:0", "layer:1"]) as seen:

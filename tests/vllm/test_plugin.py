@@ -1,4 +1,6 @@
-"""The engines and draft models that the vLLM plug-in refuses, and what it reads of those that it takes."""
+"""The engines and draft models that the vLLM plug-in refuses, and what it reads of those that it
+takes.
+"""
 
 import shutil
 from pathlib import Path
@@ -58,7 +60,10 @@ def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
     ],
 )  # fmt: skip
 def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
-    off = {"prefill_context_parallel_size": 1, "enable_batch_sharded_sampling": None}  # vLLM's own defaults
+    off = {
+        "prefill_context_parallel_size": 1,
+        "enable_batch_sharded_sampling": None,
+    }  # vLLM's own defaults
     plugin.check_engine(engine({"enable_adaptive_verification": False}, parallel=off))
     with pytest.raises(UserError, match=words):
         plugin.check_engine(config)
@@ -69,7 +74,9 @@ def test_a_worker_says_that_it_is_lossy_and_what_is_certified(monkeypatch: Any, 
     for source in ("operating point for 3 %", "uncertified operating point for 3 %"):
         policy = Policy(make_rule("prob", r=0.3), None, source, covered_only=True)
         plugin.announce(policy, "V1", VllmJudge(policy, (), 1, torch.device("cpu")))
-    assert "verification is lossy: prob r=0.3, operating point for 3 %, certified for" in caplog.text
+    assert (
+        "verification is lossy: prob r=0.3, operating point for 3 %, certified for" in caplog.text
+    )
     assert "uncertified operating point for 3 %, and nothing is certified" in caplog.text
 
 
@@ -89,7 +96,9 @@ def test_parameters_are_expanded_to_tokens():
     (None, None, "bfloat16", False), ("fp8", None, "auto", True), (None, "awq", "auto", True),
     (None, None, "fp8_e4m3", True),
 ])  # fmt: skip
-def test_an_engine_that_rounds_is_known(model: str | None, draft: str | None, cache: str, expected: bool):
+def test_an_engine_that_rounds_is_known(
+    model: str | None, draft: str | None, cache: str, expected: bool
+):
     config = SimpleNamespace(
         model_config=SimpleNamespace(quantization=model), cache_config=SimpleNamespace(cache_dtype=cache),
         speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(quantization=draft)),
@@ -120,7 +129,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, draft: str, skips: bool) -> Any:
     """A `VllmConfig` of a pair. As vLLM's own, it gives the draft model the target's tokenizer."""
-    text = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=2, vocab_size=259, eos_token_id=2)
+    text = SimpleNamespace(
+        model_type="llama", hidden_size=32, num_hidden_layers=2, vocab_size=259, eos_token_id=2
+    )
     common = {
         "tokenizer": str(folder / "target"), "tokenizer_revision": None, "trust_remote_code": False, "revision": None,
         "quantization": None,

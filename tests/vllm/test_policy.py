@@ -1,4 +1,6 @@
-"""What the vLLM plug-in makes of a configuration, and the gates, certificates and settings that it refuses."""
+"""What the vLLM plug-in makes of a configuration, and the gates, certificates and settings that it
+refuses.
+"""
 
 import logging
 from contextlib import nullcontext
@@ -12,7 +14,15 @@ import pytest
 from gistgate.core import request as stopping
 from gistgate.core.identity import ModelIdentity
 from gistgate.core.utils import UserError
-from gistgate.vllm.policy import Policy, Served, Settings, check_certificate, eos_ids, make_policy, read_settings
+from gistgate.vllm.policy import (
+    Policy,
+    Served,
+    Settings,
+    check_certificate,
+    eos_ids,
+    make_policy,
+    read_settings,
+)
 from tests.certificates.proofs import certificate as made
 from tests.certificates.proofs import point
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -23,7 +33,9 @@ from tests.vllm.rules import scope_of
 def served(place: Path) -> Served:
     """What vLLM would serve."""
     target = ModelIdentity(str(place / "target"), None, "llama", 128, 2, 259, "float32", None)
-    return Served("draft_model", 5, False, target, byte_tokenizer(), (2,), draft=str(place / "draft"))
+    return Served(
+        "draft_model", 5, False, target, byte_tokenizer(), (2,), draft=str(place / "draft")
+    )
 
 
 def changed(served: Served, **changes: Any) -> Served:
@@ -34,7 +46,9 @@ def changed(served: Served, **changes: Any) -> Served:
     return replace(served, target=replace(served.target, **own), **changes)
 
 
-def with_gate(served: Served, name: str = "gate", budget: float | None = None, **settings: Any) -> Policy:
+def with_gate(
+    served: Served, name: str = "gate", budget: float | None = None, **settings: Any
+) -> Policy:
     """The policy of one of the gates."""
     gate = str(Path(served.target.name).parent / name)
     return make_policy(Settings(gate=gate, budget=budget, settings=settings), served)
@@ -60,7 +74,9 @@ def test_another_block_than_the_certified_one_is_said(served: Served, caplog: An
 def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
     served: Served, schedule: tuple[int, ...], certified: bool
 ):
-    assert with_gate(replace(served, schedule=schedule)).source.startswith("uncertified") != certified
+    assert (
+        with_gate(replace(served, schedule=schedule)).source.startswith("uncertified") != certified
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,14 +94,18 @@ def test_a_gate_of_another_pair_is_refused(served: Served, changes: dict[str, An
         with_gate(changed(served, **changes))
 
 
-def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(served: Served, caplog: Any):
+def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(
+    served: Served, caplog: Any
+):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
         assert with_gate(changed(served, dtype="bfloat16"), risk=0.1).rule.risk == 0.1
     assert "trained on states in float32, and vLLM computes in bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize("name, words", [("inner", "layer:1"), ("asking", "draft probabilities")])
-def test_a_gate_that_reads_what_vllm_does_not_show_is_refused(served: Served, name: str, words: str):
+def test_a_gate_that_reads_what_vllm_does_not_show_is_refused(
+    served: Served, name: str, words: str
+):
     with pytest.raises(UserError, match=words):
         with_gate(served, name, risk=0.1)
 
@@ -112,7 +132,9 @@ def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Setting
 def certificate(place: Path, tmp_path: Path) -> str:
     """The folder of a certificate of the served pair, for the rule `prob` and two budgets."""
     points = point(0.02, settings={"r": 0.3}), point(0.05, settings={"r": 0.1})
-    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(place)).save(tmp_path)
+    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(place)).save(
+        tmp_path
+    )
     return str(tmp_path)
 
 
@@ -144,13 +166,23 @@ def larger_tokenizer() -> Any:
         ({}, {}, {"tokenizer": larger_tokenizer()}, "another tokenizer"),
         ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "another drafting"),
         ({}, {"quantisation": "int4"}, {}, "fewer bits or a smaller vocabulary"),
-        ({}, {"draft_vocabulary": "abc"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
+        (
+            {},
+            {"draft_vocabulary": "abc"},
+            {"draft": "hub/draft"},
+            "fewer bits or a smaller vocabulary",
+        ),
         ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "another ends"),
         ({"ends": [2], "drafting": None}, {}, {}, None),
     ],
 )
 def test_a_certificate_of_something_else_is_refused(
-    place: Path, served: Served, entries: dict[str, Any], draft: dict[str, str], changes: Any, words: str | None
+    place: Path,
+    served: Served,
+    entries: dict[str, Any],
+    draft: dict[str, str],
+    changes: Any,
+    words: str | None,
 ):
     scope = scope_of(place, rule="prob-ratio", **entries)
     scope["draft"] |= draft
@@ -190,11 +222,15 @@ def test_every_added_token_and_every_end_is_protected(served: Served):
 def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):
     assert replace(served, method="ngram").drafter == "lookup"
     assert replace(served, method="ngram", lookup=(5, 5)).drafter == "ngram of 5 to 5 tokens"
-    assert replace(served, method="suffix").drafter == "vLLM's suffix"  # it reads other requests, ours does not
+    assert (
+        replace(served, method="suffix").drafter == "vLLM's suffix"
+    )  # it reads other requests, ours does not
 
 
 def test_what_ends_a_request_is_asked_of_generation_settings_and_tokenizer_alone():
-    """vLLM does not read the end of text of config.json, and neither does this library, which names the rest."""
+    """vLLM does not read the end of text of config.json, and neither does this library, which names
+    the rest.
+    """
     model = SimpleNamespace(try_get_generation_config=lambda: {"eos_token_id": [7, 2]})
     assert eos_ids(model, byte_tokenizer()) == (2, 7)
     target = tiny_pair()[0]

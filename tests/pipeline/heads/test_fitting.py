@@ -37,7 +37,9 @@ def made(num=600, seed=0):
 
 
 def tried(num=8000, seed=0):
-    """Labels of which the truth is known: keeping a token loses 0.2 with P = sigmoid(x_0 - 2), and saves 3 + x_1."""
+    """Labels of which the truth is known: keeping a token loses 0.2 with P = sigmoid(x_0 - 2), and
+    saves 3 + x_1.
+    """
     generator = torch.Generator().manual_seed(seed)
     x, noise = torch.randn(num, 5, generator=generator), torch.randn(num, generator=generator)
     harmed = (torch.rand(num, generator=generator) < (x[:, 0] - 2).sigmoid()).float()
@@ -52,7 +54,9 @@ def trained(settings=SETTINGS):
 
 
 def test_the_logistic_head_equals_scikit_learn_on_doubled_rows():
-    """What is folded says what StandardScaler and LogisticRegression say of the same soft labels."""
+    """What is folded says what StandardScaler and LogisticRegression say of the same soft
+    labels.
+    """
     rows = made()
     head, _ = fit_logistic(rows, [0.1], folds=5)
     x, kept = rows.x.double().numpy(), rows.kept.double().numpy()
@@ -67,7 +71,9 @@ def test_c_is_chosen_on_unseen_problems():
     """With as many features as rows and no signal, the strongest regularisation wins."""
     generator = torch.Generator().manual_seed(0)
     x, draws = torch.randn(100, 80, generator=generator), torch.rand(100, generator=generator)
-    _, losses = fit_logistic(replace(made(100), x=x, kept=(draws < 0.5).float()), [1e-4, 1e-2, 1.0], folds=5)
+    _, losses = fit_logistic(
+        replace(made(100), x=x, kept=(draws < 0.5).float()), [1e-4, 1e-2, 1.0], folds=5
+    )
     assert losses["0.0001"] < losses["0.01"] < losses["1"]
 
 
@@ -80,14 +86,27 @@ def test_effects_weigh_the_loss_of_score_against_saved_tokens(price):
     logits = head(unseen.x).detach()
     assert np.corrcoef(logits, truth)[0, 1] > 0.9 and report["unseen_auc_of_harm"] > 0.7
     weight, linear = head.first.weight[0].detach(), np.polyfit(unseen.x[:, 0], loss, 1)[0]
-    assert weight[1] / -weight[0] == pytest.approx(price / linear, rel=0.3) and weight[2:].abs().max() < 0.1
+    assert (
+        weight[1] / -weight[0] == pytest.approx(price / linear, rel=0.3)
+        and weight[2:].abs().max() < 0.1
+    )
     assert logits.mean() * report["unit"] == pytest.approx(float(truth.mean()), abs=0.002)
     generator = torch.Generator().manual_seed(3)  # a wide feature is read by its first components
-    wide = rows.x[:, 1:2] * torch.randn(1, 80, generator=generator) + 0.1 * torch.randn(8000, 80, generator=generator)
+    wide = rows.x[:, 1:2] * torch.randn(1, 80, generator=generator) + 0.1 * torch.randn(
+        8000, 80, generator=generator
+    )
     many = replace(rows, x=torch.cat([rows.x * torch.tensor([1, 0, 1, 1, 1]), wide], 1))
-    assert np.corrcoef(fit_effects(many, [5, 80], price, 5)[0](many.x).detach(), head(rows.x).detach())[0, 1] > 0.95
+    assert (
+        np.corrcoef(
+            fit_effects(many, [5, 80], price, 5)[0](many.x).detach(), head(rows.x).detach()
+        )[0, 1]
+        > 0.95
+    )
     found = effects(unseen.where(unseen.x[:, 1] > 0))
-    assert found["saved"] == pytest.approx(3.8, abs=3 * found["saved_error"]) and found["saved_error"] < 0.05
+    assert (
+        found["saved"] == pytest.approx(3.8, abs=3 * found["saved_error"])
+        and found["saved_error"] < 0.05
+    )
     assert found["loss"] == pytest.approx(0.031, abs=3 * found["loss_error"])
 
 
@@ -95,18 +114,32 @@ def test_a_gate_of_effects_is_measured_by_what_its_tokens_do_to_unseen_answers()
     config = replace(gate_with().config, features={"scalars": 5}, labels={"price": 0.01})
     gate, metrics, _ = fit_head("effects", config, tried(), SETTINGS, 1)
     assert metrics["n"] == 1600 and 0.4 < metrics["share_kept"] < 0.7
-    assert metrics["kept_saved"] > metrics["refused_saved"] + 0.3 and metrics["kept_loss"] < metrics["refused_loss"]
+    assert (
+        metrics["kept_saved"] > metrics["refused_saved"] + 0.3
+        and metrics["kept_loss"] < metrics["refused_loss"]
+    )
     probability = gate.map(gate.head(tried().x))
-    assert float((probability > 0.5).float().mean()) == pytest.approx(metrics["share_kept"], abs=0.05)
+    assert float((probability > 0.5).float().mean()) == pytest.approx(
+        metrics["share_kept"], abs=0.05
+    )
     with pytest.raises(UserError, match="lie in 3 training problems only"):
         fit_effects(replace(tried(), kept=(tried().problem > 2).float()), [5], 0.01, 5)
 
 
 def test_suffix_labels_fit_the_head_and_outcomes_its_map():
-    """The suffix labels say nothing about the base rate of outcomes, which are kept three times as often."""
-    suffix = replace(made(), kept=(made().x[:, 0] > 4.5).float(), outcome=torch.zeros(600, dtype=torch.bool))
+    """The suffix labels say nothing about the base rate of outcomes, which are kept three times as
+    often.
+    """
+    suffix = replace(
+        made(), kept=(made().x[:, 0] > 4.5).float(), outcome=torch.zeros(600, dtype=torch.bool)
+    )
     outcomes = replace(made(seed=1), kept=(made(seed=1).x[:, 0] > 1.5).float())
-    both = Rows(*(torch.cat([getattr(rows, one.name) for rows in (suffix, outcomes)]) for one in fields(Rows)))
+    both = Rows(
+        *(
+            torch.cat([getattr(rows, one.name) for rows in (suffix, outcomes)])
+            for one in fields(Rows)
+        )
+    )
     config = replace(gate_with().config, features={"scalars": 5})
     gate, metrics, _ = fit_head("logistic", config, both, SETTINGS, 1)
     assert metrics["n"] == 120 and metrics["kept"] > 0.7 and metrics["ece"] < 0.1
@@ -121,7 +154,9 @@ def test_labels_that_are_all_alike_are_one_sentence():
 def test_a_net_keeps_its_best_weights_and_equal_seeds_give_equal_ones():
     settings = replace(SETTINGS, epochs=40, patience=1, lr=0.1)
     (one, report), (other, _) = trained(settings), trained(settings)
-    assert report["epochs"] < 40 and report["validation_loss"] == min(report["curves"]["validation_loss"])
+    assert report["epochs"] < 40 and report["validation_loss"] == min(
+        report["curves"]["validation_loss"]
+    )
     assert torch.equal(one, other) and not torch.equal(one, trained(replace(settings, epochs=1))[0])
 
 
@@ -141,13 +176,20 @@ def test_maps_undo_a_distortion():
     logits = generator.normal(0, 2, size=20000)
     kept = (generator.random(20000) < 1 / (1 + np.exp(-(logits - 1)))).astype(float)
     platt = fit_platt(2 * logits, kept)
-    assert (float(platt.a), float(platt.b)) == (pytest.approx(0.5, abs=0.03), pytest.approx(-1, abs=0.06))
+    assert (float(platt.a), float(platt.b)) == (
+        pytest.approx(0.5, abs=0.03),
+        pytest.approx(-1, abs=0.06),
+    )
     grid = torch.linspace(-3, 3, 50)
-    assert torch.allclose(fit_isotonic(2 * logits, kept)(2 * grid), torch.sigmoid(grid - 1), atol=0.06)
+    assert torch.allclose(
+        fit_isotonic(2 * logits, kept)(2 * grid), torch.sigmoid(grid - 1), atol=0.06
+    )
 
 
 @pytest.mark.parametrize("fit", [fit_platt, fit_isotonic])
-@pytest.mark.parametrize("kept", [np.ones(20), np.zeros(20), (np.arange(20) >= 10) * 1.0, (np.arange(20) < 10) * 1.0])
+@pytest.mark.parametrize(
+    "kept", [np.ones(20), np.zeros(20), (np.arange(20) >= 10) * 1.0, (np.arange(20) < 10) * 1.0]
+)
 def test_no_map_is_ever_certain_or_turned_round(fit, kept):
     probability = fit(np.arange(20.0), kept)(torch.arange(-5.0, 25.0))
     assert ((probability > 0) & (probability < 1)).all() and (probability.diff() >= 0).all()

@@ -1,4 +1,6 @@
-"""The domain guard is fitted on one half of the guard prompts, and its thresholds are quantiles of the other half."""
+"""The domain guard is fitted on one half of the guard prompts, and its thresholds are quantiles of
+the other half.
+"""
 
 import math
 from dataclasses import replace
@@ -22,12 +24,17 @@ PARAMS = Params(methods={"loose": MethodParams("prob", knob="r", grid=(0.1, 0.01
 def calibrated(tmp_path, monkeypatch):
     """A calibration that tested three settings, strict to loose."""
     monkeypatch.chdir(tmp_path)
-    write_json(calibration_file("loose"), {"settings": [{"knob": value} for value in (0.1, 0.01, 0.001)]})
+    write_json(
+        calibration_file("loose"), {"settings": [{"knob": value} for value in (0.1, 0.01, 0.001)]}
+    )
 
 
 def test_a_guard_is_fitted_from_guard_prompts():
     ids = torch.randint(3, 259, (FEWEST, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    prompts = [{"id": f"p-{n}", "ids": row, "doc": {}, "stops": [], "max_new_tokens": 10} for n, row in enumerate(ids)]
+    prompts = [
+        {"id": f"p-{n}", "ids": row, "doc": {}, "stops": [], "max_new_tokens": 10}
+        for n, row in enumerate(ids)
+    ]
     pair = Pair(*tiny_pair(noise=0.3), byte_tokenizer(), "tiny")
     guard = fit_domain(PARAMS, pair, None, POINT, prompts)
     assert guard.mean.shape == (32,) and len(guard.basis) == 31 and 0 < guard.rate < 1
@@ -40,7 +47,9 @@ def test_the_strictest_setting_has_none_below_it():
     assert stricter_setting(replace(POINT, knob=0.1)) is None
 
 
-@pytest.mark.parametrize("number, share, place", [(99, 0.9, 89), (39, 0.975, 38), (38, 0.975, None)])
+@pytest.mark.parametrize(
+    "number, share, place", [(99, 0.9, 89), (39, 0.975, 38), (38, 0.975, None)]
+)
 def test_the_threshold_is_the_conformal_quantile(number, share, place):
     """Of n + 1 exchangeable values the new one exceeds it with probability 1 - share at most."""
     values = [float(value) for value in range(number)]

@@ -11,9 +11,17 @@ from pipeline.heads.job import measure, reliability
 @pytest.mark.parametrize(
     "kept, score, found",
     [
-        ([0, 0, 1, 1], [1, 2, 3, 4], {"n": 4, "kept": 0.5, "auc": 1.0, "ap": 1.0, "brier": 0.0, "ece": 0.0}),
+        (
+            [0, 0, 1, 1],
+            [1, 2, 3, 4],
+            {"n": 4, "kept": 0.5, "auc": 1.0, "ap": 1.0, "brier": 0.0, "ece": 0.0},
+        ),
         ([0, 1], [2, 1], {"auc": 0.0}),  # an inverted score is worse than chance
-        ([1, 0, 1, 1], [1, 2, 3, 4], {"ap": 0.5}),  # of "lost": ranked second, so 1/2 where recall becomes 1
+        (
+            [1, 0, 1, 1],
+            [1, 2, 3, 4],
+            {"ap": 0.5},
+        ),  # of "lost": ranked second, so 1/2 where recall becomes 1
         ([1, 1, 1], [0, 1, 2], {"auc": None, "ap": None}),  # one class alone has no ranking
     ],
 )
@@ -23,13 +31,18 @@ def test_scores_of_hard_labels(kept, score, found):
 
 
 def test_soft_labels_equal_many_hard_ones():
-    """A row kept with probability 0.75 counts like three kept rows and a lost one of the same score."""
+    """A row kept with probability 0.75 counts like three kept rows and a lost one of the same
+    score.
+    """
     generator = np.random.default_rng(0)
     score = generator.normal(size=30)
     probability = 1 / (1 + np.exp(-score))
     kept = generator.integers(0, 5, size=30) / 4
     hard = np.concatenate([np.repeat([1.0, 0.0], [round(4 * k), 4 - round(4 * k)]) for k in kept])
-    soft, many = measure(kept, score, probability), measure(hard, np.repeat(score, 4), np.repeat(probability, 4))
+    soft, many = (
+        measure(kept, score, probability),
+        measure(hard, np.repeat(score, 4), np.repeat(probability, 4)),
+    )
     for name in ("auc", "ap", "brier"):
         assert soft[name] == pytest.approx(many[name])
 

@@ -19,7 +19,10 @@ def rows_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda t: t["h_tok:post"][7, 3].fill_(torch.nan), "rows-00001.safetensors: 'h_tok:post' is not finite"),
+        (
+            lambda t: t["h_tok:post"][7, 3].fill_(torch.nan),
+            "rows-00001.safetensors: 'h_tok:post' is not finite",
+        ),
         (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks 'scalars'"),
     ],
 )
@@ -41,7 +44,9 @@ def test_features_stand_side_by_side_in_the_order_asked_for(rows_folder):
 def test_no_problem_is_in_two_parts():
     problem = torch.randint(80, (1000,), generator=torch.Generator().manual_seed(0))
     parts = vars(split_by_problem(problem, TrainParams(), seed=1))
-    assert sum(part.int() for part in parts.values()).eq(1).all(), "every row is in exactly one part"
+    assert sum(part.int() for part in parts.values()).eq(1).all(), (
+        "every row is in exactly one part"
+    )
     found = [set(problem[part].tolist()) for part in parts.values()]
     assert sum(map(len, found)) == len(set.union(*found)) == len(problem.unique())
     assert len(problem[parts["test"]].unique()) == round(0.2 * len(problem.unique()))

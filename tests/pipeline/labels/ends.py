@@ -7,7 +7,10 @@ from pipeline.labels.rollouts import Answered, FinishedRollout, Rollout, Rollout
 
 
 def ends(
-    runner: Any, rollouts: Sequence[Rollout], rejoin: int | None = None, answered: Answered | None = None
+    runner: Any,
+    rollouts: Sequence[Rollout],
+    rejoin: int | None = None,
+    answered: Answered | None = None,
 ) -> list[FinishedRollout]:
     """In the order of the rollouts; `rejoin` and `answered` as of `decided`."""
     return RolloutList(

@@ -10,11 +10,18 @@ WIDTH = 12
 
 
 def write_features(
-    folder: Path, *, policy: int, problems: int = 60, per_problem: int = 25, shuffled: bool = False, told: bool = False
+    folder: Path,
+    *,
+    policy: int,
+    problems: int = 60,
+    per_problem: int = 25,
+    shuffled: bool = False,
+    told: bool = False,
 ) -> None:
     """Two shards of rows; a third of the rows are soft.
 
-    `shuffled` cuts the tie between states and labels; `told` adds draft features from which labels can be told.
+    `shuffled` cuts the tie between states and labels; `told` adds draft features from which labels
+    can be told.
     """
     generator = torch.Generator().manual_seed(policy)
     num = problems * per_problem
@@ -36,7 +43,12 @@ def write_features(
         "kl": torch.rand(num, generator=generator),
     }
     if told:
-        table["draft"] = torch.stack([kept * 4 - 2, *torch.randn(2, num, generator=generator)], dim=-1)
+        table["draft"] = torch.stack(
+            [kept * 4 - 2, *torch.randn(2, num, generator=generator)], dim=-1
+        )
     half = num // 2
     for index, part in enumerate([slice(0, half), slice(half, num)]):
-        save_tensors(folder / f"rows-{index:05d}.safetensors", {name: column[part] for name, column in table.items()})
+        save_tensors(
+            folder / f"rows-{index:05d}.safetensors",
+            {name: column[part] for name, column in table.items()},
+        )

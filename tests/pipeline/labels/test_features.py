@@ -44,7 +44,9 @@ def pair():
 @pytest.fixture(scope="module")
 def prompts():
     draw = torch.Generator().manual_seed(0)
-    return [{"ids": torch.randint(3, 259, (4 + n % 5,), generator=draw).tolist()} for n in range(16)]
+    return [
+        {"ids": torch.randint(3, 259, (4 + n % 5,), generator=draw).tolist()} for n in range(16)
+    ]
 
 
 def with_kl(block):
@@ -54,7 +56,9 @@ def with_kl(block):
 
 @pytest.fixture(scope="module", params=["exact", "random"])
 def recorded(request, pair, prompts):
-    """Mismatches of a strict and of a loose decode, with the features that its own blocks had, and the texts."""
+    """Mismatches of a strict and of a loose decode, with the features that its own blocks had, and
+    the texts.
+    """
     rule = make_rule("exact") if request.param == "exact" else make_rule("random", rate=0.5)
     recorder = MismatchRecorder(BLOCK, with_kl)
     recorder.layers, recorder.wants_q = ["post", "pre", "layer:0"], True
@@ -66,8 +70,13 @@ def records_of(recorder, target, drafter, rule, prompts):
     decoder = Decoder(target, drafter, rule, BLOCK, vocabulary=259, observer=recorder)
     answers = decoder.generate([prompt["ids"] for prompt in prompts], **REQUEST)
     found = recorder.take(answers)
-    table = concatenated([stamped(one, index, Policy.GATED) for index, one in enumerate(found) if num_rows(one)])
-    return table, {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
+    table = concatenated(
+        [stamped(one, index, Policy.GATED) for index, one in enumerate(found) if num_rows(one)]
+    )
+    return table, {
+        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
+        for n, answer in enumerate(answers)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +85,15 @@ def again(pair, prompts, recorded):
 
 
 def test_features_read_again_equal_the_recorded_ones(recorded, again):
-    """The block is rebuilt from its ids, so even a look-ahead over the end of the recorded block stays cut off."""
+    """The block is rebuilt from its ids, so even a look-ahead over the end of the recorded block
+    stays cut off.
+    """
     table, _ = recorded
-    assert num_rows(table) >= 60 and bool((table["behind"] < 0).any()) and bool((table["behind"] >= 0).any())
+    assert (
+        num_rows(table) >= 60
+        and bool((table["behind"] < 0).any())
+        and bool((table["behind"] >= 0).any())
+    )
     for name in (*NAMES, "kl"):
         torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
 
@@ -101,23 +116,32 @@ def test_the_target_says_the_same_as_in_the_decode(pair, prompts, recorded, agai
     table, texts = recorded
     other = {**table, "target_id": table["target_id"].clone()}
     other["target_id"][3] = (other["target_id"][3] + 1) % 259
-    found = FeatureReader(pair, prompts, ("scalars",), BLOCK).read(other, texts, batch_size=23, **REQUEST)
+    found = FeatureReader(pair, prompts, ("scalars",), BLOCK).read(
+        other, texts, batch_size=23, **REQUEST
+    )
     assert (found["same_target"] != again["same_target"]).nonzero().flatten().tolist() == [3]
 
 
 def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, prompts, recorded):
-    """Features, labels and references of every row, in the labels' order; a shard without rows is no obstacle."""
+    """Features, labels and references of every row, in the labels' order; a shard without rows is
+    no obstacle.
+    """
     monkeypatch.chdir(tmp_path)
     table, texts = recorded
     labels = {name: column for name, column in table.items() if name in LABELS}
-    labels["kept"], labels["greedy_kept"] = torch.rand(num_rows(table)), torch.ones(num_rows(table), dtype=torch.int8)
+    labels["kept"], labels["greedy_kept"] = (
+        torch.rand(num_rows(table)),
+        torch.ones(num_rows(table), dtype=torch.int8),
+    )
     labels["rollouts"] = (torch.arange(num_rows(table)) % 3).to(torch.int16)
     half = torch.arange(num_rows(table)) < 50
     for index, part in enumerate((half, ~half, half & ~half)):
         shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
         save_tensors(LABEL_FOLDER / f"gated/rows-{index:05d}.safetensors", shard)
     features = ("lookahead", "h_tok:post")
-    params = Params(train=TrainParams(features=features), decoding=DecodingParams(block=BLOCK, workers=1))
+    params = Params(
+        train=TrainParams(features=features), decoding=DecodingParams(block=BLOCK, workers=1)
+    )
     monkeypatch.setattr(stage, "read_params", lambda: params)
     monkeypatch.setattr(stage, "load_pair", lambda _params, weights=True: pair)
     monkeypatch.setattr(stage, "pair_files", lambda _pair: [])

@@ -1,4 +1,6 @@
-"""Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
+"""Mining and labelling against brute force: every prefix read again from scratch, one rollout at a
+time.
+"""
 
 from math import inf
 from types import SimpleNamespace
@@ -42,11 +44,15 @@ def greedy(target, ids, room):
     """The target's own continuation, by transformers."""
     text = torch.tensor([ids])
     settings = {"do_sample": False, "max_new_tokens": room, "eos_token_id": 2, "pad_token_id": 0}
-    return target.generate(text, attention_mask=torch.ones_like(text), **settings)[0, len(ids) :].tolist()
+    return target.generate(text, attention_mask=torch.ones_like(text), **settings)[
+        0, len(ids) :
+    ].tolist()
 
 
 def meaning(answer):
-    """A stand-in for a task: what remains of an answer is its number of ids above 128, in threes."""
+    """A stand-in for a task: what remains of an answer is its number of ids above 128, in
+    threes.
+    """
     return sum(token > 128 for token in answer) // 3
 
 
@@ -57,7 +63,9 @@ def same(answer, reference):
 def forced(target, problem, prefix, token):
     """The whole answer after forcing one token."""
     head = [*prefix, token]
-    return head if token == 2 else [*head, *greedy(target, [*PROMPTS[problem], *head], 24 - len(head))]
+    return (
+        head if token == 2 else [*head, *greedy(target, [*PROMPTS[problem], *head], 24 - len(head))]
+    )
 
 
 SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is given before its end
@@ -69,7 +77,9 @@ SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is 
 
 def tools_for(pair, references=None, **settings):
     target, draft = pair
-    references = references or {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
+    references = references or {
+        problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)
+    }
     meaning = Meaning(SUMS, None, [{}] * len(PROMPTS), references)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
     return Tools(decoder, meaning, Params(label=LabelParams(**settings)), Cost(), **REQUEST)
@@ -96,7 +106,8 @@ def rows(table, policy):
     """The records on texts of one policy, as plain numbers."""
     chosen = picked(table, table["policy"] == policy)
     return [
-        SimpleNamespace(**dict(zip(chosen, row, strict=True))) for row in zip(*listed(chosen).values(), strict=True)
+        SimpleNamespace(**dict(zip(chosen, row, strict=True)))
+        for row in zip(*listed(chosen).values(), strict=True)
     ]
 
 
@@ -110,13 +121,17 @@ def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
         answer = forced(pair[0], one.problem, text[: one.position], one.draft_id)
         assert one.greedy_kept == same(answer, texts[one.problem, Policy.STRICT].ids), one
         assert text[one.position] == (one.draft_id if one.greedy_kept else one.target_id)
-    assert {one.greedy_kept for one in walked} == {0, 1}, "the example should have harmless and harmful tokens"
+    assert {one.greedy_kept for one in walked} == {0, 1}, (
+        "the example should have harmless and harmful tokens"
+    )
 
 
 @pytest.mark.parametrize("batch_size", [8, 64])
 @pytest.mark.parametrize("runner", ["plain", "speculative"])
 def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runner):
-    """Three rows let each of three walks take one mismatch after the other; 64 have room for more of each."""
+    """Three rows let each of three walks take one mismatch after the other; 64 have room for more
+    of each.
+    """
     tools = tools_for(pair, batch_size=batch_size)
     tools.runner = tools.runner if runner == "plain" else tools.sampler
     table, texts = collected(tools)
@@ -124,11 +139,15 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runn
 
 
 def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):
-    """In bfloat16 a strict text that is decoded in another batch may part from its reference at a near tie."""
+    """In bfloat16 a strict text that is decoded in another batch may part from its reference at a
+    near tie.
+    """
     references = {problem: greedy(pair[0], ids, 24)[::-1] for problem, ids in enumerate(PROMPTS)}
     table, texts = collected(tools_for(pair, references), recipe="text")
     found = rows(table, Policy.STRICT)
-    assert all(texts[one.problem, Policy.STRICT].ids[one.position] == one.target_id for one in found)
+    assert all(
+        texts[one.problem, Policy.STRICT].ids[one.position] == one.target_id for one in found
+    )
     assert len(found) == num_rows(table) >= 10
 
 
@@ -161,46 +180,85 @@ def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
 
 
 def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
-    """Brute force: the target goes on from the prefix itself; where that no longer keeps the meaning, drop."""
+    """Brute force: the target goes on from the prefix itself; where that no longer keeps the
+    meaning, drop.
+    """
     target, draft = pair
     recorder = MismatchRecorder(4)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=recorder)
+    decoder = Decoder(
+        target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=recorder
+    )
     answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
-    tables = [stamped(table, problem, Policy.GATED) for problem, table in enumerate(recorder.take(answers)) if table]
-    texts = {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
+    tables = [
+        stamped(table, problem, Policy.GATED)
+        for problem, table in enumerate(recorder.take(answers))
+        if table
+    ]
+    texts = {
+        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
+        for n, answer in enumerate(answers)
+    }
     references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
     maker = labeller(pair, references, rejoin=None, rollouts=1)
     table = concatenated(tables)
     greedy_kept, expected = maker.greedy_kept(table, texts), []
-    for one in rows({name: table[name] for name in ("problem", "policy", "position")}, Policy.GATED):
+    for one in rows(
+        {name: table[name] for name in ("problem", "policy", "position")}, Policy.GATED
+    ):
         prefix = texts[one.problem, Policy.GATED].ids[: one.position]
         answer = [*prefix, *greedy(target, [*PROMPTS[one.problem], *prefix], 24 - len(prefix))]
         expected.append(same(answer, references[one.problem]))
     assert is_intact(table, greedy_kept).tolist() == expected
     labels = num_rows(maker.label(table, texts))
-    assert maker.tools.cost.labels == labels == sum(expected)  # others cost rollouts, and are no labels
-    assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
+    assert (
+        maker.tools.cost.labels == labels == sum(expected)
+    )  # others cost rollouts, and are no labels
+    assert 0 < sum(expected) < len(expected), (
+        "the example should have texts that lose their meaning"
+    )
 
 
 @pytest.mark.parametrize("rejoin", [None, 3])
 def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
-    """On the target's own texts and on loose ones; a rollout that comes back to the other's words ends as that does."""
+    """On the target's own texts and on loose ones; a rollout that comes back to the other's words
+    ends as that does.
+    """
     tools, few = tools_for(pair), [{"ids": ids} for ids in PROMPTS]
-    records, texts = unpack(pack(*collect_strict(Params(collect=CollectParams(recipe="text")), tools, few, range(3))))
+    records, texts = unpack(
+        pack(*collect_strict(Params(collect=CollectParams(recipe="text")), tools, few, range(3)))
+    )
     recorder = MismatchRecorder(4)
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("random", rate=0.7), 4, observer=recorder)
+    decoder = Decoder(
+        pair[0], ModelDrafter(pair[1]), make_rule("random", rate=0.7), 4, observer=recorder
+    )
     answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
-    loose = [stamped(table, problem, Policy.GATED) for problem, table in enumerate(recorder.take(answers)) if table]
-    texts |= {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
+    loose = [
+        stamped(table, problem, Policy.GATED)
+        for problem, table in enumerate(recorder.take(answers))
+        if table
+    ]
+    texts |= {
+        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
+        for n, answer in enumerate(answers)
+    }
     labeller, seen, back = Labeller(tools, few, LabelParams(rejoin=rejoin), 1), set(), 0
     labeller.tools.meaning.longest = longest = 0.9 if rejoin else inf
     records = concatenated([records, *loose])
-    labels = checked(paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts), LABELS, "the labels")
+    labels = checked(
+        paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts),
+        LABELS,
+        "the labels",
+    )
     trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
     for n, one in enumerate([*rows(records, Policy.STRICT), *rows(records, Policy.GATED)]):
         text = texts[one.problem, records["policy"][n].item()].ids
-        other, answer = (forced(pair[0], one.problem, text[: one.position], x) for x in (one.target_id, one.draft_id))
-        grams, known = ([tuple(ids[at : at + 3]) for at in range(len(ids) - 2)] for ids in (answer, other))
+        other, answer = (
+            forced(pair[0], one.problem, text[: one.position], x)
+            for x in (one.target_id, one.draft_id)
+        )
+        grams, known = (
+            [tuple(ids[at : at + 3]) for at in range(len(ids) - 2)] for ids in (answer, other)
+        )
         place = next((at for at in range(one.position + 1, len(grams)) if grams[at] in known), None)
         if rejoin and place is not None:
             back += 1

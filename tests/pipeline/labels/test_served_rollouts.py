@@ -31,7 +31,9 @@ class Engine:
         self.model, self.asked = model, list[TextToExtend]()
 
     @torch.no_grad()
-    def __call__(self, asked: list[TextToExtend], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
+    def __call__(
+        self, asked: list[TextToExtend], sampling: Sampling, eos_ids: list[int]
+    ) -> list[list[int]]:
         assert sampling.greedy
         self.asked += [TextToExtend(list(one.text), one.num, one.seed) for one in asked]
         portions: list[list[int]] = [[] for _ in asked]
@@ -45,11 +47,19 @@ class Engine:
 def both() -> Any:
     """The target's own answers, and both runners at work behind every third of their tokens."""
     target = tiny_model("llama")
-    decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.05)), make_rule("exact"), 3, tokenizer=TOKENIZER)
+    decoder = Decoder(
+        target, ModelDrafter(noisy_copy(target, 0.05)), make_rule("exact"), 3, tokenizer=TOKENIZER
+    )
     prompts = [[1, 40, 50], [1, 60, 61, 62], [1, 90]]
-    plain = [answer.ids for answer in decoder.generate(prompts, max_new_tokens=60, eos_ids=(), stops=())]
+    plain = [
+        answer.ids for answer in decoder.generate(prompts, max_new_tokens=60, eos_ids=(), stops=())
+    ]
     ending = plain[0][40]
-    request = {"max_new_tokens": 60, "eos_ids": (ending,), "stops": (TOKENIZER.decode(plain[1][30:33]),)}
+    request = {
+        "max_new_tokens": 60,
+        "eos_ids": (ending,),
+        "stops": (TOKENIZER.decode(plain[1][30:33]),),
+    }
     own = [answer.ids for answer in decoder.generate(prompts, **request)]
     assert len({len(answer) for answer in own}) >= 2
     rollouts = [
@@ -58,7 +68,9 @@ def both() -> Any:
         for position in range(0, len(answer) - 1, 3)
         for token in (answer[position], 70, ending)
     ]
-    return SimpleNamespace(decoder=decoder, engine=Engine(target), request=request, rollouts=rollouts)
+    return SimpleNamespace(
+        decoder=decoder, engine=Engine(target), request=request, rollouts=rollouts
+    )
 
 
 def runners(both: Any) -> tuple[RolloutRunner, EngineRunner, Cost, Cost]:
@@ -75,7 +87,10 @@ def test_whole_rollouts_are_the_same(both, monkeypatch, portion):
     expected = ends(own, chosen)
     assert ends(served, chosen) == expected
     assert {ended.finish for ended in expected} == {"eos", "stop", "length"} or portion != 64
-    assert (costs[0].rollouts, costs[0].rollout_tokens) == (costs[1].rollouts, costs[1].rollout_tokens)
+    assert (costs[0].rollouts, costs[0].rollout_tokens) == (
+        costs[1].rollouts,
+        costs[1].rollout_tokens,
+    )
 
 
 def test_a_rollout_that_is_decided_early_ends_as_the_decoders_does(both):
@@ -84,7 +99,9 @@ def test_a_rollout_that_is_decided_early_ends_as_the_decoders_does(both):
         expected, found = (ends(one, both.rollouts, rejoin, answered) for one in (own, served))
         assert [ended.finish for ended in found] == [ended.finish for ended in expected]
         assert {REJOINED if rejoin else ANSWERED} < {ended.finish for ended in found}
-        for ours, theirs in zip(found, expected, strict=True):  # a decision may come some tokens later
+        for ours, theirs in zip(
+            found, expected, strict=True
+        ):  # a decision may come some tokens later
             short = min(len(ours.ids), len(theirs.ids))
             assert ours.ids[:short] == theirs.ids[:short]
 
@@ -100,7 +117,9 @@ def test_portions_of_a_text_draw_with_other_seeds_and_never_leave_the_limit(both
 
 
 def test_an_engine_needs_one_worker():
-    params: Any = SimpleNamespace(engine=SimpleNamespace(rollouts="vllm"), decoding=SimpleNamespace(workers=2))
+    params: Any = SimpleNamespace(
+        engine=SimpleNamespace(rollouts="vllm"), decoding=SimpleNamespace(workers=2)
+    )
     for start in (engine_of, lambda params: served_features(params, None, [], [])):
         with pytest.raises(UserError, match="decoding.workers to 1"):
             start(params)
@@ -109,7 +128,11 @@ def test_an_engine_needs_one_worker():
 @pytest.mark.parametrize("key", ["engine.rollouts", "engine.states"])
 def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, tmp_path, key):
     def begin(source):
-        return VllmEngine(source, {}) if key == "engine.rollouts" else VllmStates(source, [1], {}, tmp_path)
+        return (
+            VllmEngine(source, {})
+            if key == "engine.rollouts"
+            else VllmStates(source, [1], {}, tmp_path)
+        )
 
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=rf"the extra `vllm`.*set {key} to own"):

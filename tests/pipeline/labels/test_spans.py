@@ -1,4 +1,6 @@
-"""Spans and pairs: what judges and CSD learn from mismatches, and the round that shows a mismatch again."""
+"""Spans and pairs: what judges and CSD learn from mismatches, and the round that shows a mismatch
+again.
+"""
 
 import pytest
 import torch
@@ -27,18 +29,27 @@ def pair():
 
 @pytest.fixture(scope="module")
 def mismatches(pair):
-    """Every mismatch of strict decoding, as the stage `collect` records it, with the states it saw."""
+    """Every mismatch of strict decoding, as the stage `collect` records it, with the states it
+    saw.
+    """
     recorder = MismatchRecorder(4, lambda block: extract(block, ["h_tok:post"]))
     recorder.layers = ["post"]
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=recorder)
     answers = decoder.generate([prompt["ids"] for prompt in PROMPTS], **REQUEST)
-    tables = [stamped(table, i, Policy.STRICT) for i, table in enumerate(recorder.take(answers)) if table]
-    texts = {(i, Policy.STRICT): AnswerText(i, Policy.STRICT, answer.ids) for i, answer in enumerate(answers)}
+    tables = [
+        stamped(table, i, Policy.STRICT) for i, table in enumerate(recorder.take(answers)) if table
+    ]
+    texts = {
+        (i, Policy.STRICT): AnswerText(i, Policy.STRICT, answer.ids)
+        for i, answer in enumerate(answers)
+    }
     return concatenated(tables), texts
 
 
 def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
-    """The same token is proposed, the strict rule refuses it, and the target saw the same text in front of it."""
+    """The same token is proposed, the strict rule refuses it, and the target saw the same text in
+    front of it.
+    """
     table, texts = mismatches
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4)
     seen = 0
@@ -60,7 +71,11 @@ def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):
         lengths = block.valid[:, :3].sum(-1)
         assert found["kept"].tolist() == part["kept"].repeat_interleave(lengths).tolist()
         assert found["problem"].tolist() == part["problem"].repeat_interleave(lengths).tolist()
-        places = [int(at) + j for at, num in zip(part["position"], lengths, strict=True) for j in range(int(num))]
+        places = [
+            int(at) + j
+            for at, num in zip(part["position"], lengths, strict=True)
+            for j in range(int(num))
+        ]
         assert found["position"].tolist() == places
         assert torch.equal(found["h_tok:pre"][0], block.hidden["pre"][0, 1].float())
 
@@ -69,7 +84,12 @@ def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
         x, t = torch.tensor(pairs).T.contiguous()
-        found = {"position": x, "draft_id": x.clone(), "target_id": t.clone(), "accepted": (x * 0).to(torch.int8)}
+        found = {
+            "position": x,
+            "draft_id": x.clone(),
+            "target_id": t.clone(),
+            "accepted": (x * 0).to(torch.int8),
+        }
         found["behind"] = torch.full((len(x), 3), -1, dtype=torch.int32)
         records = pack(stamped(found, 0, Policy.STRICT), [])
         save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", records)

@@ -26,7 +26,9 @@ def states_of(model: Any, numbers: list[int]) -> Any:
     def one(text: list[int]) -> torch.Tensor:
         seen = {}
         hooks = [
-            layer.register_forward_hook(lambda _module, _given, out, at=at: seen.update({at: out[0]}))
+            layer.register_forward_hook(
+                lambda _module, _given, out, at=at: seen.update({at: out[0]})
+            )
             for at, layer in enumerate(model.model.layers, 1)
         ]
         model(torch.tensor([text]))
@@ -41,9 +43,15 @@ def test_they_equal_those_of_the_decoder(tmp_path, pair, prompts, recorded, agai
     table, texts = recorded
     numbers = numbers_of(NAMES, pair.target.config.num_hidden_layers)
     output = load_output_layer(saved(pair.target, tmp_path))
-    reader = StateFeatures(states_of(pair.target, numbers), output, pair.draft, prompts, NAMES, numbers, 259)
+    reader = StateFeatures(
+        states_of(pair.target, numbers), output, pair.draft, prompts, NAMES, numbers, 259
+    )
     found = reader.read(table, texts, 23)
-    assert num_rows(found) == num_rows(table) and found.keys() == again.keys() == {*NAMES, "kl", "same_target"}
+    assert num_rows(found) == num_rows(table) and found.keys() == again.keys() == {
+        *NAMES,
+        "kl",
+        "same_target",
+    }
     for name, column in again.items():
         torch.testing.assert_close(found[name].float(), column.float(), rtol=1e-4, atol=2e-4)
 
@@ -51,7 +59,9 @@ def test_they_equal_those_of_the_decoder(tmp_path, pair, prompts, recorded, agai
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "qwen3", "phi"])
 @torch.no_grad()
 def test_the_end_of_a_model_is_read_alone(tmp_path, architecture):
-    """The stored normalisation is not one of ones, and where the output layer has a bias, it gets that too."""
+    """The stored normalisation is not one of ones, and where the output layer has a bias, it gets
+    that too.
+    """
     model, ids = tiny_model(architecture), torch.tensor([[1, 2, 3, 4]])
     if architecture == "phi":
         model.lm_head.bias.normal_()

@@ -4,7 +4,14 @@ import pytest
 
 from gistgate.lm_eval.task import TaskSpec, load_task
 from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
-from pipeline.labels.rollouts import ANSWERED, REJOINED, FinishedRollout, Rollout, decided, rejoined_at
+from pipeline.labels.rollouts import (
+    ANSWERED,
+    REJOINED,
+    FinishedRollout,
+    Rollout,
+    decided,
+    rejoined_at,
+)
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()
@@ -18,12 +25,19 @@ def ids(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def meaning_of(tmp_path_factory):
-    """Meaning by one of the task's two filters: the first number behind ####, or the last number of the text."""
+    """Meaning by one of the task's two filters: the first number behind ####, or the last number of
+    the text.
+    """
 
     def made(metric: str) -> Meaning:
-        tasks = write_task(tmp_path_factory.mktemp("task"), **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
+        tasks = write_task(
+            tmp_path_factory.mktemp("task"), **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'}
+        )
         task = load_task(TaskSpec("sums", metric=f"exact_match,{metric}"), tasks)
-        docs = [{"question": "41 + 1?", "answer": "#### 42"}, {"question": "7 + 1?", "answer": "#### 8"}]
+        docs = [
+            {"question": "41 + 1?", "answer": "#### 42"},
+            {"question": "7 + 1?", "answer": "#### 8"},
+        ]
         return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE), 1: ids(OTHER)})
 
     return made
@@ -61,7 +75,12 @@ def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning_of):
 @pytest.mark.parametrize("metric", ["answer", "loose"])
 @pytest.mark.parametrize(
     "text",
-    [f"{REFERENCE}\nOr was it\n#### 7", "So it is.\n#### 43\nNo, it is #### 42.", "Nothing.", "#### 42,0 #### 1"],
+    [
+        f"{REFERENCE}\nOr was it\n#### 7",
+        "So it is.\n#### 43\nNo, it is #### 42.",
+        "Nothing.",
+        "#### 42,0 #### 1",
+    ],
 )
 def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning_of, metric, text):
     meaning, whole = meaning_of(metric), ids(text)
@@ -105,17 +124,24 @@ def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
     }
     whole, early = Played(texts), Played(texts)
     for runner, audit in ((whole, len(texts)), (early, 2)):
-        assert judged(runner, meaning_of("answer"), audit=audit, rejoin=None)[1] == [True, False, False] * 3
+        assert (
+            judged(runner, meaning_of("answer"), audit=audit, rejoin=None)[1]
+            == [True, False, False] * 3
+        )
     assert early.written < whole.written
 
 
 def rejoining(*numbers: int) -> dict[str, str]:
     """Texts that come back to the words of the reference, and their answers."""
-    return {f"{n}": f"So, as one and two is three.\n#### {number}" for n, number in enumerate(numbers)}
+    return {
+        f"{n}": f"So, as one and two is three.\n#### {number}" for n, number in enumerate(numbers)
+    }
 
 
 def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
-    """A test that calls every answer given, and words that rejoin the reference without its answer."""
+    """A test that calls every answer given, and words that rejoin the reference without its
+    answer.
+    """
     runner, every = Played(rejoining(42, 7, 42, 7)), lambda _rollout, _answer: True
     judge, found = judged(runner, meaning_of("answer"), given=every, audit=2, rejoin=6)
     assert found == [True, False, True, False] and judge.given is None and judge.rejoin is None
@@ -123,9 +149,13 @@ def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
 
 @pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
 def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, order):
-    """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before the audit does."""
+    """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before
+    the audit does.
+    """
     meaning, texts = meaning_of("answer"), rejoining(42, 42, 7, 7)
-    judge = AnswerJudge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
+    judge = AnswerJudge(
+        Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6
+    )
     assert judge.kept([rollout(text) for text in texts]) == [True] * 4
 
 

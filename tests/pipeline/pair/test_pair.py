@@ -1,4 +1,6 @@
-"""Pairs from models/pairs/: loading, and one sentence for everything that can be wrong with them."""
+"""Pairs from models/pairs/: loading, and one sentence for everything that can be wrong with
+them.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,12 @@ from pipeline.paths import PAIRS
 from pipeline.stages import pair as stage
 from tests.tiny import byte_tokenizer
 
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 def save(folder: Path, vocab_size: int = 272, reverse: bool = False) -> Path:
@@ -31,7 +38,10 @@ def save(folder: Path, vocab_size: int = 272, reverse: bool = False) -> Path:
 def name_pair(folder: Path, target: Path, draft: Path, /, **more) -> SimpleNamespace:
     """A file `mine.yaml` in `folder`, and parameters that name it."""
     models = {"target": (target, "float32"), "draft": (draft, "bfloat16")}
-    content = {role: {"model": str(one), "dtype": dtype, "device": "cpu"} for role, (one, dtype) in models.items()}
+    content = {
+        role: {"model": str(one), "dtype": dtype, "device": "cpu"}
+        for role, (one, dtype) in models.items()
+    }
     for key, value in more.items():
         content[key] = {**content[key], **value} if key in content else value
     (folder / "mine.yaml").write_text(yaml.safe_dump(content))
@@ -51,15 +61,28 @@ def draft(tmp_path):
 def test_a_pair_with_padded_vocabularies_loads(tmp_path, target):
     params = name_pair(tmp_path, target, save(tmp_path / "draft", 260))
     pair = load_pair(params, tmp_path)
-    assert (pair.name, pair.target.dtype, pair.draft.dtype) == ("mine", torch.float32, torch.bfloat16)
+    assert (pair.name, pair.target.dtype, pair.draft.dtype) == (
+        "mine",
+        torch.float32,
+        torch.bfloat16,
+    )
     assert not pair.target.training and not any(p.requires_grad for p in pair.target.parameters())
-    assert pair.tokenizer.padding_side == "left" and pair.tokenizer.pad_token_id == pair.tokenizer.eos_token_id
+    assert (
+        pair.tokenizer.padding_side == "left"
+        and pair.tokenizer.pad_token_id == pair.tokenizer.eos_token_id
+    )
     assert pair.files == (tmp_path / "mine.yaml", target, tmp_path / "draft")
     report = check_pair("mine", tmp_path)
-    assert (report["target"]["vocabulary"], report["draft"]["vocabulary"], report["tokens"]) == (272, 260, 259)
+    assert (report["target"]["vocabulary"], report["draft"]["vocabulary"], report["tokens"]) == (
+        272,
+        260,
+        259,
+    )
 
 
-@pytest.mark.parametrize("look", [load_pair, lambda params, folder: check_pair(params.pair, folder)])
+@pytest.mark.parametrize(
+    "look", [load_pair, lambda params, folder: check_pair(params.pair, folder)]
+)
 @pytest.mark.parametrize(
     "vocab_size, reverse, message",
     [
@@ -74,18 +97,25 @@ def test_different_vocabularies_are_refused(tmp_path, target, look, vocab_size, 
 
 
 def test_an_unknown_pair_offers_the_nearest_name():
-    with pytest.raises(UserError, match="There is no pair 'embeded' in models/pairs. Did you mean 'embedded'?"):
+    with pytest.raises(
+        UserError, match="There is no pair 'embeded' in models/pairs. Did you mean 'embedded'?"
+    ):
         read_pair("embeded")
 
 
 def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
-    named = {"target": {"model": str(target), "dtype": "float32", "device": "cpu"}, "drafter": "suffix"}
+    named = {
+        "target": {"model": str(target), "dtype": "float32", "device": "cpu"},
+        "drafter": "suffix",
+    }
     (tmp_path / "alone.yaml").write_text(yaml.safe_dump(named))
     pair = load_pair(SimpleNamespace(pair="alone"), tmp_path)
     assert (pair.draft, pair.drafter) == (None, "suffix")
     assert pair.files == (tmp_path / "alone.yaml", target)
     found = check_pair("alone", tmp_path)
-    assert (found["draft"], found["drafter"]) == (None, "suffix") and found["target"]["vocabulary"] > 0
+    assert (found["draft"], found["drafter"]) == (None, "suffix") and found["target"][
+        "vocabulary"
+    ] > 0
     with pytest.raises(UserError, match="The pair 'alone' has no draft model"):
         _ = pair.draft_model
 
@@ -93,15 +123,26 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"tokeniser": "x"}, r"mine.yaml has an unknown key 'tokeniser'. Did you mean 'tokenizer'?"),
-        ({"draft": {"model": "models/none/target"}}, "model folder .* is missing. Run `dvc repro pair`"),
-        ({"draft": {"model": "nobody/nothing"}}, "could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"),
+        (
+            {"tokeniser": "x"},
+            r"mine.yaml has an unknown key 'tokeniser'. Did you mean 'tokenizer'?",
+        ),
+        (
+            {"draft": {"model": "models/none/target"}},
+            "model folder .* is missing. Run `dvc repro pair`",
+        ),
+        (
+            {"draft": {"model": "nobody/nothing"}},
+            "could not be loaded .* HF_HUB_OFFLINE=0 .* local folder",
+        ),
         ({"draft": {"dtype": "brainfloat"}}, "dtype 'brainfloat'"),
         ({"target": {"quantise": "int8"}}, "Only `draft` has `quantise`"),
         ({"drafter": "lookup"}, r"needs one source of drafts: .*`drafter: suffix`"),
     ],
 )
-def test_what_is_wrong_in_a_pairs_file_is_one_sentence(tmp_path, target, monkeypatch, changes, sentence):
+def test_what_is_wrong_in_a_pairs_file_is_one_sentence(
+    tmp_path, target, monkeypatch, changes, sentence
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=sentence):
         load_pair(name_pair(tmp_path, target, target, **changes), tmp_path)
@@ -133,14 +174,18 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, draft, monk
 
 def test_a_pair_quantises_its_draft_alone(tmp_path, target, draft):
     pair = load_pair(name_pair(tmp_path, target, draft, draft={"quantise": "int8"}), tmp_path)
-    assert identify_model(pair.draft).quantisation == "int8" and identify_model(pair.target).quantisation is None
+    assert (
+        identify_model(pair.draft).quantisation == "int8"
+        and identify_model(pair.target).quantisation is None
+    )
 
 
 def test_gates_call_models_as_the_pairs_file_names_them(tmp_path, target, draft):
     """A name is for people: what a gate is bound to stays the same."""
     names = {"target": {"name": "owner/big"}, "draft": {"name": "owner/small"}}
     plain, named = (
-        partners_of(load_pair(name_pair(tmp_path, target, draft, **more), tmp_path)) for more in ({}, names)
+        partners_of(load_pair(name_pair(tmp_path, target, draft, **more), tmp_path))
+        for more in ({}, names)
     )
     assert {role: one.name for role, one in plain.items()} == {
         "target": "target",

@@ -1,4 +1,6 @@
-"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of some layers of a model."""
+"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of some
+layers of a model.
+"""
 
 import random
 from types import SimpleNamespace
@@ -38,13 +40,20 @@ def test_equal_shapes_and_transposed_ones_are_updated_as_if_alone():
 
     together = step([0, 1, 2])
     for i in range(3):
-        assert torch.allclose(together[i], step([i])[0], atol=1e-6) and not torch.allclose(together[i], first[i])
+        assert torch.allclose(together[i], step([i])[0], atol=1e-6) and not torch.allclose(
+            together[i], first[i]
+        )
 
 
 def test_training_gives_the_same_tokenizer_again_in_which_every_word_is_one_token():
     assert train_tokenizer().backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
-    assert TOKENIZER.convert_ids_to_tokens(TOKENIZER(" 475")["input_ids"]) == ["Ġ4", "7", "5"], "digits stand apart"
-    answers = [one["answer"].replace("\n", " ").split(" ")[1:] for one in documents(WorldParams(), 1, "train", 200)]
+    assert TOKENIZER.convert_ids_to_tokens(TOKENIZER(" 475")["input_ids"]) == ["Ġ4", "7", "5"], (
+        "digits stand apart"
+    )
+    answers = [
+        one["answer"].replace("\n", " ").split(" ")[1:]
+        for one in documents(WorldParams(), 1, "train", 200)
+    ]
     for word in {*words(), *(word for answer in answers for word in answer if word.isalpha())}:
         assert len(TOKENIZER(f" {word}")["input_ids"]) == 1, word
 
@@ -52,10 +61,18 @@ def test_training_gives_the_same_tokenizer_again_in_which_every_word_is_one_toke
 def test_round_trip(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert (loaded.padding_side, loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == ("left", 0, 1, 2)
+    assert (loaded.padding_side, loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == (
+        "left",
+        0,
+        1,
+        2,
+    )
     questions = [one["question"] for one in documents(WorldParams(), 1, "test", 20)]
     for text in ("Grüße, 12 Äpfel\n\n\t#### -3.5", *questions):
-        assert loaded.decode(ids := loaded(text)["input_ids"]) == text and ids == TOKENIZER(text)["input_ids"]
+        assert (
+            loaded.decode(ids := loaded(text)["input_ids"]) == text
+            and ids == TOKENIZER(text)["input_ids"]
+        )
 
 
 def test_a_document_is_its_prompt_and_its_answer():
@@ -76,7 +93,10 @@ def test_a_pass_deals_each_document_once_in_batches_of_like_lengths():
     lengths = [i % 50 for i in range(320)]
     batches = plan(lengths, batch_size=10, steps=32, seed=1)
     assert sorted(i for batch in batches for i in batch) == list(range(320))
-    assert max(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches) < 10
+    assert (
+        max(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches)
+        < 10
+    )
     assert plan(lengths, 10, 40, seed=1)[:32] == batches != plan(lengths, 10, 32, seed=2)
 
 
@@ -84,14 +104,18 @@ def test_a_pass_deals_each_document_once_in_batches_of_like_lengths():
 def project(tmp_path, monkeypatch):
     """A folder with a tiny pair of two layers, prompts, and one answer to all of them."""
     save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
-    sources = {role: {"model": role, "dtype": "float32", "device": "cpu"} for role in ("target", "draft")}
+    sources = {
+        role: {"model": role, "dtype": "float32", "device": "cpu"} for role in ("target", "draft")
+    }
     rng = random.Random(0)
     prompts = [[1, *rng.choices(range(3, 259), k=5)] for _ in range(60)]
     for folder in ("models/pairs", "data/prompts", "data/reference"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "models/pairs/mine.yaml").write_text(yaml.safe_dump(sources))
     write_rows(tmp_path / "data/prompts/train.jsonl", [{"ids": ids} for ids in prompts])
-    write_rows(tmp_path / "data/reference/train.jsonl", [{"ids": [*range(50, 62), 2]} for _ in prompts])
+    write_rows(
+        tmp_path / "data/reference/train.jsonl", [{"ids": [*range(50, 62), 2]} for _ in prompts]
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "read_params", lambda: SimpleNamespace(pair="mine"))
     return tmp_path
@@ -118,5 +142,7 @@ def test_the_layers_of_a_model_that_matter_learn_to_write_as_the_target(project,
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(project, options, sentence):
     with pytest.raises(UserError, match=sentence):
-        training.main(**{"layers": 1, **options, "folder": project / options.get("folder", "student")})
+        training.main(
+            **{"layers": 1, **options, "folder": project / options.get("folder", "student")}
+        )
     assert not (project / "student").exists()

@@ -1,4 +1,6 @@
-"""The embedded world: the same bytes for the same seed, disjoint parts, answers that follow from the text."""
+"""The embedded world: the same bytes for the same seed, disjoint parts, answers that follow from
+the text.
+"""
 
 import re
 from dataclasses import replace
@@ -51,7 +53,9 @@ def result(start: int, steps: list[tuple[str, int]]) -> int:
 @pytest.mark.parametrize("kind", ["similar", "neutral"])
 def test_answers_follow_from_the_question(kind):
     for document in documents(replace(WORLD, kind=kind), 1, "train", 300):
-        assert answer_of(document["answer"]) == str(result(*arithmetic(document["question"]))), document
+        assert answer_of(document["answer"]) == str(result(*arithmetic(document["question"]))), (
+            document
+        )
 
 
 @pytest.mark.parametrize("dialect", ["target", "draft"])
@@ -75,7 +79,9 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
 def test_parts_share_no_arithmetic_even_across_seeds():
     cores = {}
     for part in ("corpus", "train", "test"):
-        questions = [doc["question"] for seed in (1, 2) for doc in documents(WORLD, seed, part, 400)]
+        questions = [
+            doc["question"] for seed in (1, 2) for doc in documents(WORLD, seed, part, 400)
+        ]
         cores[part] = {core(*arithmetic(question)) for question in questions}
         assert {part_of(one) for one in cores[part]} == {part}
     assert len(set.union(*cores.values())) == sum(map(len, cores.values()))
@@ -88,7 +94,9 @@ def shares(docs: list[dict[str, str]]) -> tuple[float, float]:
 
 
 def test_every_draw_of_calibration_problems_is_like_the_test_file():
-    """What is drawn later is no harder: a certificate speaks about the problems that it was made with."""
+    """What is drawn later is no harder: a certificate speaks about the problems that it was made
+    with.
+    """
     n = 1500
     expected = shares(documents(WORLD, 1, "test", n))
     noise = 4 * (2 * 0.25 / n) ** 0.5  # four standard errors of a difference of two shares
@@ -105,15 +113,25 @@ def test_the_dialects_differ_in_solutions_only_and_distance_0_makes_them_one():
     assert make_wording(near, "draft", 1) == make_wording(near, "target", 1) == target
 
 
-@pytest.mark.parametrize("change", [{"kind": "odd"}, {"dialect_distance": 1.5}, {"min_steps": 3, "max_steps": 2}])
+@pytest.mark.parametrize(
+    "change", [{"kind": "odd"}, {"dialect_distance": 1.5}, {"min_steps": 3, "max_steps": 2}]
+)
 def test_impossible_dials_are_refused(change):
     with pytest.raises(UserError, match=next(iter(change))):
         parse_params({"world": change})
 
 
 def test_committed_requests_for_functions_are_distinct_and_can_be_judged():
-    rows = [row for split in ("train", "test") for row in read_json_lines(TASKS / f"python_functions/{split}.jsonl")]
+    rows = [
+        row
+        for split in ("train", "test")
+        for row in read_json_lines(TASKS / f"python_functions/{split}.jsonl")
+    ]
     assert len({row["prompt"] for row in rows}) == len(rows) == 1600
     row = next(row for row in rows if row["entry_point"] == "sum_squares_odd")
-    solution = "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
-    assert runs(solution + row["tests"]) and not runs(solution.replace("== 1", "== 0") + row["tests"])
+    solution = (
+        "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
+    )
+    assert runs(solution + row["tests"]) and not runs(
+        solution.replace("== 1", "== 0") + row["tests"]
+    )

@@ -9,7 +9,9 @@ from gistgate.measure.statistics import Interval, accuracy_difference, ratio_of_
 
 @pytest.mark.parametrize("method", ["BCa", "percentile"])
 def test_the_interval_of_the_accuracy_difference_is_the_paired_one(method):
-    """3 % losses and 1 % gains among 1000: a standard error of 0.63 points, whatever the accuracy itself."""
+    """3 % losses and 1 % gains among 1000: a standard error of 0.63 points, whatever the accuracy
+    itself.
+    """
     strict = np.array([1.0] * 30 + [0.0] * 10 + [1.0, 0.0] * 480)
     loose = np.array([0.0] * 30 + [1.0] * 10 + [1.0, 0.0] * 480)
     found = accuracy_difference(loose, strict, level=0.9, method=method)
@@ -25,7 +27,9 @@ def test_equal_outcomes_leave_no_interval():
 
 
 def test_a_ratio_of_sums_weighs_long_prompts_more_and_resamples_pairs():
-    """A method that is twice as fast on every prompt has no uncertainty, however much the prompts differ."""
+    """A method that is twice as fast on every prompt has no uncertainty, however much the prompts
+    differ.
+    """
     seconds = np.random.default_rng(0).uniform(1, 20, 50)
     found = ratio_of_sums(seconds, seconds / 2)
     assert found == ratio_of_sums(2 * seconds, seconds)

@@ -1,4 +1,6 @@
-"""The datastore and the drafters know training prompts alone; keys are what scikit-learn's steps give one by one."""
+"""The datastore and the drafters know training prompts alone; keys are what scikit-learn's steps
+give one by one.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +60,9 @@ def test_only_training_prompts_enter(folder: Path):
     assert store.tokens.tolist() == [token for text in TEXTS for token in (*text.answer, -1)]
     assert store.config.num_keys == 160 and store.config.key_size == 16
     assert store.config.provenance == {"split": "train", "prompts": len(TEXTS), "answers": "strict"}
-    assert [one.ids for one in decoded(SenseDrafter(store), "llama", TRAIN)] == wanted("llama", TRAIN)
+    assert [one.ids for one in decoded(SenseDrafter(store), "llama", TRAIN)] == wanted(
+        "llama", TRAIN
+    )
     before = fingerprint(DATASTORE)
     retrieval.main()
     assert fingerprint(DATASTORE) == before
@@ -96,7 +100,9 @@ def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", RETRIEVAL)
 def test_drafters_by_id_know_training_texts_alone_and_stay_strict(name: str, folder: Path):
     store_of("llama", TRAIN).save(DATASTORE)
-    assert [one.ids for one in decoded(make_drafter(tiny(), name), "llama", TRAIN)] == wanted("llama", TRAIN)
+    assert [one.ids for one in decoded(make_drafter(tiny(), name), "llama", TRAIN)] == wanted(
+        "llama", TRAIN
+    )
     assert asks_draft(name) == (name == "choice")
     before = fingerprint(*files_behind(name))
     store_of("llama", TRAIN[:2]).save(DATASTORE)

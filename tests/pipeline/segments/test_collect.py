@@ -1,4 +1,6 @@
-"""Prefixes and samples follow from the seed alone; judges put samples into groups, and shares are arithmetic."""
+"""Prefixes and samples follow from the seed alone; judges put samples into groups, and shares are
+arithmetic.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,16 @@ from gistgate.segments.writing import Boundaries
 from pipeline.pair.pair import Pair
 from pipeline.params import DecodingParams, Params, SegmentParams
 from pipeline.segments import collect
-from pipeline.segments.collect import Embedding, Entailment, Prefix, Sample, Sampler, judges_of, same_text, shares
+from pipeline.segments.collect import (
+    Embedding,
+    Entailment,
+    Prefix,
+    Sample,
+    Sampler,
+    judges_of,
+    same_text,
+    shares,
+)
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
@@ -23,20 +34,33 @@ TOKENIZER = byte_tokenizer()
 PAIR = Pair(TARGET, DRAFT, TOKENIZER, "tiny")
 BOUNDARIES = Boundaries(TOKENIZER, "re:[a-m]$")
 OWN = SegmentParams(limit=8, samples=4, style="re:[a-m]$")
-PREFIXES = [Prefix(0, [5, 6, 7], [8]), Prefix(1, [9, 10], []), Prefix(2, [40, 41, 42, 43], [60, 61])]
+PREFIXES = [
+    Prefix(0, [5, 6, 7], [8]),
+    Prefix(1, [9, 10], []),
+    Prefix(2, [40, 41, 42, 43], [60, 61]),
+]
 SAMPLES = [Sample(text, f"#### {text[-2]}") for text in ("It is 3.", "it  is 3.", "So 3.", "So 4.")]
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 
 
 def test_samples_do_not_depend_on_the_batch_and_end_where_a_segment_ends():
     def drawn(batch, seed=1):
         params = Params(segments=OWN, decoding=DecodingParams(batch_size=batch))
-        return Sampler(PAIR, Answers(), params, {"eos_ids": (), "stops": []}).segments(TARGET, PREFIXES, seed)
+        return Sampler(PAIR, Answers(), params, {"eos_ids": (), "stops": []}).segments(
+            TARGET, PREFIXES, seed
+        )
 
     found = drawn(12)
     assert found == drawn(5) != drawn(12, seed=2)
     segments = [ids for some in found for ids in some]
-    assert segments and all(BOUNDARIES.cut(ids) == [ids] and BOUNDARIES.ends(ids) for ids in segments)
+    assert segments and all(
+        BOUNDARIES.cut(ids) == [ids] and BOUNDARIES.ends(ids) for ids in segments
+    )
     assert len(segments) < 12  # the limit cut some
 
 
@@ -65,10 +89,17 @@ def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, mo
     task = SimpleNamespace(name="sums", metric="exact_match,first", stops=[], max_new_tokens=8)
 
     def folder(**changes):
-        return collect.shards_of(Params(segments=replace(OWN, judge_model="judge", **changes)), PAIR, task).folder
+        return collect.shards_of(
+            Params(segments=replace(OWN, judge_model="judge", **changes)), PAIR, task
+        ).folder
 
     folders = []
-    for path in (collect.REFERENCE, "data/prompts/train.jsonl", "judge/model.safetensors", "data/else"):
+    for path in (
+        collect.REFERENCE,
+        "data/prompts/train.jsonl",
+        "judge/model.safetensors",
+        "data/else",
+    ):
         write_text(Path(path), "changed")
         folders.append(folder())
     folders += [folder(hidden=8, lr=0.1), folder(samples=5)]
@@ -88,7 +119,9 @@ def folder(path, kind, **config):
 
 def nli(path, answer):
     """An entailment model that always says label `answer`."""
-    name = folder(path, BertForSequenceClassification, id2label={0: "contradiction", 1: "ENTAILMENT"})
+    name = folder(
+        path, BertForSequenceClassification, id2label={0: "contradiction", 1: "ENTAILMENT"}
+    )
     model = BertForSequenceClassification.from_pretrained(name)
     with torch.no_grad():
         model.classifier.bias[answer] += 100.0
@@ -114,7 +147,9 @@ def test_entailment_has_to_hold_both_ways(tmp_path, monkeypatch):
     judge = Entailment(nli(tmp_path / "yes", 1))
     assert judge({}, SAMPLES) == [0, 0, 0, 0]
     assert Entailment(nli(tmp_path / "no", 0))({}, [*SAMPLES, SAMPLES[0]]) == [0, 1, 2, 3, 0]
-    monkeypatch.setattr(judge, "matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril())
+    monkeypatch.setattr(
+        judge, "matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril()
+    )
     assert judge({}, SAMPLES) == [0, 1, 2, 3]
 
 
@@ -129,27 +164,37 @@ def pooling_folder(path, config, *further):
     """The encoder as sentence-transformers would save it."""
     name = folder(path, BertModel)
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), *further]
-    write_json(path / "modules.json", [{"type": f"sentence_transformers.models.{k}", "path": p} for k, p in kinds])
+    write_json(
+        path / "modules.json",
+        [{"type": f"sentence_transformers.models.{k}", "path": p} for k, p in kinds],
+    )
     write_json(path / "1_Pooling/config.json", {"word_embedding_dimension": 16, **config})
     return name
 
 
 def switched(mode):
-    return {f"pooling_mode_{other}": other == mode for other in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    return {
+        f"pooling_mode_{other}": other == mode
+        for other in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    }
 
 
 def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
     """The padding of the shorter text must not be taken for its last token."""
     texts, known = ["ab", "a longer text"], {}
     for mode in ("cls_token", "lasttoken", "mean_tokens"):
-        judge = Embedding(pooling_folder(tmp_path / mode, switched(mode), ("Normalize", "2_Normalize")), 0.9)
+        judge = Embedding(
+            pooling_folder(tmp_path / mode, switched(mode), ("Normalize", "2_Normalize")), 0.9
+        )
         both, alone = (judge.vectors(some) for some in (texts, texts[:1]))
         torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=1e-5)
         known[mode] = both
     plain = Embedding(folder(tmp_path / "plain", BertModel), 0.9)
     torch.testing.assert_close(known["mean_tokens"], plain.vectors(texts))
     with torch.no_grad():
-        states = plain.model(plain.tokenizer("ab", return_tensors="pt").input_ids).last_hidden_state[0]
+        states = plain.model(
+            plain.tokenizer("ab", return_tensors="pt").input_ids
+        ).last_hidden_state[0]
     unit = torch.nn.functional.normalize(states, dim=-1)
     for mode, place in (("cls_token", 0), ("lasttoken", -1)):
         torch.testing.assert_close(known[mode][0], unit[place], atol=1e-5, rtol=1e-5)
@@ -177,4 +222,7 @@ def test_a_share_counts_one_models_samples_in_the_group_of_any():
     row = {"roles": ["target"] * 4 + ["draft"] * 2, "groups": {"exact": [0, 0, 0, 1, 1, 2]}}
     assert shares(row, "exact", "target") == [0.75, 0.75, 0.75, 0.25, 0.25, 0.0]
     assert shares(row, "exact", "draft") == [0.0, 0.0, 0.0, 0.5, 0.5, 0.5]
-    assert shares({"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}, "exact", "target") == [1.0] * 3
+    assert (
+        shares({"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}, "exact", "target")
+        == [1.0] * 3
+    )

@@ -1,4 +1,6 @@
-"""The method `segments` decodes with the trained probes; its export follows from the calibration alone."""
+"""The method `segments` decodes with the trained probes; its export follows from the calibration
+alone.
+"""
 
 import warnings
 from pathlib import Path
@@ -22,13 +24,17 @@ from tests.tiny import byte_tokenizer
 TARGET, DRAFT = pair("llama", noise=0.06)
 PAIR = Pair(TARGET, DRAFT, byte_tokenizer(), "tiny")
 PROMPTS = [[5, 6, 7], [9, 30, 31, 32, 40]]
-METHOD = MethodParams("segment", drafter="segment", knob="threshold", grid=(0.9, 0.5), fixed={"opinion": "probe"})
+METHOD = MethodParams(
+    "segment", drafter="segment", knob="threshold", grid=(0.9, 0.5), fixed={"opinion": "probe"}
+)
 PARAMS = Params(headline_budget=0.03, methods={"segments": METHOD})
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A run whose probes are trained, and whose token gate is a folder that nobody reads; code is not written."""
+    """A run whose probes are trained, and whose token gate is a folder that nobody reads; code is
+    not written.
+    """
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
     Probes(Probe(32, 8), Probe(32, 8), "re:[a-zA-Z]$", 8).save(SEGMENTS, TARGET, DRAFT, seed=1)
@@ -47,21 +53,32 @@ def decode(settings):
 def test_the_method_is_decoded_with_the_probes_of_the_run(folder):
     loose, strict = decode({"threshold": 0.0}), decode({"threshold": 2.0})
     assert sum(answer.statistics.extra.get("segments", 0) for answer in loose) > 0
-    assert sum(answer.statistics.loose for answer in loose) > 0 == sum(answer.statistics.loose for answer in strict)
+    assert (
+        sum(answer.statistics.loose for answer in loose)
+        > 0
+        == sum(answer.statistics.loose for answer in strict)
+    )
     assert [answer.ids for answer in loose] == [answer.ids for answer in decode({"threshold": 0.0})]
     assert files_behind("segment") == [SEGMENTS]
 
 
 @pytest.mark.parametrize("certified", [True, False])
 def test_the_export_runs_at_the_certified_value(folder, certified):
-    found = {"certified": certified, "knob": 0.5, "fixed": {"opinion": "probe", "risk": None}, "n": 1000}
+    found = {
+        "certified": certified,
+        "knob": 0.5,
+        "fixed": {"opinion": "probe", "risk": None},
+        "n": 1000,
+    }
     report = {"confidence": 0.95, "budgets": {"0.03": {**found, "bound": 0.008}}}
     write_json(calibration_file("segments"), report)
     export.main("segments")
     card = Path("models/segments-export/README.md").read_text()
     assert ("bound 0.0080" if certified else "decodes strictly") in card
     with warnings.catch_warnings():
-        warnings.simplefilter("error" if certified else "ignore")  # without a certificate a warning says so
+        warnings.simplefilter(
+            "error" if certified else "ignore"
+        )  # without a certificate a warning says so
         wishes = DecodeOptions(segments="models/segments-export", draft=DRAFT)
         decoder = build_decoder(TARGET, PAIR.tokenizer, wishes)
     assert decoder.rule.threshold == (0.5 if certified else 2.0)

@@ -1,4 +1,6 @@
-"""Probes learn what the states say, on problems apart; segments count as often as they were drawn."""
+"""Probes learn what the states say, on problems apart; segments count as often as they were
+drawn.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,10 @@ def examples(num, seed):
     states = torch.randn(num, 4, 6, generator=generator)
     states[:, :, 0] = states[:, :1, 0]
     valid = torch.arange(4) < torch.randint(1, 5, (num, 1), generator=generator)
-    drawn = {"target": torch.ones(num, dtype=torch.long), "draft": torch.ones(num, dtype=torch.long)}
+    drawn = {
+        "target": torch.ones(num, dtype=torch.long),
+        "draft": torch.ones(num, dtype=torch.long),
+    }
     return Examples(torch.arange(num) // 4, states, valid, (states[:, 0, 0] > 0).float(), drawn)
 
 
@@ -25,11 +30,16 @@ def test_a_probe_learns_what_the_states_say(loss):
     params = Params(segments=SegmentParams(hidden=8, epochs=25, lr=0.01, loss=loss))
     probe, report = fit_and_measure(examples(1000, 0), "draft", params)
     again, _ = fit_and_measure(examples(1000, 0), "draft", params)
-    assert all(torch.equal(one, other) for one, other in zip(probe.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(probe.parameters(), again.parameters(), strict=True)
+    )
     assert list(report) == ["draft"] and report["draft"]["segments"] == 200
     found = report["draft"]
     assert found["brier"] < 0.08 and found["brier_constant"] == pytest.approx(0.25, abs=0.01)
-    assert found["correlation"] > 0.85 and sum(one["weight"] for one in found["reliability"]) == pytest.approx(1)
+    assert found["correlation"] > 0.85 and sum(
+        one["weight"] for one in found["reliability"]
+    ) == pytest.approx(1)
 
 
 def test_states_are_those_that_predict_the_segment():
@@ -45,7 +55,12 @@ def test_states_are_those_that_predict_the_segment():
 
 def test_equal_samples_are_one_example_with_a_count():
     target, _ = pair("llama")
-    row = {"problem": 4, "prompt": [5, 6], "answer": [7], "segments": [[8, 9], [8, 9], [10], [8, 9]]}
+    row = {
+        "problem": 4,
+        "prompt": [5, 6],
+        "answer": [7],
+        "segments": [[8, 9], [8, 9], [10], [8, 9]],
+    }
     row |= {"roles": ["target", "target", "target", "draft"], "groups": {"exact": [0, 0, 1, 0]}}
     found = examples_of([row], target, "target", "exact", 4)
     assert found.share.tolist() == pytest.approx([2 / 3, 1 / 3])

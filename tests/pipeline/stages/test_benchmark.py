@@ -1,4 +1,6 @@
-"""Who is timed: transformers' speculation at the K that development prompts chose, beside our methods."""
+"""Who is timed: transformers' speculation at the K that development prompts chose, beside our
+methods.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,9 @@ PARAMS = parse_params({"methods": {"exact": {"rule": "exact"}}})
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(stage, "operating_point", lambda _params, name: Operating(name, "exact", "model", 8))
+    monkeypatch.setattr(
+        stage, "operating_point", lambda _params, name: Operating(name, "exact", "model", 8)
+    )
     target = tiny_model("llama")
     draft = noisy_copy(target, 0.03)
     about = {"tokenizer": None, "drafter": "model", "names": {}, "name": "tiny"}
@@ -32,13 +36,20 @@ def test_everything_that_is_timed_writes_the_greedy_text(pair: Any, run: str):
     if run == "static":
         field = [static(pair, REQUEST, 16)]
     else:
-        assert [one.name for one in field] == ["plain", "strict", "strict_8", "transformers_generate"]
+        assert [one.name for one in field] == [
+            "plain",
+            "strict",
+            "strict_8",
+            "transformers_generate",
+        ]
         assert all(one.is_baseline for one in field) and field[1].also == ("exact",)
     for one in field:
         assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 6)], one.name
 
 
-def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+):
     seen: dict[str, Any] = {}
     test = [{"ids": ids, "max_new_tokens": 6} for ids in ([1, 2], [3])]
     stand_ins = {
@@ -46,7 +57,10 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
         "load_pair": lambda _params: pair,
         "read_prompts": {"test": test, "development": [{"ids": [7]}] * 20}.__getitem__,
         "request_of": lambda _prompts, _pair: REQUEST,
-        "chosen": lambda _pair, _request, ids: (seen.update(development=ids), ([TAKEN], {LOOKUP: "unable"}))[1],
+        "chosen": lambda _pair, _request, ids: (
+            seen.update(development=ids),
+            ([TAKEN], {LOOKUP: "unable"}),
+        )[1],
         "race": lambda field, batches, *_more: seen.update(batches=batches),
         "times_of": lambda field, _laps: {one.name: {"block": one.block} for one in field},
         "working": lambda field, _batch: ([], {field[0].name: "no"}),
@@ -57,6 +71,9 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     stage.main()
     assert seen["development"] == [[7]] * 8 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
-    assert written["chosen_on"] == 8 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}
+    assert written["chosen_on"] == 8 and written["failed"] == {
+        "transformers_static": "no",
+        LOOKUP: "unable",
+    }
     assert written["baselines"][ASSISTED] == {"block": 4}
     assert written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}

@@ -1,4 +1,6 @@
-"""The stage end to end on a world without models: what it decodes, what it skips, what it writes."""
+"""The stage end to end on a world without models: what it decodes, what it skips, what it
+writes.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,34 +34,54 @@ PARAMS = {
             "knob": "theta",
             "grid": [1.0, 0.7, 0.4],
         },
-        "judge": {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1, 0.2]},
+        "judge": {
+            "rule": "autojudge",
+            "after": "models/heads/logistic",
+            "knob": "risk",
+            "grid": [0.1, 0.2],
+        },
     },
 }
 
-STRICT = {"score": 1.0, "ids": [1], "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False)}
+STRICT = {
+    "score": 1.0,
+    "ids": [1],
+    "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False),
+}
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Prompts, references and a decoder that loses the first prompts of a split, the more the looser it is."""
+    """Prompts, references and a decoder that loses the first prompts of a split, the more the
+    looser it is.
+    """
     monkeypatch.chdir(tmp_path)
     calls = []
-    write_text(Path("models/pairs/embedded.yaml"), "target: {model: t}\ndraft: {model: d}\ntraining: {}\n")
+    write_text(
+        Path("models/pairs/embedded.yaml"), "target: {model: t}\ndraft: {model: d}\ntraining: {}\n"
+    )
     for split, size in SIZES.items():
         names = [f"{split}-{index}" for index in range(size)]
         asked = {"stops": [], "max_new_tokens": 40}
         write_json_lines(
             Path(f"data/prompts/{split}.jsonl"),
-            [{"id": name, "ids": [place], "doc": {"name": name}, **asked} for place, name in enumerate(names)],
+            [
+                {"id": name, "ids": [place], "doc": {"name": name}, **asked}
+                for place, name in enumerate(names)
+            ],
         )
-        write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
+        write_json_lines(
+            Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names]
+        )
 
     def make_decoder(pair, method, settings, block, gate=None, observer=None):
         return SimpleNamespace(method=method, settings=settings)
 
     def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
-        looseness = {"exact": 0.0, "prob": 0.5 - decoder.settings.get("r", 0.5), "fly": 0.5}[decoder.method.rule]
+        looseness = {"exact": 0.0, "prob": 0.5 - decoder.settings.get("r", 0.5), "fly": 0.5}[
+            decoder.method.rule
+        ]
         lost = round(looseness / 4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
         return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
@@ -69,7 +91,9 @@ def world(tmp_path, monkeypatch):
         name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(),
         text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text), problem=lambda doc: str(doc),
     )  # fmt: skip
-    pair = SimpleNamespace(target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None)
+    pair = SimpleNamespace(
+        target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None
+    )
     for module, name, stand_in in (
         (outcomes, "load_pair", lambda params: pair),
         (outcomes, "load_task", lambda params: task),
@@ -91,7 +115,9 @@ def start(world, monkeypatch, name: str) -> dict:
 
 
 def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypatch):
-    """Without a loss 1200 prompts bound the loss by 0.25 %, which is too much for the smallest budget."""
+    """Without a loss 1200 prompts bound the loss by 0.25 %, which is too much for the smallest
+    budget.
+    """
     world.params = parse_params({**PARAMS, "calibrate": {"budgets": [0.001, 0.02, 0.05]}})
     found = start(world, monkeypatch, "prob")
     assert found["sequence"][0]["fixed"] == {}
@@ -108,7 +134,9 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
 
 
 def test_strict_decoding_is_its_own_reference(world, monkeypatch):
-    """Nothing is decoded, nothing is lost, and the bound is what n prompts without a loss are worth."""
+    """Nothing is decoded, nothing is lost, and the bound is what n prompts without a loss are
+    worth.
+    """
     found = start(world, monkeypatch, "exact")
     assert world.calls == []
     assert (found["knob"], found["development"]) == (None, [])
@@ -118,7 +146,9 @@ def test_strict_decoding_is_its_own_reference(world, monkeypatch):
 
 
 def test_settings_behind_the_first_failure_are_not_decoded(world, monkeypatch):
-    """A rule that loses 12.5 % whatever its knob: one setting is tested, and the refusal says that no n would do."""
+    """A rule that loses 12.5 % whatever its knob: one setting is tested, and the refusal says that
+    no n would do.
+    """
     found = start(world, monkeypatch, "fly")
     assert [split for _, split, _ in world.calls].count("calibration") == 1
     assert len(found["settings"]) == 1
@@ -132,7 +162,9 @@ def test_another_choice_on_the_same_prompts_is_refused_and_nothing_is_decoded(wo
     changed = replace(world.params, calibrate=replace(world.params.calibrate, budgets=(0.01, 0.05)))
     monkeypatch.setattr(calibrate, "read_params", lambda: changed)
     calls = len([call for call in world.calls if call[1] == "calibration"])
-    with pytest.raises(UserError, match=r"already been judged.*Set prompts\.draw to \d+ in params\.yaml"):
+    with pytest.raises(
+        UserError, match=r"already been judged.*Set prompts\.draw to \d+ in params\.yaml"
+    ):
         calibrate.main("prob")
     assert len([call for call in world.calls if call[1] == "calibration"]) == calls
 

@@ -1,4 +1,6 @@
-"""A shard of problems on whose answers target and draft agree is empty, and no obstacle to the others."""
+"""A shard of problems on whose answers target and draft agree is empty, and no obstacle to the
+others.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,9 @@ def test_nothing_to_label_is_no_error(pair: Any) -> None:
     assert num_rows(checked(labels, LABELS, "nothing")) == 0
 
 
-def test_a_pass_without_any_mismatch_is_refused(tmp_path: Path, mined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_without_any_mismatch_is_refused(
+    tmp_path: Path, mined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     shards = Shards("collect", "test")
     shards.make(0, lambda: pack(no_records(4), []), {})

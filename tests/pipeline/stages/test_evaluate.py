@@ -1,4 +1,6 @@
-"""The stages prompts, reference and evaluate on a tiny pair: strict answers with scores, certified settings run."""
+"""The stages prompts, reference and evaluate on a tiny pair: strict answers with scores, certified
+settings run.
+"""
 
 import os
 import shutil
@@ -41,21 +43,35 @@ slow = pytest.mark.slow
 
 
 def calibrated(name: str, knob: float | None, scope: Any = None, **fixed: Any) -> None:
-    budget = {"certified": knob is not None, "knob": knob, "fixed": None if knob is None else fixed, "bound": 0.01}
-    write_json(Path(f"reports/calibration/{name}.json"), {"budgets": {"0.03": budget}, "proof": {"scope": scope}})
+    budget = {
+        "certified": knob is not None,
+        "knob": knob,
+        "fixed": None if knob is None else fixed,
+        "bound": 0.01,
+    }
+    write_json(
+        Path(f"reports/calibration/{name}.json"),
+        {"budgets": {"0.03": budget}, "proof": {"scope": scope}},
+    )
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose prompts are drawn and whose methods are calibrated; nothing of it is changed."""
+    """A project whose prompts are drawn and whose methods are calibrated; nothing of it is
+    changed.
+    """
     folder = tmp_path_factory.mktemp("project")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         (folder / "data").mkdir()
         write_task(folder / "data")
         save_pair(folder / "models/tiny", *tiny_pair(), byte_tokenizer())
-        roles = {role: {"model": str(folder / "models/tiny" / role)} for role in ("target", "draft")}
-        pair = {role: {**source, "dtype": "float32", "device": "cpu"} for role, source in roles.items()}
+        roles = {
+            role: {"model": str(folder / "models/tiny" / role)} for role in ("target", "draft")
+        }
+        pair = {
+            role: {**source, "dtype": "float32", "device": "cpu"} for role, source in roles.items()
+        }
         (folder / "models/pairs").mkdir()
         Path("models/pairs/tiny.yaml").write_text(yaml.safe_dump(pair))
         Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
@@ -88,16 +104,24 @@ def test_certified_settings_run_and_other_methods_run_strictly(project: Path) ->
     told.append([summaries["random"][key] for key in ("block", "certified", "knob")])
     assert summaries["fly"]["settings"] == {"window": 2, "strict_window": False, "theta": 0.1}
     assert told == [["exact", False, None], [3, True, 1.0]]
-    assert summaries["plain"]["mean_accepted_length"] == 1 and summaries["random"]["loose_per_100"] > 0
+    assert (
+        summaries["plain"]["mean_accepted_length"] == 1 and summaries["random"]["loose_per_100"] > 0
+    )
 
     # Strict decoding changes nothing, and samples pair up by document.
-    texts = {name: [(sample["id"], sample["text"]) for sample in rows] for name, rows in samples.items()}
+    texts = {
+        name: [(sample["id"], sample["text"]) for sample in rows] for name, rows in samples.items()
+    }
     assert texts["plain"] == texts["exact"] == texts["prob"] != texts["random"]
     assert [sample["id"] for sample in samples["fly"]] == [f"test-{index}" for index in range(5)]
-    assert summaries["plain"]["cut"] == 5 and all(row["cut"] for row in samples["plain"])  # random weights never stop
+    assert summaries["plain"]["cut"] == 5 and all(
+        row["cut"] for row in samples["plain"]
+    )  # random weights never stop
     assert all(summary["n"] == 5 for summary in summaries.values())
     statistics = summaries["exact"]["statistics"]
-    assert statistics["forwards"] == sum(sample["statistics"]["forwards"] for sample in samples["exact"])
+    assert statistics["forwards"] == sum(
+        sample["statistics"]["forwards"] for sample in samples["exact"]
+    )
     assert "seconds" not in statistics
 
     before = {path: path.read_bytes() for path in (REPORTS / "fly").iterdir()}
@@ -109,7 +133,10 @@ def test_certified_settings_run_and_other_methods_run_strictly(project: Path) ->
 def test_other_prompts_than_lm_evals_or_the_certificates_are_refused(project: Path) -> None:
     test, calibration = (read_json_lines(prompts_of(split)) for split in ("test", "calibration"))
     write_json_lines(prompts_of("calibration"), calibration[1:])
-    with pytest.raises(UserError, match="Method 'fly': The certificate does not hold here, because of another prompts"):
+    with pytest.raises(
+        UserError,
+        match="Method 'fly': The certificate does not hold here, because of another prompts",
+    ):
         evaluate.main("fly")
     test[1]["ids"] = test[1]["ids"][:-1]
     write_json_lines(prompts_of("test"), test)
@@ -118,7 +145,9 @@ def test_other_prompts_than_lm_evals_or_the_certificates_are_refused(project: Pa
     assert not REPORTS.exists()
 
 
-def test_an_operating_point_needs_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operating_point_needs_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     params = parse_params(PARAMS)
     with pytest.raises(UserError, match=r"fly\.json is missing"):
@@ -129,8 +158,12 @@ def test_an_operating_point_needs_its_budget(tmp_path: Path, monkeypatch: pytest
 
 
 @slow
-def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_prompts(project: Path) -> None:
-    """DVC does not see weights that change in their folder; loose answers would be compared with older ones."""
+def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_prompts(
+    project: Path,
+) -> None:
+    """DVC does not see weights that change in their folder; loose answers would be compared with
+    older ones.
+    """
     reference.main()
     setup = Setup(parse_params(PARAMS))
     for split in reference.SPLITS:
@@ -139,7 +172,8 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
         assert all(row["cut"] == (len(row["ids"]) == 12) for row in rows)
         texts = [setup.pair.tokenizer.decode(row["ids"]) for row in rows]
         assert [row["score"] for row in rows] == [
-            setup.task.score(prompt["doc"], text) for prompt, text in zip(read_prompts(split), texts, strict=True)
+            setup.task.score(prompt["doc"], text)
+            for prompt, text in zip(read_prompts(split), texts, strict=True)
         ]
     asked = setup.prompts["calibration"]
     for others in (asked[1:], [{**asked[0], "ids": [*asked[0]["ids"], 7]}, *asked[1:]]):
@@ -152,11 +186,19 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
 
 
 @slow
-def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project: Path, made: Path) -> None:
-    """Rounding depends on the batch there, so the reference comes in the pieces that calibration decodes."""
+def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(
+    project: Path, made: Path
+) -> None:
+    """Rounding depends on the batch there, so the reference comes in the pieces that calibration
+    decodes.
+    """
     file = Path("models/pairs/tiny.yaml")
     file.write_text(file.read_text().replace("float32", "bfloat16"))
-    more = {**PARAMS, "documents": str(made), "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8}}
+    more = {
+        **PARAMS,
+        "documents": str(made),
+        "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8},
+    }
     Path("params.yaml").write_text(yaml.safe_dump(more))
     prompts.main()
     reference.main()
@@ -167,6 +209,9 @@ def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project:
     for split in SPLITS:
         asked = setup.prompts[split]
         assert len(asked) > size
-        found = [decode({"rate": 0.0}, asked[start : start + size], start) for start in range(0, len(asked), size)]
+        found = [
+            decode({"rate": 0.0}, asked[start : start + size], start)
+            for start in range(0, len(asked), size)
+        ]
         rows = read_reference(split, asked, setup.pair)
         assert [answer.ids for piece in found for answer in piece] == [row["ids"] for row in rows]

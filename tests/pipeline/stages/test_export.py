@@ -47,14 +47,26 @@ def trained() -> Gate:
 
 def calibrated(gate: Gate) -> dict[str, Any]:
     """A calibration that keeps 3 and 5 points, but not 2."""
-    scope = {"gate": gate_hash(gate), "temperature": 0.0, "tokenizer": gate.config.tokenizer.vocabulary}
+    scope = {
+        "gate": gate_hash(gate),
+        "temperature": 0.0,
+        "tokenizer": gate.config.tokenizer.vocabulary,
+    }
     points = [
         point(0.02, certified=False, settings={"risk": 0.1}, bound=0.024, refusal="Too few."),
         point(0.03, settings={"risk": 0.1}, bound=0.024, mean_accepted_length=5.25),
         point(0.05, settings={"risk": 0.2}, bound=0.045),
     ]
-    made = certificate(*points, block=5, scope=scope, source="training documents of the task 'sums'")
-    about = {"method": "judged", "rule": "autojudge", "drafter": "model", "block": 5, "knob": "risk"}
+    made = certificate(
+        *points, block=5, scope=scope, source="training documents of the task 'sums'"
+    )
+    about = {
+        "method": "judged",
+        "rule": "autojudge",
+        "drafter": "model",
+        "block": 5,
+        "knob": "risk",
+    }
     return {
         **about, "confidence": 0.95, "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
@@ -68,13 +80,17 @@ def calibrated(gate: Gate) -> dict[str, Any]:
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be registered."""
     seen: list[Any] = []
-    monkeypatch.setattr(export, "register_gate", lambda _params, folder, metrics: seen.append((folder, metrics)))
+    monkeypatch.setattr(
+        export, "register_gate", lambda _params, folder, metrics: seen.append((folder, metrics))
+    )
     return seen
 
 
 @pytest.fixture
 def report(tmp_path: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The calibration in a folder with all that the stage reads; neither is code written nor a model registered."""
+    """The calibration in a folder with all that the stage reads; neither is code written nor a
+    model registered.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GISTGATE_PARAMS", raising=False)
     write_text(Path("params.yaml"), PARAMS)
@@ -83,8 +99,15 @@ def report(tmp_path: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch) ->
     path = calibration_file("judged")
     write_json(path, calibrated(gate))
     for name, tau in (("exact", 4.0), ("judged", 5.5)):
-        found = {"knob": None if name == "exact" else 0.1, "n": 1000, "accuracy": 0.91, "loose_per_100": 3.0}
-        write_json(f"reports/evaluation/{name}/summary.json", {**found, "mean_accepted_length": tau})
+        found = {
+            "knob": None if name == "exact" else 0.1,
+            "n": 1000,
+            "accuracy": 0.91,
+            "loose_per_100": 3.0,
+        }
+        write_json(
+            f"reports/evaluation/{name}/summary.json", {**found, "mean_accepted_length": tau}
+        )
     monkeypatch.setattr(export, "write_code", lambda folder: None)
     return path
 
@@ -96,9 +119,14 @@ def test_the_folder_holds_what_calibration_found(
     export.main()
     found = Gate.load(EXPORT, TARGET, DRAFT, TOKENIZER).certificate
     assert found is not None and (found.block, found.scope["temperature"]) == (5, 0.0)
-    points = [(point.budget, point.settings["risk"], point.mean_accepted_length) for point in found.certified]
+    points = [
+        (point.budget, point.settings["risk"], point.mean_accepted_length)
+        for point in found.certified
+    ]
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
-    assert [(point.budget, point.refusal) for point in found.points if not point.certified] == [(0.02, "Too few.")]
+    assert [(point.budget, point.refusal) for point in found.points if not point.certified] == [
+        (0.02, "Too few.")
+    ]
     chosen = choose(DecodeOptions(), found, has_gate=True, has_draft=True)
     assert (chosen.settings, chosen.block) == ({"risk": 0.1}, 5)
     assert (EXPORT / "custom_generate/generate.py").is_file()
@@ -106,7 +134,9 @@ def test_the_folder_holds_what_calibration_found(
     assert folder == EXPORT and metrics["budget_0.03"] == {"bound": 0.024, "knob": 0.1, "tau": 5.25}
 
 
-def test_the_card_tells_results_use_and_limits_and_equal_inputs_give_equal_bytes(report: Path) -> None:
+def test_the_card_tells_results_use_and_limits_and_equal_inputs_give_equal_bytes(
+    report: Path,
+) -> None:
     export.main()
     first, card = fingerprint(EXPORT), CARD.read_text()
     for told in (
@@ -146,7 +176,9 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
     gate.save("models/heads/logistic")
     with pytest.raises(UserError, match="other weights than the gate's. Run `calibrate` again"):
         export.main()
-    other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]")
+    other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace(
+        "mlp]", "mlp, linear]"
+    )
     write_text(Path("params.yaml"), other)
     with pytest.raises(UserError, match="No method of params.yaml asks the head 'linear'"):
         export.main()
@@ -161,7 +193,9 @@ def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
     monkeypatch.setattr(export, "fit_domain", lambda params, pair, gate, point, prompts: guard)
     write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
     for number in (77, 78):
-        write_json_lines("data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)])
+        write_json_lines(
+            "data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)]
+        )
         export.main()
         assert (EXPORT / "domain.json").exists() == (number == 78)
     assert "77 guard prompts do not say what is usual" in capsys.readouterr().out

@@ -17,7 +17,14 @@ from pipeline.params import DraftTraining, ModelTraining, PairTrainingParams, Pa
 from pipeline.stages import pair as stage
 
 TINY = ModelTraining(
-    hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=48, documents=64, batch_size=8, steps=12
+    hidden_size=32,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    intermediate_size=48,
+    documents=64,
+    batch_size=8,
+    steps=12,
 )
 SMALLER = DraftTraining(**asdict(replace(TINY, hidden_size=16)))
 TRAINING = PairTrainingParams(target=TINY, draft=SMALLER, check_problems=4, min_target_accuracy=0)
@@ -27,7 +34,9 @@ CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
 
 
 def test_a_training_learns_and_gives_equal_weights_again():
-    (model, losses), (again, _) = (train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1) for _ in range(2))
+    (model, losses), (again, _) = (
+        train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1) for _ in range(2)
+    )
     assert len(losses) == TINY.steps and losses[-1] < losses[0] - 0.5
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
@@ -64,7 +73,9 @@ def test_a_target_that_is_too_weak_is_refused(monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(stage, step, stand_in)
     with pytest.raises(UserError, match="lower the demand"):
-        stage.train_embedded(Params(seed=3, pair_training=replace(TRAINING, min_target_accuracy=1.0)))
+        stage.train_embedded(
+            Params(seed=3, pair_training=replace(TRAINING, min_target_accuracy=1.0))
+        )
 
 
 def test_a_pair_of_its_own_size():
@@ -73,6 +84,9 @@ def test_a_pair_of_its_own_size():
     block = stage.replaced(replace(TRAINING, warmup=0.2), sizes_of, "embedded-large.yaml")
     assert (block.warmup, block.check_problems) == (0.2, 4)
     with torch.device("meta"):
-        sizes = [training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6 for role in (block.target, block.draft)]
+        sizes = [
+            training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6
+            for role in (block.target, block.draft)
+        ]
     assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
     assert stage.replaced(TRAINING, read_pair("embedded").training, "embedded.yaml") == TRAINING

@@ -1,4 +1,6 @@
-"""From made-up results of three methods to summary, frontier, figures, page and README: numbers to check by head."""
+"""From made-up results of three methods to summary, frontier, figures, page and README: numbers to
+check by head.
+"""
 
 import csv
 import io
@@ -28,10 +30,14 @@ def test_the_summary_has_the_promised_numbers(folder):
     assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
     judge = summary["methods"]["judge"]
     assert judge["accuracy_difference"]["mean"] == -0.25
-    assert judge["speed"]["vs_plain"]["mean"] == 2.0 and judge["speed"]["vs_assisted"]["mean"] == 3.0
+    assert (
+        judge["speed"]["vs_plain"]["mean"] == 2.0 and judge["speed"]["vs_assisted"]["mean"] == 3.0
+    )
     assert judge["speed"]["vs_strict"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
     assert judge["speed"]["vs_lookup"]["mean"] == 2.5 and "vs_static" not in judge["speed"]
-    assert judge["speed"]["per_token"] == judge["speed"]["vs_plain"]  # all answers have five tokens here
+    assert (
+        judge["speed"]["per_token"] == judge["speed"]["vs_plain"]
+    )  # all answers have five tokens here
     assert judge["certified_bound"] == 0.04 and judge["target_forwards"] == 10 and judge["n"] == 4
     assert judge["certificates"]["0.1"] == {
         "certified": True, "knob": 0.2, "bound": 0.04, "n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS
@@ -42,12 +48,19 @@ def test_the_summary_has_the_promised_numbers(folder):
 
 def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured(folder):
     lines = {row[0]: dict(zip(tables.COLUMNS, row, strict=True)) for row in tables.rows(found())}
-    assert {name: line["bound"] for name, line in lines.items()} == {"exact": "0.0", "prob": "refused", "judge": "4.0"}
+    assert {name: line["bound"] for name, line in lines.items()} == {
+        "exact": "0.0",
+        "prob": "refused",
+        "judge": "4.0",
+    }
     assert (lines["judge"]["capped"], lines["judge"]["tokens"]) == ("2.0 (1.0)", "41.5 (40.0)")
-    assert lines["prob"]["capped"] == "1.0 (1.0)"  # those of strict decoding, which runs in its place
+    assert (
+        lines["prob"]["capped"] == "1.0 (1.0)"
+    )  # those of strict decoding, which runs in its place
     text = tables.markdown(found())
     assert (
-        "Test answers cut at the limit: judge 2. Speeds are those of 2 test prompts; assisted generation with " in text
+        "Test answers cut at the limit: judge 2. Speeds are those of 2 test prompts; assisted"
+        " generation with " in text
     )
     assert tables.COLUMNS["vs static"] not in text  # nobody measured it
 
@@ -55,27 +68,45 @@ def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured
 def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folder):
     title = tables.COLUMNS["adversarial"]
     assert title not in tables.markdown(found())
-    counts = {"n": 40, "differing": 10, "opened": 1, "capped": 2, "tokens": 110, "strict_tokens": 100, "by_kind": {}}
+    counts = {
+        "n": 40,
+        "differing": 10,
+        "opened": 1,
+        "capped": 2,
+        "tokens": 110,
+        "strict_tokens": 100,
+        "by_kind": {},
+    }
     write_json("reports/adversarial.json", {"methods": dict.fromkeys(PARAMS.methods, counts)})
     summary = found()
     assert "by_kind" not in summary["methods"]["judge"]["adversarial"]
-    assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3 and title in tables.markdown(summary)
+    assert tables.markdown(summary).count(
+        "25.0 %, 2.5 %, 1.10, 5.0 %"
+    ) == 3 and title in tables.markdown(summary)
     assert all(row[-1] == "25.0 %, 2.5 %, 1.10, 5.0 %" for row in tables.rows(summary))
 
 
 def test_the_frontier_holds_every_setting_with_the_budgets_it_is_certified_for(folder):
     rows = list(csv.DictReader(io.StringIO(as_csv(frontier(read_results(PARAMS))))))
     found = [(row["method"], row["split"], row["certified_budgets"]) for row in rows]
-    strict = [(name, split, "") for name in ("prob", "judge") for split in ("development", "calibration")]
+    strict = [
+        (name, split, "") for name in ("prob", "judge") for split in ("development", "calibration")
+    ]
     assert found == [*strict[:3], ("judge", "calibration", "0.1")]
-    assert rows[0]["loss"] == "0.015"  # the mean, which scores between 0 and 1 do not share with the counts
+    assert (
+        rows[0]["loss"] == "0.015"
+    )  # the mean, which scores between 0 and 1 do not share with the counts
 
     # A setting in front of the kept one is certified as well.
     path = calibration_file("judge")
     told = read_json(path)
     (kept,) = told["settings"]
     write_json(path, {**told, "settings": [{**kept, "knob": 0.1}, kept, {**kept, "knob": 0.3}]})
-    rows = [row for row in frontier(read_results(PARAMS)) if (row["method"], row["split"]) == ("judge", "calibration")]
+    rows = [
+        row
+        for row in frontier(read_results(PARAMS))
+        if (row["method"], row["split"]) == ("judge", "calibration")
+    ]
     assert [row["certified_budgets"] for row in rows] == [["0.1"], ["0.1"], []]
 
 
@@ -113,7 +144,10 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
     every = mlflow.search_runs(search_all_experiments=True, output_format="list")
     runs = {run.info.run_name: run.data for run in every}
     assert runs.keys() == {"exact", "prob", "judge", "comparison"}
-    assert runs["judge"].metrics["speed.vs_plain.mean"] == 2.0 and runs["judge"].params["rule"] == "prob-ratio"
+    assert (
+        runs["judge"].metrics["speed.vs_plain.mean"] == 2.0
+        and runs["judge"].params["rule"] == "prob-ratio"
+    )
     common = runs["comparison"]
     assert common.params["task"] == PARAMS.task
     for name in PARAMS.methods:  # what all methods share is said once

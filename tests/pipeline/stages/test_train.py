@@ -36,7 +36,9 @@ def pair():
 
 @pytest.fixture
 def stage(pair, tmp_path, monkeypatch):
-    """Trains a head in an empty folder and returns where it lies; `stage.runs` holds what would be tracked."""
+    """Trains a head in an empty folder and returns where it lies; `stage.runs` holds what would be
+    tracked.
+    """
     monkeypatch.chdir(tmp_path)
     write_json("data/prompts/problems.json", {"train": "0a1b 2c3d"})
 
@@ -75,7 +77,10 @@ def test_heads_learn_a_direction_that_decides(stage):
         assert metrics["references"].keys() == {"entropy", "logprob-ratio", "kl"}
         assert len(curves["reliability"]) == 15
         config = Gate.load(folder).config
-        assert config.features == {"h_tok:post": WIDTH, "scalars": 8} and config.problems == "0a1b 2c3d"
+        assert (
+            config.features == {"h_tok:post": WIDTH, "scalars": 8}
+            and config.problems == "0a1b 2c3d"
+        )
     assert [(name, kind) for name, kind, _ in stage.runs] == [(head, "head") for head in HEADS]
     assert stage.runs[0][2]["auc"] > 0.9
 
@@ -98,7 +103,9 @@ def test_nothing_is_learnt_where_nothing_is_to_learn(stage):
 
 
 def test_the_pilot_reads_its_own_features_only(stage, tmp_path, pair):
-    """A change of train.features leaves the pilot, and with it every rollout on its texts, as it is."""
+    """A change of train.features leaves the pilot, and with it every rollout on its texts, as it
+    is.
+    """
     write_features(tmp_path / "data/features/pilot", policy=0)
     folder = stage("pilot")
     gate = Gate.load(folder, pair.target, pair.draft, pair.tokenizer)
@@ -115,7 +122,12 @@ def test_the_pilot_reads_its_own_features_only(stage, tmp_path, pair):
 def test_equal_inputs_give_equal_bytes(stage):
     both_passes(problems=12)
     written = [
-        {file: file.read_bytes() for head in HEADS for file in stage(head).rglob("*") if file.is_file()}
+        {
+            file: file.read_bytes()
+            for head in HEADS
+            for file in stage(head).rglob("*")
+            if file.is_file()
+        }
         for _ in range(2)
     ]
     assert written[0] == written[1]
