@@ -31,20 +31,19 @@ class SuffixArray:
     bisection.
     """
 
-    tokens: np.ndarray  # the documents one after another, each with its end mark [N]; int32
-    order: (
-        np.ndarray
-    )  # every place that holds a token, sorted [M]; int32, int64 where int32 is too small
-    depth: int  # tokens that count for the order: the longest run that can be found
+    tokens: np.ndarray
+    """The documents one after another, each with its end mark [N]; int32."""
+    order: np.ndarray
+    """Every place that holds a token, sorted [M]; int32, int64 where int32 is too small."""
+    depth: int
+    """Tokens that count for the order: the longest run that can be found."""
 
     @classmethod
     def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> SuffixArray:
         """Sort the token ids of documents; takes about 60 bytes of memory for every token
         meanwhile.
         """
-        parts = [
-            np.asarray([*document, END], dtype=np.int64) for document in documents if len(document)
-        ]
+        parts = [np.array([*document, END]) for document in documents if len(document)]
         if not parts:
             raise UserError("The corpus is empty. Give at least one document with a token in it.")
         tokens_N = np.concatenate(parts)
@@ -53,7 +52,7 @@ class SuffixArray:
         size = np.int32 if len(tokens_N) < 2**31 else np.int64
         return cls(tokens_N.astype(np.int32), order_M.astype(size), depth)
 
-    def find(self, run: Sequence[int]) -> tuple[int, int]:
+    def find(self, run: list[int]) -> tuple[int, int]:
         """The part of the order, from and up to, where `run` of at most `depth` tokens begins;
         empty where nowhere.
         """
@@ -61,8 +60,8 @@ class SuffixArray:
         def begins(place: int) -> Any:
             return self.tokens[place : int(place) + len(run)].tolist()
 
-        first = bisect_left(self.order, list(run), key=begins)
-        return first, bisect_right(self.order, list(run), lo=first, key=begins)
+        first = bisect_left(self.order, run, key=begins)
+        return first, bisect_right(self.order, run, first, key=begins)
 
     def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
         """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs;
@@ -74,7 +73,7 @@ class SuffixArray:
         high = min(n_max, len(text))
         while low <= high:
             length = (low + high) // 2
-            first, last = self.find(text[-length:])
+            first, last = self.find([*text[-length:]])
             if first < last:
                 best = (length, first, last)
                 low = length + 1
@@ -84,9 +83,9 @@ class SuffixArray:
 
 
 def spaced(first: int, last: int, most: int) -> np.ndarray:
-    """At most `most` numbers from `first` to `last` - 1, evenly spaced."""
-    num = last - first
-    return first + (np.arange(min(num, most)) * num) // max(1, min(num, most))
+    """At most `most` numbers from `first` to `last` - 1, evenly spaced; there is one at least."""
+    chosen = min(last - first, most)
+    return first + np.arange(chosen) * (last - first) // chosen
 
 
 def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
@@ -106,24 +105,21 @@ def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
     return order_N
 
 
-@dataclass
 class CorpusDrafter(Drafter):
     """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go
     on as it does.
     """
 
-    corpus: SuffixArray
-    n_max: int = 16  # longest end looked for, in tokens
-    n_min: int = 2  # shortest one, in tokens
-    max_hits: int = 5000  # occurrences that are counted at most; of more, evenly spaced ones
+    n_max = 16
+    """Longest end that is looked for, in tokens; the order of the corpus has to be as deep."""
+    n_min = 2
+    """Shortest one, in tokens."""
+    max_hits = 5000
+    """Occurrences that are counted at most; of more, evenly spaced ones."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.n_min <= self.n_max <= self.corpus.depth or self.max_hits < 1:
-            raise UserError(
-                f"corpus: n_min .. n_max lie in 1 .. {self.corpus.depth}, and max_hits is 1 or"
-                " more."
-            )
-        self._largest = int(self.corpus.tokens.max())
+    def __init__(self, corpus: SuffixArray) -> None:
+        self.corpus = corpus
+        self._largest = int(corpus.tokens.max())
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
@@ -141,11 +137,8 @@ class CorpusDrafter(Drafter):
         length, first, last = corpus.longest_end(text, self.n_min, self.n_max)
         if not length:
             return []
-        begin_H1 = corpus.order[spaced(first, last, self.max_hits), None].astype(np.int64) + length
-        index_HK = (begin_H1 + np.arange(num_draft)).clip(
-            max=len(corpus.tokens) - 1
-        )  # the last one is an end mark
-        next_HK = corpus.tokens[index_HK]
+        begin_H = corpus.order[spaced(first, last, self.max_hits)].astype(np.int64) + length
+        next_HK = tokens_behind(corpus.tokens, begin_H, num_draft)
         ids = []
         for step in range(num_draft):
             # Hits whose document has ended have no say any more; equally frequent tokens: the
@@ -156,3 +149,10 @@ class CorpusDrafter(Drafter):
             ids.append(int(tokens[counts.argmax()]))
             next_HK = next_HK[next_HK[:, step] == ids[-1]]
         return ids
+
+
+def tokens_behind(tokens: np.ndarray, begin_H: np.ndarray, num: int) -> np.ndarray:
+    """The `num` tokens from each of these places on [H, num]; `tokens` ends with an end mark, which
+    fills up.
+    """
+    return tokens[(begin_H[:, None] + np.arange(num)).clip(max=len(tokens) - 1)]

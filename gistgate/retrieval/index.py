@@ -5,8 +5,8 @@ float16 keys rank them again.
 Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
 """
 
-import importlib
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
 from math import sqrt
 from typing import Any
@@ -17,14 +17,15 @@ from torch import Tensor
 from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
 
-CHUNK = 1 << 18  # keys that are compared at once: bounds the memory of the scores
-ADDED = 1 << 14  # keys that are added to an index at once
-# rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large
-# index
+CHUNK = 1 << 18
+"""Keys that are compared at once: bounds the memory of the scores."""
+ADDED = 1 << 14
+"""Keys that are added to an index at once."""
 ROUNDS = 4
-POINTS_PER_LIST = (
-    40  # keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least
-)
+"""Rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large
+index."""
+POINTS_PER_LIST = 40
+"""Keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least."""
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}
 """Most keys that are all compared with a query, by device type. 100 000 take 3.7 ms of one core;
 two million of width 64 are 256 MB of float16 on a GPU."""
@@ -36,9 +37,8 @@ class ExactIndex:
 
     def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
-        self.keys = keys.to(
-            device, torch.float32 if torch.device(device).type == "cpu" else torch.float16
-        )
+        on_cpu = torch.device(device).type == "cpu"
+        self.keys = keys.to(device, torch.float32 if on_cpu else torch.float16)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are
@@ -47,14 +47,14 @@ class ExactIndex:
         Returns cosines [Q, k] and numbers of the keys [Q, k], on the CPU, best first.
         """
         queries = queries.to(self.keys)
-        best = queries.new_zeros(len(queries), 0)
-        numbers = torch.zeros(len(queries), 0, dtype=torch.long, device=queries.device)
+        best = queries[:, :0]
+        numbers = best.long()
         for start in range(0, len(self.keys), CHUNK):
             cosines_QN = queries @ self.keys[start : start + CHUNK].T
-            values, places = cosines_QN.topk(min(k, cosines_QN.shape[1]), dim=-1)
+            values, places = cosines_QN.topk(min(k, cosines_QN.shape[1]))
             best = torch.cat([best, values], dim=1)
             numbers = torch.cat([numbers, places + start], dim=1)
-            best, places = best.topk(min(k, best.shape[1]), dim=-1)
+            best, places = best.topk(min(k, best.shape[1]))
             numbers = numbers.gather(1, places)
         return best.float().cpu(), numbers.cpu()
 
@@ -62,28 +62,27 @@ class ExactIndex:
 class FaissIndex:
     """An inverted file in front of the stored keys."""
 
-    def __init__(self, index: Any, keys: Tensor, effort: int = 4, refine: int = 64) -> None:
-        """Rank by `keys [N, P]`, float16, `refine` times as many neighbours, which FAISS finds in
-        `effort` lists.
-        """
-        faiss = import_faiss()
+    effort = 4
+    """Lists in which FAISS looks."""
+    refine = 64
+    """How many times as many neighbours as asked for are ranked by the stored keys."""
+
+    def __init__(self, index: Any, keys: Tensor) -> None:
+        """Rank what `index` finds by `keys [N, P]`, float16."""
         self.index = index
         self.keys = keys
-        self.refine = refine
-        self._parameters = faiss.SearchParametersIVF(nprobe=effort)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
+        parameters = import_faiss().SearchParametersIVF(nprobe=self.effort)
         most = min(k * self.refine, len(self.keys))
         queries = queries.float().cpu().contiguous()
-        numbers_QR = torch.from_numpy(
-            self.index.search(queries.numpy(), most, params=self._parameters)[1]
-        )
-        found_QRP = self.keys[numbers_QR.clamp_min(0)].float()
-        cosines_QR = torch.einsum("qp,qrp->qr", queries, found_QRP).masked_fill(
-            numbers_QR < 0, -torch.inf
-        )
-        values, places = cosines_QR.topk(min(k, most), dim=-1)
+        _, found = self.index.search(queries.numpy(), most, params=parameters)
+        numbers_QR = torch.from_numpy(found)
+        keys_QRP = self.keys[numbers_QR.clamp_min(0)].float()
+        cosines_QR = torch.einsum("qp,qrp->qr", queries, keys_QRP)
+        cosines_QR[numbers_QR < 0] = -torch.inf
+        values, places = cosines_QR.topk(min(k, most))
         return values, numbers_QR.gather(1, places)
 
 
@@ -94,19 +93,14 @@ def index_for(store: Datastore, device: torch.device | str = "cpu") -> Index:
     """What finds the nearest keys of `store`, for queries on `device`; exact again where FAISS is
     missing.
     """
-    if (
-        not fits_exactly(store.config.num_keys, torch.device(device).type)
-        and store.index_file is not None
-    ):
+    fits = fits_exactly(store.config.num_keys, torch.device(device).type)
+    if store.index_file is not None and not fits:
         if find_spec("faiss"):
             faiss = import_faiss()
-            index = faiss.read_index(
-                str(store.index_file), faiss.IO_FLAG_MMAP_IFC
-            )  # not all of it is read
-            return FaissIndex(index, store.keys)
-        warnings.warn(
-            f"Without faiss-cpu every query reads all keys. {WITHOUT_FAISS}", stacklevel=2
-        )
+            mapped = faiss.read_index(str(store.index_file), faiss.IO_FLAG_MMAP_IFC)
+            return FaissIndex(mapped, store.keys)
+        message = f"Without faiss-cpu every query reads all keys. {WITHOUT_FAISS}"
+        warnings.warn(message, stacklevel=2)
     return ExactIndex(store.keys, device)
 
 
@@ -116,9 +110,9 @@ def fits_exactly(num_keys: int, kind: str = "cpu") -> bool:
 
 
 def import_faiss() -> Any:
-    """The library."""
+    """Return the library, or raise a UserError that says how to install it."""
     try:
-        return importlib.import_module("faiss")
+        return import_module("faiss")
     except ImportError as error:
         raise UserError(f"Searching by FAISS needs faiss-cpu. {WITHOUT_FAISS}") from error
 
@@ -130,13 +124,12 @@ def new_index(num_keys: int, size: int) -> Any:
     faiss = import_faiss()
     if size % 4:
         raise UserError(f"FAISS takes no keys of width {size}. Use a multiple of 4 as key_size.")
-    lists = max(
-        1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST)
-    )  # each has enough to be learned
-    description = f"IVF{lists}_HNSW32,PQ{size // 4}x8"  # 4 dimensions to a byte
+    # Each list has enough keys to be learned, and four dimensions become a byte.
+    lists = max(1, min(round(4 * sqrt(num_keys)), num_keys // POINTS_PER_LIST))
+    description = f"IVF{lists}_HNSW32,PQ{size // 4}x8"
     index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    index.cp.niter = ROUNDS  # the latter is for filtering by code, unused here
-    index.do_polysemous_training = False
+    index.cp.niter = ROUNDS
+    index.do_polysemous_training = False  # it is for filtering by code
     return index
 
 
@@ -145,7 +138,8 @@ def fill(index: Any, keys: Tensor) -> Any:
     order.
     """
     order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))
-    index.train(keys[order[: POINTS_PER_LIST * index.nlist]].float().contiguous().numpy())
+    sample = keys[order[: POINTS_PER_LIST * index.nlist]]
+    index.train(sample.float().contiguous().numpy())
     for chunk in keys.split(ADDED):
         index.add(chunk.float().contiguous().numpy())
     return index

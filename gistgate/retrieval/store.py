@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,11 @@ class DatastoreConfig:
     layer: str  # which state: "post", "pre" or "layer:i"
     num_keys: int  # N, stored states
     key_size: int  # P, width of a key
-    files: dict[str, int] = field(
-        default_factory=dict
-    )  # bytes of every other file of the folder, by name
-    provenance: dict[str, Any] = field(
-        default_factory=dict
-    )  # which prompts the states come from, and how many
-    format_version: int = FORMAT_VERSION  # layout of the folder
+    files: dict[str, int] = field(default_factory=dict)
+    """Bytes of every other file of the folder, by name."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Which prompts the states come from, and how many."""
+    format_version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,8 @@ class Datastore:
         answers: Sequence[Sequence[int]],
     ) -> Datastore:
         """A store of these answers, whose tokens `keys` [N, P] predicted in order."""
-        tokens_T = np.array(
-            [token for answer in answers for token in (*answer, END)], dtype=np.int32
-        )
+        tokens = chain.from_iterable([*answer, END] for answer in answers)
+        tokens_T = np.fromiter(tokens, np.int32)
         places_N = np.flatnonzero(tokens_T != END)
         assert len(keys) == len(places_N), "one state for every token"
         config = replace(config, num_keys=len(keys), key_size=projection.weight.shape[1])
@@ -113,13 +111,9 @@ class Datastore:
 
         def write(part: Path) -> None:
             part.mkdir()
-            save_tensors(
-                part / PROJECTION_FILE,
-                {"weight": self.projection.weight, "bias": self.projection.bias},
-            )
-            save_tensors(
-                part / KEYS_FILE, {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)}
-            )
+            stored = {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)}
+            save_tensors(part / PROJECTION_FILE, asdict(self.projection))
+            save_tensors(part / KEYS_FILE, stored)
             if write_index is not None:
                 write_index(part / INDEX_FILE)
             sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
@@ -134,34 +128,26 @@ class Datastore:
         folder = Path(folder)
         place = folder / "config.json"
         described, sealed = read_sealed(place, "datastore", "Build it again.", FORMAT_VERSION)
-        parts: dict[str, Any] = {"target": dataclass_from(ModelIdentity, described["target"])}
-        parts["tokenizer"] = dataclass_from(TokenizerIdentity, described["tokenizer"])
-        config: DatastoreConfig = dataclass_from(DatastoreConfig, {**described, **parts})
+        target_identity = dataclass_from(ModelIdentity, described["target"])
+        tokenizer = dataclass_from(TokenizerIdentity, described["tokenizer"])
+        identities = {"target": target_identity, "tokenizer": tokenizer}
+        config = dataclass_from(DatastoreConfig, {**described, **identities})
         check_identity("target", config.target, identify_model(target), "datastore")
         for name, size in config.files.items():
-            if not (folder / name).exists() or (folder / name).stat().st_size != size:
-                raise UserError(
-                    f"{folder / name} is missing or truncated. Build the datastore again."
-                )
+            file = folder / name
+            if not file.exists() or file.stat().st_size != size:
+                raise UserError(f"{file} is missing or truncated. Build the datastore again.")
         check_sealed(place, sealed, described, fingerprint(folder / PROJECTION_FILE))
+        projection = Projection(**load_tensors(folder / PROJECTION_FILE))
         stored = load_tensors(folder / KEYS_FILE)
         tokens_T = stored["tokens"].numpy()
+        places_N = np.flatnonzero(tokens_T != END)
         index_file = folder / INDEX_FILE if INDEX_FILE in config.files else None
-        projection = Projection(**load_tensors(folder / PROJECTION_FILE))
-        return cls(
-            config,
-            projection,
-            stored["keys"],
-            tokens_T,
-            np.flatnonzero(tokens_T != END),
-            index_file,
-        )
+        return cls(config, projection, stored["keys"], tokens_T, places_N, index_file)
 
     @property
     def answers(self) -> list[list[int]]:
         """The stored answers, in order."""
         ends = np.flatnonzero(self.tokens == END)
-        return [
-            part.tolist()
-            for part in np.split(self.tokens[self.tokens != END], ends - np.arange(len(ends)))[:-1]
-        ]
+        parts = np.split(self.tokens, ends + 1)
+        return [part[:-1].tolist() for part in parts[:-1]]

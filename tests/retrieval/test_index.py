@@ -38,7 +38,9 @@ def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(tmp_path: Pa
     queries = keys[::100].float()
     exact = ExactIndex(keys).search(queries, 8)[1]
     for one in (index, faiss.read_index(str(tmp_path / "index"))):
-        cosines, found = FaissIndex(one, keys, effort=64, refine=16).search(queries, 8)
+        searched = FaissIndex(one, keys)
+        searched.effort, searched.refine = 64, 16
+        cosines, found = searched.search(queries, 8)
         hits = sum(
             len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True)
         )
@@ -58,9 +60,8 @@ def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     store = Datastore.load(folder, pair("llama")[0])
-    assert isinstance(index_for(store), FaissIndex) and isinstance(
-        SenseDrafter(store).search, FaissIndex
-    )
+    assert isinstance(index_for(store), FaissIndex)
+    assert isinstance(SenseDrafter(store).index, FaissIndex)
     assert isinstance(index_for(store_of("llama", prompts(5))), ExactIndex), (
         "what is in memory has no index file"
     )
