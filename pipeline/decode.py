@@ -26,7 +26,8 @@ from pipeline.paths import DATASTORE, REPORTS, SEGMENTS, TASKS, prompts_of, refe
 from pipeline.run import bar
 
 if TYPE_CHECKING:
-    from gistgate.lm_eval.task import Task, TaskSpec
+    from gistgate.lm_eval.task import HarnessTask
+    from gistgate.tasks.task import TaskSpec
 
 
 TEXTS = (prompts_of("train"), reference_of("train"))
@@ -217,11 +218,11 @@ def decode_split(
         )
 
 
-def load_task(params: Params) -> Task:
+def load_task(params: Params) -> HarnessTask:
     """The task of params.yaml, prompted as its block `prompting` says."""
-    from gistgate.lm_eval import task as tasks  # costs seconds, and not every stage has a task
+    from gistgate.lm_eval import task  # costs seconds, and not every stage has a task
 
-    return tasks.load_task(task_spec(params))
+    return task.load_task(task_spec(params), TASKS)
 
 
 def task_parts(params: Params) -> list[Any]:
@@ -234,7 +235,7 @@ def task_parts(params: Params) -> list[Any]:
 
 def task_spec(params: Params) -> TaskSpec:
     """What params.yaml says about the task."""
-    from gistgate.lm_eval.task import Prompting, TaskSpec
+    from gistgate.tasks.task import Prompting, TaskSpec
 
     prompting = Prompting(**vars(params.prompting))
     longest = params.decoding.max_new_tokens

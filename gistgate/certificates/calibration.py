@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gistgate.certificates.bounds import Array
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
-from gistgate.certificates.judged import Look, digest, record
+from gistgate.certificates.ledger import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.search import Request, Selection, Setting, choose_settings
 from gistgate.core.certificate import Certificate, OperatingPoint, stops_of
@@ -20,7 +20,7 @@ from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Task, files_of
+from gistgate.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,6 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
 
 
 def task_hash(task: Task) -> str:
-    """Hash of how a task is asked and judged; its own files are included where data/tasks has
-    them.
-    """
+    """Hash of how a task is asked and judged, and of the files that define it."""
     limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
-    return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))
+    return fingerprint(limits, *task.files)

@@ -21,8 +21,8 @@ from gistgate.core.files import fingerprint, named_files, read_json_lines, write
 from gistgate.core.request import Statistics, total
 
 if TYPE_CHECKING:
-    from gistgate.lm_eval.task import Task
     from gistgate.models.loading import Target
+    from gistgate.tasks.task import Task
 
 # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
 CLIP = 5.0

@@ -134,7 +134,7 @@ def calibrate(moved: list[str], **given: Any) -> None:
         raise UserError(
             "Two servers are compared by `gistgate certify --strict URL --loose URL --task TASK`."
         )
-    proved(given, Options, "gistgate.lm_eval.calibrate", "calibrate", show.proved)
+    proved(given, Options, "gistgate.certificates.decoder", "calibrate", show.proved)
 
 
 def proved(

@@ -78,9 +78,9 @@ def certify(**given: Any) -> None:
     """
     if given["watch"]:
         del given["as_json"]
-        module_of("gistgate.lm_eval.watch", "endpoints").watch(Options(**given))
+        module_of("gistgate.certify.watch", "endpoints").watch(Options(**given))
     elif not (
-        made := proved(given, Options, "gistgate.lm_eval.certify", "endpoints", show.compared)
+        made := proved(given, Options, "gistgate.certify.comparison", "endpoints", show.compared)
     ).certified:
         raise UserError(made.refusal)
 

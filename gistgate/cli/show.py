@@ -14,10 +14,10 @@ from rich.text import Text
 from gistgate.core.utils import printable
 
 if TYPE_CHECKING:
+    from gistgate.certify.comparison import ServedCertificate
     from gistgate.core.certificate import Certificate, OperatingPoint
     from gistgate.core.gate import GateConfig
     from gistgate.core.request import Generation, Statistics
-    from gistgate.lm_eval.certify import ServedCertificate
     from gistgate.measure.outlook import Findings
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding

@@ -100,16 +100,15 @@ def doctor(
             "Doctor asks the prompts of a file or those of a task (--task). Name one of both."
         )
     if task is not None:
-        judging = module_of("gistgate.lm_eval.calibrate", "calibrate")
+        judging = module_of("gistgate.certificates.decoder", "calibrate")
         how: dict[str, Any] = {
             "chat": asking.chat,
             "system": asking.system,
             "template": asking.template,
         }
         said = Promise(task=task, task_data=task_data, allow_code=allow_code, **how)
-        judge = judging.load_task(
-            judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None)
-        )
+        spec = judging.spec_of(replace(said, max_new_tokens=asking.max_new_tokens), None)
+        judge = judging.load_task(spec, judging.TASKS)
     free = replace(
         options, budget=None, confidence=None
     )  # doctor plans for them, and decodes strictly by itself

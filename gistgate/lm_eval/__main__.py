@@ -24,7 +24,7 @@ def main() -> None:
         harness.cli_evaluate()
         return
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
-    from gistgate.lm_eval.code_tasks import check_allowed, own_code_eval
+    from gistgate.tasks.code import check_allowed, own_code_eval
 
     if ALLOW in sys.argv:
         sys.argv[sys.argv.index(ALLOW)] = CONFIRM

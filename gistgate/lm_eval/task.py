@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
@@ -30,12 +29,12 @@ from lm_eval.utils import env as templates
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.utils import UserError, first_line, replaced
-from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
 from gistgate.models.loading import rendered
+from gistgate.tasks.code import EXPANDED, check_allowed, own_code_eval
+from gistgate.tasks.task import TASKS, Document, Messages, Task, TaskSpec
 
 log = logging.getLogger(__name__)
 
-TASKS = Path("data/tasks")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
 
@@ -83,25 +82,6 @@ def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Prompting:
-    """How a document becomes a prompt; a gate keeps these entries, because it is trained on what
-    users serve.
-    """
-
-    num_fewshot: int | None = (
-        0  # solved examples in front of the question; None takes the task's own number
-    )
-    chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
-    system: str | None = None  # system text of the chat template; None for none
-    arguments: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the chat template; chat_template chooses one by name
-
-
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
 
 
@@ -128,23 +108,7 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
-@dataclass(frozen=True)
-class TaskSpec:
-    """Which task, judged by what, on which data, and how it is asked."""
-
-    name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
-    metric: str | None = (
-        None  # metric and filter that decide, as lm-eval writes them; None: the task's first
-    )
-    data: str | None = (
-        None  # folder with a .jsonl file for each split, which replaces the task's own data
-    )
-    prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
-    max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
-    allow_code: bool = False  # whether a task may run programs that the model writes
-
-
-def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
+def load_task(spec: TaskSpec, folder: Path) -> HarnessTask:
     """The task of `folder`, else of lm-eval's own, prompted as `spec.prompting` says."""
     name = spec.name
     manager, entry = entry_of(spec.name, folder)
@@ -167,7 +131,7 @@ def load_task(spec: TaskSpec, folder: Path = TASKS) -> Task:
     )  # an included file may have said so
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         raise UserError(NO_TEXT.format(name))
-    return Task(task, spec)
+    return HarnessTask(task, spec, files_of(folder / f"{name}.yaml"))
 
 
 NO_TEXT = "The task '{}' is not an ordinary `generate_until` task. Choose one that is."
@@ -200,18 +164,18 @@ def known(value: Any) -> Any:
     return StrictUndefined(name="a field") if value is None else value
 
 
-class Task:
+class HarnessTask(Task):
     """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind
     one filter.
     """
 
-    judges = True  # whether right answers are known
-    examples = 0  # solved ones in front of a question
-
-    def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
+    def __init__(
+        self, harness: ConfigurableTask, spec: TaskSpec, files: Sequence[Path] = ()
+    ) -> None:
         self.harness = harness
         self.name = spec.name
         self.prompting = spec.prompting
+        self.files = files
         if not harness.has_training_docs():
             raise UserError(NO_TRAINING.format(self.name))
         settings = dict(harness.config.generation_kwargs)
@@ -242,18 +206,9 @@ class Task:
         self.examples = own if asked is None else asked
         harness.set_config("num_fewshot", self.examples)
         self._filter, self._metric = choose_metric(harness, spec.metric)
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts that end an answer."""
-        return list(self.harness.config.generation_kwargs["until"])
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it
-        names none.
-        """
-        return int(self.harness.config.generation_kwargs["max_gen_toks"])
+        self.metric = f"{self._metric},{self._filter.name}"
+        self.stops = settings["until"]
+        self.max_new_tokens = settings["max_gen_toks"]
 
     def documents(self, split: str) -> list[Document]:
         """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the
@@ -299,20 +254,6 @@ class Task:
         words = len(set(map(words_of, texts)))
         return words >= max(0.9 * len(texts), 0.99 * len(signs))
 
-    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-        """The answer that lm-eval would score for these new tokens: decoded and cut at the first
-        stop.
-        """
-        return self.cut(
-            str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token
-        )
-
-    def cut(self, text: str, end: str | None = None) -> str:
-        """An answer as lm-eval scores it: without its first stop, or `end`, and what is behind."""
-        for stop in filter(None, [*self.stops, end]):
-            text = text.split(stop)[0]
-        return text
-
     def question(self, doc: Document) -> str:
         """The document's own text, without examples, chat markers or system text."""
         return str(self.harness.doc_to_text(doc))
@@ -323,11 +264,7 @@ class Task:
         """
         return self._context(doc, self._prompting(tokenizer))
 
-    def prompt(self, doc: Document) -> str | list[dict[str, str]]:
-        """What a server is asked: a text to continue, or the messages of a chat."""
-        return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
-
-    def messages(self, doc: Document) -> list[dict[str, str]]:
+    def messages(self, doc: Document) -> Messages:
         """The prompt of one document as the messages of a chat, for a server that has the chat
         template itself.
         """
@@ -335,7 +272,7 @@ class Task:
             **self._prompting(None),
             "chat_template": lambda history, *_, **__: json.dumps(history),
         }
-        messages: list[dict[str, str]] = json.loads(self._context(doc, prompting))
+        messages: Messages = json.loads(self._context(doc, prompting))
         return messages
 
     def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
@@ -392,11 +329,6 @@ class Task:
             "fewshot_as_multiturn": chat,
             "chat_template": make if chat and tokenizer is not None else None,
         }
-
-    @property
-    def metric(self) -> str:
-        """The metric and filter that decide, as lm-eval writes them: "exact_match,strict-match"."""
-        return f"{self._metric},{self._filter.name}"
 
     def verdicts_of(self, results: dict[str, Any]) -> dict[int, tuple[float, str]]:
         """Score and answer of every document that lm-eval judged, by its place in the test

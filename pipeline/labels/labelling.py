@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.lm_eval.prompts import Prompt
-from gistgate.lm_eval.task import INVALID, Document, Task
+from gistgate.lm_eval.task import INVALID, HarnessTask
+from gistgate.tasks.prompts import Prompt
+from gistgate.tasks.task import Document
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.rollouts import (
     REJOINED,
@@ -43,7 +44,7 @@ class Meaning:
 
     def __init__(
         self,
-        task: Task,
+        task: HarnessTask,
         tokenizer: Any,
         docs: Sequence[Document],
         references: dict[int, list[int]],
@@ -238,7 +239,7 @@ class Tools:
 def tools_of(
     params: Params,
     pair: Pair,
-    task: Task,
+    task: HarnessTask,
     prompts: Sequence[Prompt],
     cost: Cost,
     engine: Engine | None = None,

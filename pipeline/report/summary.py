@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gistgate.certificates.judged import level
+from gistgate.certificates.ledger import level
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums

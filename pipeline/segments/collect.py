@@ -26,8 +26,8 @@ from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.files import read_json, read_json_lines, write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Task
 from gistgate.segments.writing import Boundaries, SegmentWriter
+from gistgate.tasks.task import Task
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair

@@ -11,7 +11,7 @@ import numpy as np
 from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import Array, upper_bound
 from gistgate.certificates.calibration import Finding, Method, Request
-from gistgate.certificates.judged import level
+from gistgate.certificates.ledger import level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json

@@ -11,7 +11,7 @@ from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.model import GatedLM
-from gistgate.lm_eval.task import Task
+from gistgate.lm_eval.task import HarnessTask
 from pipeline.decode import (
     calibration_file,
     evaluation_folder,
@@ -72,7 +72,7 @@ def main(name: str) -> None:
 
 
 def judge(
-    lm: GatedLM, task: Task, prompts: list[dict[str, Any]]
+    lm: GatedLM, task: HarnessTask, prompts: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], Statistics]:
     """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their
     statistics.

@@ -14,7 +14,7 @@ import torch
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
-from gistgate.lm_eval.task import Task
+from gistgate.tasks.task import Task
 from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, engine_of, tools_of

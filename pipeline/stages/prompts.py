@@ -13,9 +13,9 @@ from lm_eval.defaults import DEFAULT_MAX_LENGTH
 from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
-from gistgate.lm_eval.task import Task, files_of
+from gistgate.lm_eval.task import HarnessTask, files_of
 from gistgate.models.loading import warn_untemplated
+from gistgate.tasks.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
 from pipeline.pair.world import documents
@@ -49,7 +49,7 @@ def main() -> None:
     write_prompts(maker, params, PROMPTS)
 
 
-def check_watched(task: Task, documents: str) -> None:
+def check_watched(task: HarnessTask, documents: str) -> None:
     """Refuse documents that DVC does not watch: nobody would notice that they changed."""
     config = task.harness.config
     watched = [Path(place).resolve() for place in (TASKS, documents)]

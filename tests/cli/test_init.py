@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gistgate.lm_eval.task import TaskSpec, load_task
+from gistgate.lm_eval.task import load_task
+from gistgate.tasks.task import TaskSpec
 from tests.gguf_file import write_gguf
 from tests.tiny import write_task
 

@@ -15,7 +15,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Task, entry_of, load_task
+from gistgate.lm_eval.task import HarnessTask, entry_of, load_task
 from gistgate.models.loading import encode
 from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
@@ -30,7 +30,7 @@ def params(**blocks: Any) -> Params:
     return parse_params({"task": "sums", **blocks})
 
 
-def load(folder: Path, **blocks: Any) -> Task:
+def load(folder: Path, **blocks: Any) -> HarnessTask:
     return load_task(task_spec(params(**blocks)), folder / "tasks")
 
 

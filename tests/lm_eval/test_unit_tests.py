@@ -10,10 +10,11 @@ import pytest
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
-from gistgate.lm_eval import code_tasks
 from gistgate.lm_eval import task as tasks
-from gistgate.lm_eval.code_tasks import own_code_eval, program_of
-from gistgate.lm_eval.task import TaskSpec, load_task
+from gistgate.lm_eval.task import load_task
+from gistgate.tasks import code as code_tasks
+from gistgate.tasks.code import own_code_eval, program_of
+from gistgate.tasks.task import TASKS, TaskSpec
 from tests.tiny import write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def data(tmp_path):
 @pytest.fixture
 def task(data, monkeypatch):
     monkeypatch.chdir(ROOT)
-    return load_task(TaskSpec(NAME, data=data, allow_code=True))
+    return load_task(TaskSpec(NAME, data=data, allow_code=True), TASKS)
 
 
 def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
@@ -51,7 +52,7 @@ def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
         with pytest.raises(
             UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"
         ):
-            load_task(TaskSpec(name, data=data))
+            load_task(TaskSpec(name, data=data), TASKS)
 
 
 def test_code_tasks_are_the_score(task):

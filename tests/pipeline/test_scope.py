@@ -9,7 +9,8 @@ import pipeline.retrieval  # noqa: F401 (adds the study's drafters)
 from gistgate.certificates.calibration import task_hash
 from gistgate.core.files import fingerprint, write_text
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
-from gistgate.lm_eval.task import Prompting, files_of
+from gistgate.lm_eval.task import files_of
+from gistgate.tasks.task import Prompting
 from pipeline.decode import files_behind
 from pipeline.methods import MethodParams
 from pipeline.outcomes import scope_of
@@ -27,7 +28,7 @@ MODELS = {
     "sen": False,
 }
 TASK = SimpleNamespace(
-    name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting()
+    name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting(), files=()
 )
 
 
@@ -82,11 +83,11 @@ def test_what_a_task_includes_and_the_python_beside_it_belong_to_it(changed, tmp
     )
     write_text(tasks / "base.yaml", "process_results: !function judges.strict.score\n")
     write_text(tasks / "judges/strict.py", "def score(): return 1\n")
-    names = [path.relative_to(tasks).as_posix() for path in files_of(tasks / "sums.yaml")]
-    assert (
-        names == ["sums.yaml", "base.yaml", "judges/strict.py"]
-        and files_of(tasks / "none.yaml") == []
-    )
-    before = task_hash(TASK)
+    files = files_of(tasks / "sums.yaml")
+    names = [path.relative_to(tasks).as_posix() for path in files]
+    assert names == ["sums.yaml", "base.yaml", "judges/strict.py"]
+    assert files_of(tasks / "none.yaml") == []
+    task = SimpleNamespace(**{**vars(TASK), "files": files})
+    before = task_hash(task)
     write_text(tasks / changed, (tasks / changed).read_text() + "# changed\n")
-    assert task_hash(TASK) != before
+    assert task_hash(task) != before

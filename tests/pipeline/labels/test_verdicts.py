@@ -2,7 +2,8 @@
 
 import pytest
 
-from gistgate.lm_eval.task import TaskSpec, load_task
+from gistgate.lm_eval.task import load_task
+from gistgate.tasks.task import TaskSpec
 from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
 from pipeline.labels.rollouts import (
     ANSWERED,

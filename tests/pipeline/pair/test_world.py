@@ -10,7 +10,7 @@ import pytest
 
 from gistgate.core.files import read_json_lines
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.code_tasks import runs
+from gistgate.tasks.code import runs
 from pipeline.pair.world import (
     QUESTION,
     SOLUTION,

@@ -15,7 +15,7 @@ from gistgate.core.files import read_json, write_json_lines, write_text
 from gistgate.core.identity import ModelIdentity
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Prompting
+from gistgate.tasks.task import Prompting
 from pipeline import outcomes
 from pipeline.params import parse_params
 from pipeline.stages import calibrate
@@ -88,7 +88,7 @@ def world(tmp_path, monkeypatch):
 
     identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
     task = SimpleNamespace(
-        name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(),
+        name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(), files=(),
         text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text), problem=lambda doc: str(doc),
     )  # fmt: skip
     pair = SimpleNamespace(

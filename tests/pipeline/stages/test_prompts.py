@@ -13,8 +13,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.prompts import PromptMaker, hashes_of
 from gistgate.lm_eval.task import load_task
+from gistgate.tasks.prompts import PromptMaker, hashes_of
 from pipeline.decode import task_spec
 from pipeline.params import parse_params
 from pipeline.stages import prompts as stage

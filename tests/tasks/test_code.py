@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gistgate.lm_eval import code_tasks
-from gistgate.lm_eval.code_tasks import runs
+from gistgate.tasks import code as code_tasks
+from gistgate.tasks.code import runs
 
 
 @pytest.fixture(autouse=True)

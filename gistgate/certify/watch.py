@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import Any
 
 from gistgate.certificates.bounds import SequentialTest, betting_bound
+from gistgate.certificates.decoder import check_options, spec_of
+from gistgate.certify.comparison import CLAIMS, Compared, OwnPrompts, claim_of, connected, grown
+from gistgate.certify.endpoint import note
 from gistgate.cli.certify import Options
 from gistgate.core.files import parsed
 from gistgate.core.utils import UserError
-from gistgate.endpoints import note
-from gistgate.lm_eval.calibrate import check_options, spec_of
-from gistgate.lm_eval.certify import CLAIMS, Compared, OwnPrompts, claim_of, connected, grown
 
 VERDICTS = {"within": "kept", "beyond": "lost", None: "open"}
 EVERY = 50  # prompts of a test between two lines about it

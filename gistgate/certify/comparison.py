@@ -27,18 +27,19 @@ import numpy as np
 import gistgate
 from gistgate.certificates.bounds import p_value
 from gistgate.certificates.calibration import task_scope
+from gistgate.certificates.decoder import check_options, known_marks, planned, spec_of
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
-from gistgate.certificates.judged import LOCAL, Look, check, hash_of, level, record
+from gistgate.certificates.ledger import LOCAL, Look, check, hash_of, level, record
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_for
+from gistgate.certify.endpoint import Endpoint, Messages, Served, body, connect, keys_of, note
 from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
-from gistgate.endpoints import Endpoint, Messages, Served, body, connect, keys_of, note
-from gistgate.lm_eval.calibrate import check_options, known_marks, planned, spec_of
-from gistgate.lm_eval.prompts import distinct_documents, hashes_of, used_problems
-from gistgate.lm_eval.task import Document, Task, TaskSpec, load_task
+from gistgate.lm_eval.task import load_task
 from gistgate.models.options import read_rows
+from gistgate.tasks.prompts import distinct_documents, hashes_of, used_problems
+from gistgate.tasks.task import TASKS, Document, Task, TaskSpec
 
 if TYPE_CHECKING:
     from gistgate.cli.certify import Options
@@ -214,7 +215,9 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     gate = None if options.gate is None else Gate.load(options.gate)
     spec = spec_of(options, gate)
     task = (
-        OwnPrompts(read_rows(options.file), options.file, spec) if options.file else load_task(spec)
+        OwnPrompts(read_rows(options.file), options.file, spec)
+        if options.file
+        else load_task(spec, TASKS)
     )
     claim = claim_of(options, task.judges)
     confidence = level(options.confidence, options.looks)

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from gistgate.certificates import decoder as calibrate
+from gistgate.certificates.decoder import load_models
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
-from gistgate.lm_eval import calibrate
-from gistgate.lm_eval.calibrate import load_models
 from gistgate.models.lighter import Subset
 from gistgate.models.loading import load_draft, load_target
 from tests.certificates import proofs

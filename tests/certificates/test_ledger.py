@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gistgate.certificates.calibration import DECIDING, SOMETIMES, Request, hypothesis
-from gistgate.certificates.judged import (
+from gistgate.certificates.ledger import (
     LOCAL,
     PUBLISHED,
     Look,

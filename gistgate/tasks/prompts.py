@@ -16,8 +16,8 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import Document, Task
 from gistgate.models.loading import encode
+from gistgate.tasks.task import Document, Task
 
 Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens
 USED = Path("data/prompts")  # where a finished run keeps its prompts

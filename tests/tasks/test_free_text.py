@@ -4,8 +4,9 @@ that nobody gave.
 
 import pytest
 
-from gistgate.lm_eval.free_text import SIZES, fact, has, invented, plain, score
-from gistgate.lm_eval.task import TaskSpec, load_task
+from gistgate.lm_eval.task import load_task
+from gistgate.tasks.free_text import SIZES, fact, has, invented, plain, score
+from gistgate.tasks.task import TASKS, TaskSpec
 
 HOUR = fact("time", "Hour", "8:30 pm")
 
@@ -77,7 +78,7 @@ def test_a_reply_may_repeat_the_notice_and_has_to_state_what_was_asked_for():
 
 @pytest.mark.parametrize(("name", "number"), [("letters", 5), ("descriptions", 5), ("passages", 1)])
 def test_documents_differ_and_state_their_own_facts(name, number):
-    task = load_task(TaskSpec(name))
+    task = load_task(TaskSpec(name), TASKS)
     train, test = task.documents("train"), task.documents("test")
     assert (len(train), len(test)) == tuple(SIZES.values())
     assert len({task.problem(doc) for doc in [*train, *test]}) == sum(SIZES.values())
@@ -88,4 +89,4 @@ def test_documents_differ_and_state_their_own_facts(name, number):
             and task.score(doc, listed) == 1
             and task.score(doc, "") == 0
         )
-    assert load_task(TaskSpec(name)).documents("test")[:9] == test[:9]
+    assert load_task(TaskSpec(name), TASKS).documents("test")[:9] == test[:9]

@@ -13,22 +13,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gistgate import endpoints
 from gistgate.certificates.bounds import BETTING, exact_bound
-from gistgate.certificates.judged import LOCAL, Look, read_looks, record
+from gistgate.certificates.ledger import LOCAL, Look, read_looks, record
+from gistgate.certify import comparison as module
+from gistgate.certify import endpoint as endpoints
+from gistgate.certify.comparison import certify
+from gistgate.certify.endpoint import continued, keys_of
+from gistgate.certify.watch import watch
 from gistgate.cli import show
 from gistgate.cli.certify import Options
 from gistgate.cli.main import app
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.endpoints import continued, keys_of
-from gistgate.lm_eval import certify as module
-from gistgate.lm_eval import task as task_files
-from gistgate.lm_eval.certify import certify
-from gistgate.lm_eval.prompts import hashes_of
-from gistgate.lm_eval.task import TaskSpec
-from gistgate.lm_eval.watch import watch
-from tests.endpoints.scripted import Script, serving
+from gistgate.tasks.prompts import hashes_of
+from gistgate.tasks.task import TaskSpec
+from tests.certify.scripted import Script, serving
 from tests.tiny import write_task
 
 
@@ -37,7 +36,7 @@ def run(tmp_path, monkeypatch):
     """Certify one script against another, with 80 documents."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(endpoints, "RETRIES", 2)
-    monkeypatch.setattr(task_files.load_task, "__defaults__", (write_task(tmp_path, num_train=80),))
+    monkeypatch.setattr(module, "TASKS", write_task(tmp_path, num_train=80))
 
     def certified(strict: Script, loose: Script, /, **changes: Any) -> Any:
         with ExitStack() as servers:
@@ -349,7 +348,7 @@ def numbers(script: Script) -> list[int]:
 
 def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
-    task = module.load_task(TaskSpec("sums"))
+    task = module.load_task(TaskSpec("sums"), module.TASKS)
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
     record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
     asked = {"prompting": {"num_fewshot": 0}, "labels": {}}

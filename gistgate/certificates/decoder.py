@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import gistgate
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Stop
-from gistgate.certificates.judged import Look, hash_of, judged_marks, level
+from gistgate.certificates.ledger import Look, hash_of, judged_marks, level
 from gistgate.certificates.outcomes import (
     Answer,
     Capped,
@@ -38,7 +38,13 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError, nearest
-from gistgate.lm_eval.prompts import (
+from gistgate.lm_eval.task import load_task
+from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
+from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
+from gistgate.models.loading import load_draft, load_target
+from gistgate.models.options import parse_settings, parse_template
+from gistgate.rules import RULES, meant
+from gistgate.tasks.prompts import (
     Prompt,
     PromptMaker,
     decode_prompts,
@@ -46,12 +52,7 @@ from gistgate.lm_eval.prompts import (
     hashes_of,
     used_problems,
 )
-from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
-from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
-from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
-from gistgate.models.loading import load_draft, load_target
-from gistgate.models.options import parse_settings, parse_template
-from gistgate.rules import RULES, meant
+from gistgate.tasks.task import TASKS, Prompting, Task, TaskSpec
 
 if TYPE_CHECKING:
     from gistgate.cli.calibrate import Options, Promise
@@ -74,7 +75,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
             " (--target)."
         )
     models = load_models(options)
-    task = load_task(spec_of(options, models.gate))
+    task = load_task(spec_of(options, models.gate), TASKS)
     scorer = make_scorer(options, models, task)
     prompts = prompts_of(options, models, task, scorer.ternary)
     calibration = [prompt["ids"] for prompt in prompts["calibration"]]

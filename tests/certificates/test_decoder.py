@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from gistgate.certificates import decoder as calibrate
 from gistgate.certificates.bounds import BETTING
-from gistgate.certificates.judged import LOCAL, PUBLISHED, Look, hash_of, read_looks, record
+from gistgate.certificates.decoder import certify, method_of, outcomes_of, prompts_of, spec_of
+from gistgate.certificates.ledger import LOCAL, PUBLISHED, Look, hash_of, read_looks, record
 from gistgate.cli import options as extras
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
@@ -27,12 +29,9 @@ from gistgate.core.files import fingerprint, write_json_lines
 from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.lm_eval import calibrate
-from gistgate.lm_eval import task as task_files
-from gistgate.lm_eval.calibrate import certify, method_of, outcomes_of, prompts_of, spec_of
-from gistgate.lm_eval.prompts import hashes_of
 from gistgate.lm_eval.task import load_task
 from gistgate.rules import make_rule
+from gistgate.tasks.prompts import hashes_of
 from tests.certificates.proofs import gate_with, linear_gate
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
@@ -53,7 +52,7 @@ def folders(tmp_path_factory):
 def sums(tmp_path, monkeypatch, folders):
     """Options for a task of 90 documents, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(task_files.load_task, "__defaults__", (write_task(tmp_path, num_train=90),))
+    monkeypatch.setattr(calibrate, "TASKS", write_task(tmp_path, num_train=90))
     given = {
         "rule": "prob-ratio",
         "target": str(folders[0]),
@@ -78,7 +77,9 @@ def models_of(target: Any = None, draft: Any = None, gate: Any = None) -> Any:
 
 def drawn(options: Options, models: Any = None) -> dict[str, set[str]]:
     """The questions that the command would decode, by split."""
-    found = prompts_of(options, models or models_of(), load_task(spec_of(options, None)), True)
+    found = prompts_of(
+        options, models or models_of(), load_task(spec_of(options, None), calibrate.TASKS), True
+    )
     return {
         split: {prompt["doc"]["question"] for prompt in prompts} for split, prompts in found.items()
     }
@@ -165,7 +166,7 @@ def test_what_is_compared_is_what_the_rule_and_the_strict_rule_decode(sums, fold
     models = models_of(target, draft)
     method, prompts = (
         method_of(options, models),
-        prompts_of(options, models, load_task(spec_of(options, None)), True),
+        prompts_of(options, models, load_task(spec_of(options, None), calibrate.TASKS), True),
     )
     some = prompts["development"][:6]
     outcomes = outcomes_of(options, models, method, prompts, None)
@@ -295,7 +296,7 @@ def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(sums,
     trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}, labels={}))
 
     def examples(gate, **said):
-        return load_task(spec_of(sums(**said), gate)).harness.config.num_fewshot
+        return load_task(spec_of(sums(**said), gate), calibrate.TASKS).harness.config.num_fewshot
 
     assert (examples(None), examples(trained), examples(trained, num_fewshot=0)) == (2, 1, 0)
 

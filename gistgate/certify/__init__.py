@@ -1,0 +1,1 @@
+"""One endpoint against another: asking both, judging the answers, and the card with the result."""

@@ -1,0 +1,1 @@
+"""What models are asked and how answers are judged: tasks, prompts, and our own kinds of tasks."""
