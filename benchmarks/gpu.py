@@ -30,12 +30,12 @@ from gistgate.core.block import Block, Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import LOOK_AHEAD, SCALARS
 from gistgate.core.files import read_json, write_json
-from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity
 from gistgate.core.request import Row, Slots
 from gistgate.core.rule import Exact, Rule, State
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
+from gistgate.gate import Gate, GateConfig
 from gistgate.measure.speed import machine, static, synchronise, theirs
 from gistgate.rules.learned import AutoJudge
 from pipeline.run import run

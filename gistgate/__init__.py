@@ -22,7 +22,7 @@ EXPORTS = {
     "DRAFTERS": "gistgate.drafters",
     "ModelDrafter": "gistgate.drafters.model",
     "PromptLookup": "gistgate.drafters.text",
-    "Gate": "gistgate.core.gate",
+    "Gate": "gistgate.gate",
     "RULES": "gistgate.rules",
     "make_rule": "gistgate.rules",
     "UserError": "gistgate.core.utils",

@@ -13,12 +13,12 @@ from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import read_json, read_json_lines
-from gistgate.core.gate import Gate
 from gistgate.core.request import Generation, eos_ids
 from gistgate.core.utils import UserError
+from gistgate.coverage.choose import Choice
+from gistgate.gate import Gate
 from gistgate.models import build as library
 from gistgate.models.build import CORPUS, STORED, assemble
-from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params

@@ -19,10 +19,10 @@ from gistgate.certificates.ledger import Look, hash_of, level
 from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, write_text
-from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate
 from gistgate.lm_eval.task import files_of
 from gistgate.tasks.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.tasks.task import Task

@@ -15,11 +15,11 @@ from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.ledger import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.search import Request, Selection, Setting, choose_settings
-from gistgate.core.certificate import Certificate, OperatingPoint, stops_of
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import Certificate, OperatingPoint, stops_of
 from gistgate.tasks.task import Task
 
 

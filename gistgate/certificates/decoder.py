@@ -32,15 +32,15 @@ from gistgate.certificates.outcomes import (
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.batches import PromptCache
-from gistgate.core.certificate import OTHERS, Certificate
 from gistgate.core.drafter import Drafter
-from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError, nearest
+from gistgate.coverage.certificate import OTHERS, Certificate
+from gistgate.coverage.choose import BLOCK, GATED, STRICT, Choice
+from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
 from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
-from gistgate.models.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.models.loading import load_draft, load_target
 from gistgate.models.options import parse_settings, parse_template
 from gistgate.rules import RULES, meant

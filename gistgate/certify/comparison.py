@@ -34,8 +34,8 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_for
 from gistgate.certify.endpoint import Endpoint, Messages, Served, body, connect, keys_of, note
 from gistgate.core.files import fingerprint, write_json, write_text
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError, nearest, refusing
+from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
 from gistgate.models.options import read_rows
 from gistgate.tasks.prompts import distinct_documents, hashes_of, used_problems

@@ -178,8 +178,13 @@ def load(
     """The target and its decoder; wrong names and requests are refused before anything is
     loaded.
     """
-    from gistgate.core.certificate import certificate_in_use, check_greedy, ends_of, warn_uncovered
     from gistgate.core.decoder import Engine
+    from gistgate.coverage.certificate import (
+        certificate_in_use,
+        check_greedy,
+        ends_of,
+        warn_uncovered,
+    )
     from gistgate.models.build import build_decoder, named_certificate
     from gistgate.models.loading import load_target
 

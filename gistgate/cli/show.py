@@ -15,9 +15,9 @@ from gistgate.core.utils import printable
 
 if TYPE_CHECKING:
     from gistgate.certify.comparison import ServedCertificate
-    from gistgate.core.certificate import Certificate, OperatingPoint
-    from gistgate.core.gate import GateConfig
     from gistgate.core.request import Generation, Statistics
+    from gistgate.coverage.certificate import Certificate, OperatingPoint
+    from gistgate.gate import GateConfig
     from gistgate.measure.outlook import Findings
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding

@@ -222,8 +222,8 @@ def inspect(
     gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")], as_json: AsJson = False
 ) -> None:
     """Say what a gate is: its partners, features and certified settings, of other tasks as well."""
-    from gistgate.core.certificate import OTHERS, load_certificate
-    from gistgate.core.gate import Gate
+    from gistgate.coverage.certificate import OTHERS, load_certificate
+    from gistgate.gate import Gate
 
     loaded = Gate.load(gate)
     others = {str(place): load_certificate(place) for place in sorted((gate / OTHERS).glob("*"))}
@@ -247,8 +247,8 @@ def export(
     """Copy a gate with its certificate and the code that `generate` of plain transformers needs for
     it.
     """
-    from gistgate.core.gate import Gate
     from gistgate.export.write import FOLDER, write_code
+    from gistgate.gate import Gate
 
     loaded = Gate.load(gate)
     if out.exists():
@@ -333,7 +333,7 @@ def tune(
     The first 40 prompts are used; take prompts like those of calibration, such as
     data/prompts/development.jsonl.
     """
-    from gistgate.core.certificate import read_certificate
+    from gistgate.coverage.certificate import read_certificate
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
     from gistgate.models.build import TUNED

@@ -186,7 +186,7 @@ class Decoder:
     certificate: Any = None
     """The certificate that this decoder was built to keep, by name or as `gistgate tune` chose;
     None without one. Whoever passes requests on compares them with it
-    (`gistgate.core.certificate.check_request`)."""
+    (`gistgate.coverage.certificate.check_request`)."""
 
     def __init__(
         self,

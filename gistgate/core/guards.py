@@ -23,7 +23,6 @@ from gistgate.core.files import (
     save_tensors,
     write_sealed,
 )
-from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact, Rule, State, settle
@@ -376,7 +375,7 @@ def make_guards(
     """Guards and scopes by their ids; `gate` is the folder that "domain" is read from, or a gate
     loaded from it.
     """
-    folder = gate.folder if isinstance(gate, Gate) else gate
+    folder = getattr(gate, "folder", gate)
     guards: list[Guard | Scope] = []
     for name in names:
         if name in (PROSE, THINKING):
@@ -396,9 +395,7 @@ def make_guards(
     return guards
 
 
-def check_guards(
-    guards: Sequence[Guard | Scope], gate: Gate | None, target: PreTrainedModel
-) -> None:
+def check_guards(guards: Sequence[Guard | Scope], gate: Any, target: PreTrainedModel) -> None:
     """Refuse a guard that was fitted with another gate or on other weights; older ones do not say
     the weights.
     """

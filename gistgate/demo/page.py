@@ -12,14 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UNSEEN
+from gistgate.coverage.certificate import Certificate
+from gistgate.coverage.choose import choose
 from gistgate.measure.trace import TracedToken, trace
 from gistgate.models.build import other_parts
-from gistgate.models.choose import choose
 from gistgate.models.options import DecodeOptions
 
 STRICT = "strict"  # name of the run that strict decoding makes

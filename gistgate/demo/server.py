@@ -19,6 +19,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError, first_line
+from gistgate.coverage.choose import GATED
 from gistgate.demo.page import (
     MEANINGS,
     STRICT,
@@ -30,7 +31,6 @@ from gistgate.demo.page import (
     shown,
 )
 from gistgate.measure.trace import TracedToken, Watch
-from gistgate.models.choose import GATED
 from gistgate.models.loading import Target
 from gistgate.rules import make_rule
 

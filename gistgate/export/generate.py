@@ -29,11 +29,11 @@ from transformers.generation import (
 from transformers.utils import cached_file
 
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import CERTIFICATE_FILE, check_use, ends_of, stops_of
 from gistgate.core.decoder import Decoder
-from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import CERTIFICATE_FILE, check_use, ends_of, stops_of
+from gistgate.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.models.build import build_decoder, options_from, tuned_choice
 from gistgate.models.loading import load_draft
 from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions

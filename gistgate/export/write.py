@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeGuard
 
 import gistgate
-from gistgate.core.certificate import read_certificate
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import read_certificate
+from gistgate.coverage.choose import GATED, MODEL, STRICT
 from gistgate.drafters import DRAFTERS
 from gistgate.models.build import TUNED
-from gistgate.models.choose import GATED, MODEL, STRICT
 from gistgate.rules import RULES
 
 ENTRY = "gistgate.export.generate"

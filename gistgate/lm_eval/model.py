@@ -25,19 +25,19 @@ from transformers import PreTrainedModel
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import (
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation, Statistics, eos_ids, total
+from gistgate.core.utils import UserError, nearest, replaced
+from gistgate.coverage.certificate import (
     certificate_in_use,
     check_greedy,
     check_use,
     stops_of,
     warn_uncovered,
 )
-from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError, nearest, replaced
+from gistgate.coverage.choose import GATED, STRICT
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
-from gistgate.models.choose import GATED, STRICT
 from gistgate.models.loading import (
     encode,
     or_refuse,

@@ -19,8 +19,8 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row, Statistics, total
 from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
+from gistgate.coverage.choose import BLOCK
 from gistgate.drafters.adaptive import Costs
-from gistgate.models.choose import BLOCK
 from gistgate.rules import make_rule
 
 BLOCKS = (

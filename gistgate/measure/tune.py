@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gistgate.core.certificate import Certificate, OperatingPoint, check_parts, load_certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import Certificate, OperatingPoint, check_parts, load_certificate
+from gistgate.coverage.choose import MODEL, NONE, STRICT, Choice, certified_point
 from gistgate.measure.speed import contender, race, without_loops
 from gistgate.measure.statistics import Interval, ratio_of_sums
 from gistgate.models.build import STOPPING, Sources, assemble, binding_of, load_gate, make_drafter
-from gistgate.models.choose import MODEL, NONE, STRICT, Choice, certified_point
 from gistgate.models.loading import Target, load_draft
 from gistgate.models.options import DecodeOptions, PromptFile
 

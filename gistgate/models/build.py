@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.core.certificate import (
+from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Drafter
+from gistgate.core.files import fingerprint, named_files, read_json, read_text
+from gistgate.core.reader import num_ids
+from gistgate.core.utils import UserError, nearest
+from gistgate.coverage.certificate import (
     CERTIFICATE_FILE,
     Certificate,
     check_parts,
     load_certificate,
     read_certificate,
 )
-from gistgate.core.decoder import Decoder
-from gistgate.core.drafter import Drafter
-from gistgate.core.files import fingerprint, named_files, read_json, read_text
-from gistgate.core.gate import Gate
-from gistgate.core.reader import num_ids
-from gistgate.core.utils import UserError, nearest
+from gistgate.coverage.choose import GATED, NONE, STRICT, Choice, Policy, choose
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.model import ModelDrafter
-from gistgate.models.choose import GATED, NONE, STRICT, Choice, Policy, choose
+from gistgate.gate import Gate
 from gistgate.models.loading import load_draft
 from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant

@@ -16,7 +16,7 @@ from gistgate.core.files import parsed, read_text
 from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
-    from gistgate.core.certificate import Certificate
+    from gistgate.coverage.certificate import Certificate
     from gistgate.models.loading import Target
 
 AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
@@ -241,7 +241,7 @@ class PromptFile:
         """Refuse requests unlike the certified ones; those that hold their ids once their target is
         at hand.
         """
-        from gistgate.core.certificate import check_request, stops_of
+        from gistgate.coverage.certificate import check_request, stops_of
 
         chat = self.chat  # a plain text may hold examples
         system = self.system

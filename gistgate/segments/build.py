@@ -9,12 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.models.choose import Choice, Policy, differing
+from gistgate.coverage.choose import Choice, Policy, differing
+from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.judging import (
     Counting,

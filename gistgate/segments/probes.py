@@ -19,9 +19,9 @@ from gistgate.core.files import (
     save_tensors,
     write_sealed,
 )
-from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
+from gistgate.gate import Gate
 
 POOLINGS = ("mean", "last", "attention")  # how the states of a segment become one vector
 

@@ -9,15 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import (
-    Certificate,
-    files_behind,
-    load_certificate,
-    refuse,
-    scope_mismatch,
-)
 from gistgate.core.files import load_tensors
-from gistgate.core.gate import Gate
 from gistgate.core.identity import (
     LIGHTER,
     ModelIdentity,
@@ -30,7 +22,15 @@ from gistgate.core.identity import (
 )
 from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError, added_ids, dataclass_from
+from gistgate.coverage.certificate import (
+    Certificate,
+    files_behind,
+    load_certificate,
+    refuse,
+    scope_mismatch,
+)
 from gistgate.drafters.text import PromptLookup
+from gistgate.gate import Gate
 from gistgate.models.loading import weight_files
 from gistgate.rules import make_rule
 

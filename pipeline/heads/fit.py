@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, fold_standardisation
+from gistgate.core.heads import HEADS, Isotonic, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import TRIAL, Array, Rows, as_classes
 from pipeline.pair.training import lightning
@@ -254,7 +254,7 @@ class HeadTraining(pl.LightningModule):
 def fit_net(
     kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training
+    """A head of gistgate.gate.HEADS with standardisation folded in, and how its training
     went.
     """
     pl.seed_everything(seed, verbose=False)

@@ -16,8 +16,9 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from torch import Tensor, nn
 
 from gistgate.core.files import fingerprint, read_json
-from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, Platt
+from gistgate.core.heads import HEADS, Isotonic, Platt
 from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.gate import Gate, GateConfig
 from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair

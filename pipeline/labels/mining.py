@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
-from gistgate.core.gate import Gate
 from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
+from gistgate.gate import Gate
 from pipeline.decode import make_decoder, request_of
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout

@@ -7,12 +7,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gistgate.core.certificate import Certificate
 from gistgate.core.files import read_json, read_text
-from gistgate.core.gate import GateConfig
 from gistgate.core.utils import printable
+from gistgate.coverage.certificate import Certificate
 from gistgate.demo.page import TEMPLATES as SHARED
 from gistgate.demo.page import flat, render
+from gistgate.gate import GateConfig
 from pipeline.decode import at_budget, evaluation_folder
 from pipeline.paths import TASKS
 from pipeline.report.summary import STRICT, Results, Summary

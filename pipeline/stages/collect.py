@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate
 from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict

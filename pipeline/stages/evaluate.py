@@ -6,10 +6,10 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from gistgate.core.certificate import scope_mismatch
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import scope_mismatch
 from gistgate.lm_eval.model import GatedLM
 from gistgate.lm_eval.task import HarnessTask
 from pipeline.decode import (

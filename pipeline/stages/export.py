@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.certificate import certificate_from
 from gistgate.core.files import read_json, write_atomic, write_text
-from gistgate.core.gate import Gate
 from gistgate.core.guards import DomainGuard, fit, on_the_text
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row, Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import certificate_from
 from gistgate.export.write import SEGMENTS as SEGMENT_CODE
 from gistgate.export.write import write_code
+from gistgate.gate import Gate
 from gistgate.rules import RULES
 from gistgate.segments.probes import GATE, load_probes
 from pipeline.decode import (

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gistgate.core.certificate import Certificate, OperatingPoint
-from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import (
     ModelIdentity,
     TokenizerIdentity,
@@ -15,6 +13,8 @@ from gistgate.core.identity import (
     identify_model,
     identify_tokenizer,
 )
+from gistgate.coverage.certificate import Certificate, OperatingPoint
+from gistgate.gate import Gate, GateConfig
 from tests.tiny import byte_tokenizer
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")

@@ -23,12 +23,12 @@ from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.cli.show import proved
 from gistgate.cli.tools import inspect
-from gistgate.core.certificate import read_certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, write_json_lines
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import read_certificate
 from gistgate.drafters.model import ModelDrafter
+from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
 from gistgate.rules import make_rule
 from gistgate.tasks.prompts import hashes_of

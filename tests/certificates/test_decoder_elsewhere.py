@@ -18,9 +18,9 @@ from gistgate.certificates import decoder as calibrate
 from gistgate.certificates.decoder import load_models
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
-from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate
 from gistgate.models.lighter import Subset
 from gistgate.models.loading import load_draft, load_target
 from tests.certificates import proofs

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gistgate.certificates.calibration import Method
-from gistgate.core.certificate import check_parts, check_request
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import check_parts, check_request
 from tests.certificates.proofs import certificate, gate_with
 from tests.tiny import byte_tokenizer, tiny_pair
 

@@ -82,7 +82,7 @@ MACHINES = {
 }
 MODEL, GATE_FOLDER = (
     "transformers.AutoModelForCausalLM.from_pretrained",
-    "gistgate.core.gate.Gate.load",
+    "gistgate.gate.Gate.load",
 )
 INNERMOST = {
     "init": "gistgate.cli.init.task_files",

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.core.certificate import read_certificate
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import read_certificate
+from gistgate.gate import Gate
 from gistgate.models.options import read_prompts
 from tests.certificates.proofs import certificate, point
 from tests.tiny import write_task

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from gistgate.core.certificate import read_certificate
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import read_certificate
 from gistgate.drafters.stopping import Stopping
 from gistgate.export.generate import generate
 from gistgate.export.write import write_code
+from gistgate.gate import Gate
 from gistgate.measure import tune as tuning
 from gistgate.models.build import tuned_choice
 from gistgate.models.options import DecodeOptions

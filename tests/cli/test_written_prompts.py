@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gistgate.core.gate import Gate
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate
 from gistgate.measure import speed as race
 from gistgate.measure import tune as tuning
 from gistgate.models.loading import Target, load_target

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.export.write import write_code
+from gistgate.gate import Gate, GateConfig
 from tests.certificates.proofs import point, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 

@@ -12,8 +12,8 @@ import torch
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.gate import Gate
 from gistgate.drafters.model import ModelDrafter
+from gistgate.gate import Gate
 from gistgate.rules import make_rule
 from tests.export.exported import EOS, PAD, PROMPTS, RISKS
 from tests.tiny import write_task

@@ -21,12 +21,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gistgate.core.certificate import read_certificate
-from gistgate.core.gate import Gate
 from gistgate.core.guards import make_guards
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import read_certificate
 from gistgate.export.generate import generate, loaded_parts, once
+from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
 from tests.architectures import tiny_model
 from tests.export.exported import EOS, PAD

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint
-from gistgate.core.gate import Gate
 from gistgate.core.guards import LoopGuard
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import Certificate
+from gistgate.coverage.choose import Choice
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.adaptive import ModelOrTextDrafter
 from gistgate.drafters.stopping import Stopping
+from gistgate.gate import Gate
 from gistgate.models.build import asks_draft, build_decoder, other_parts
-from gistgate.models.choose import Choice
 from gistgate.models.lighter import Subset
 from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from gistgate.cli.main import app
-from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.export.generate import generate
 from gistgate.export.write import SEGMENTS, write_code
+from gistgate.gate import Gate, GateConfig
 from gistgate.models.build import build_decoder, options_from
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.build import choose_segments

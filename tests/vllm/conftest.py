@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
+from gistgate.gate import Gate, GateConfig
 from tests.architectures import noisy_copy
 from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair

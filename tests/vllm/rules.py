@@ -8,9 +8,9 @@ from transformers import LlamaForCausalLM
 
 from gistgate.core.block import Reason
 from gistgate.core.decoder import Decoder
-from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.drafters.model import ModelDrafter
+from gistgate.gate import Gate
 from gistgate.rules import make_rule
 from gistgate.rules.history import PairCounts
 from tests.tiny import byte_tokenizer

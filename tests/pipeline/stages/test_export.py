@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gistgate.core.files import fingerprint, read_json, write_json, write_json_lines, write_text
-from gistgate.core.gate import Gate
 from gistgate.core.guards import DomainGuard, fit
 from gistgate.core.identity import gate_hash
 from gistgate.core.utils import UserError
+from gistgate.coverage.choose import choose
 from gistgate.export.write import write_code
-from gistgate.models.choose import choose
+from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
 from pipeline.decode import calibration_file
 from pipeline.pair.pair import Pair

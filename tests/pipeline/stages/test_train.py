@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gistgate.core.files import read_json, write_json
-from gistgate.core.gate import Gate
+from gistgate.gate import Gate
 from pipeline import tracking
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams

@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gistgate.core.certificate import TASK, Certificate, OperatingPoint
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import TASK, Certificate, OperatingPoint
 from gistgate.models.options import DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 

@@ -15,7 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from gistgate.core.block import Block
 from gistgate.core.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
-from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic, fold_standardisation
+from gistgate.core.heads import HEADS, Isotonic, fold_standardisation
 from gistgate.core.identity import (
     identify_model,
     identify_tokenizer,
@@ -23,6 +23,7 @@ from gistgate.core.identity import (
     weights_fingerprint,
 )
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate, GateConfig
 from tests.tiny import byte_tokenizer, tiny_pair
 
 # One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2,

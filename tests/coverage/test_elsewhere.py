@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_json
-from gistgate.core.gate import Gate, GateConfig, until_certified
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
 from gistgate.export.generate import checked_gate, generate
+from gistgate.gate import Gate, GateConfig, until_certified
 from gistgate.models.build import build_decoder, chosen_among
 from gistgate.models.lighter import quantise
 from gistgate.models.options import DecodeOptions

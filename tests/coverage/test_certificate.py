@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from gistgate.certificates.calibration import task_scope
-from gistgate.core.certificate import (
+from gistgate.core.identity import gate_hash, identify_tokenizer, tokenizer_scope
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import (
     CERTIFICATE_FILE,
     Certificate,
     read_certificate,
     scope_mismatch,
 )
-from gistgate.core.gate import Gate
-from gistgate.core.identity import gate_hash, identify_tokenizer, tokenizer_scope
-from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError
+from gistgate.gate import Gate
 from tests.certificates.proofs import certificate, gate_with, point
 from tests.tiny import byte_tokenizer, tiny_pair
 

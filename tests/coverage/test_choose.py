@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gistgate.core.certificate import Certificate
 from gistgate.core.utils import UserError
+from gistgate.coverage.certificate import Certificate
+from gistgate.coverage.choose import Choice, choose
 from gistgate.models.build import options_from
-from gistgate.models.choose import Choice, choose
 from gistgate.models.options import NAMES, DecodeOptions, parse_settings
 from gistgate.rules.history import PairCounts
 from gistgate.segments.build import choose_segments

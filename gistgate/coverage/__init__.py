@@ -1,0 +1,1 @@
+"""What decodes, what it is asked, and whether a certificate covers it."""
