@@ -70,10 +70,8 @@ HARMFUL = {
     "subprocess", "telnetlib", "urllib", "webbrowser", "xmlrpc",
 }  # fmt: skip
 """Standard modules with a way to the network, to other processes or to code by name."""
-OF_ONE = {"core_attention.py": {"ctypes", "platform"}, "models_loading.py": {"importlib"}}
-"""What one file may ask: glibc's own mallopt sets its thresholds, and `find_spec` says whether a
-library is there.
-"""
+OF_ONE = {"core_attention.py": {"ctypes", "platform"}}
+"""What one file may ask: glibc's own mallopt sets its thresholds."""
 
 
 def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):

@@ -221,7 +221,7 @@ def model_of(
     """A model of the pair's file; a local folder by its absolute path, since stages run in the
     project.
     """
-    from gistgate.models.loading import check_place, placed
+    from gistgate.models.places import check_place, placed
 
     name, place = placed(model, gguf)
     check_place("model", name, place.get("gguf_file"))

@@ -38,16 +38,10 @@ from gistgate.coverage.certificate import (
 from gistgate.coverage.choose import GATED, STRICT
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
-from gistgate.models.loading import (
-    encode,
-    or_refuse,
-    placed,
-    rendered,
-    template,
-    warn_generation_config,
-    whole_model,
-)
+from gistgate.models.loading import warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
+from gistgate.models.places import or_refuse, placed
+from gistgate.models.tokenizers import encode, rendered, template
 from gistgate.rules import complete, meant
 
 # Generation arguments of tasks that change nothing here, and those that we know.

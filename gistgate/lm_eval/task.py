@@ -29,7 +29,7 @@ from lm_eval.utils import env as templates
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.utils import UserError, first_line, replaced
-from gistgate.models.loading import rendered
+from gistgate.models.tokenizers import rendered
 from gistgate.tasks.code import EXPANDED, check_allowed, own_code_eval
 from gistgate.tasks.task import TASKS, Document, Messages, Task, TaskSpec
 

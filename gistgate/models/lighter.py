@@ -1,7 +1,7 @@
 """Lighter draft models, whose steps wait for fewer bytes: a part of the output layer, and weights
 of 8 or 4 bits.
 
-Axis letters: O outputs of a layer, I inputs, G groups of I / 32 inputs.
+Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs of a group.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,20 @@ class Subset:
         """The `size` most frequent ids of some texts, of equals the lower one; `always` and added
         tokens are in it.
         """
-        counts = Counter(token for text in texts for token in text)
+        counts = Counter(chain.from_iterable(texts))
         rows = draft.get_output_embeddings().weight.shape[0]
         needed = {token for token in (*always, *added_ids(tokenizer)) if token < rows}
         if not counts or not len(needed) <= size <= rows:
             raise UserError(
-                f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())}"
-                f" tokens of text. Pass texts, and a size from {len(needed)} (added tokens are"
-                f" always in) to {rows}."
+                f"A draft vocabulary of {size} tokens cannot be counted on {counts.total()} tokens"
+                f" of text. Pass texts, and a size from {len(needed)} (added tokens are always in)"
+                f" to {rows}."
             )
-        ranked = sorted(set(range(rows)) - needed, key=lambda token: (-counts[token], token))
-        ids = needed | set(ranked[: size - len(needed)])
-        covered = sum(counts[token] for token in ids) / sum(counts.values())
+        order = sorted(range(rows), key=lambda token: (token not in needed, -counts[token], token))
+        ids = tuple(sorted(order[:size]))
+        covered = sum(counts[token] for token in ids) / counts.total()
         identity = identify_tokenizer(tokenizer).vocabulary
-        return cls(tuple(sorted(ids)), identity, weights_fingerprint(draft), round(covered, 6))
+        return cls(ids, identity, weights_fingerprint(draft), round(covered, 6))
 
     @classmethod
     def load(cls, path: str | Path) -> Subset:
@@ -83,9 +84,10 @@ class Subset:
         """
         if getattr(draft, "subset", None) == self.digest:
             return draft
-        of_tokenizer = None if tokenizer is None else identify_tokenizer(tokenizer).vocabulary
-        of_draft = None if self.draft is None else weights_fingerprint(draft)
-        if of_tokenizer not in (None, self.tokenizer) or of_draft not in (None, self.draft):
+        fits = self.draft is None or weights_fingerprint(draft) in (None, self.draft)
+        if tokenizer is not None:
+            fits &= identify_tokenizer(tokenizer).vocabulary == self.tokenizer
+        if not fits:
             raise UserError(
                 "The draft vocabulary is of another tokenizer or another draft model. Count it"
                 " again."
@@ -108,31 +110,27 @@ class SubsetHead(nn.Module):
         super().__init__()
         self.vocabulary = whole.out_features
         self.index: Tensor
-        self.register_buffer(
-            "index", torch.tensor(ids, device=whole.weight.device), persistent=False
-        )
-        self.part = nn.Linear(
-            whole.in_features, len(ids), bias=whole.bias is not None, device="meta"
-        )
+        index = torch.tensor(ids, device=whole.weight.device)
+        self.register_buffer("index", index, persistent=False)
+        has_bias = whole.bias is not None
+        self.part = nn.Linear(whole.in_features, len(ids), bias=has_bias, device="meta")
         for name, values in whole.named_parameters():
-            part = values.detach()[self.index].contiguous()
-            setattr(self.part, name, nn.Parameter(part, requires_grad=False))
+            setattr(self.part, name, frozen(values.detach()[index]))
 
     def forward(self, h: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of states [..., D]."""
         z: Tensor = self.part(h)
-        return z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf).index_copy_(
-            -1, self.index, z
-        )
+        impossible = z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf)
+        return impossible.index_copy_(-1, self.index, z)
 
 
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset
-per group.
-"""
-GROUP = 32  # inputs of an output that share scale and offset in `int4`
-MOST_ROWS = (
-    12  # rows up to which packed weights are read: unpacked ones are faster beyond, on processors
-)
+per group."""
+GROUP = 32
+"""Inputs of an output that share scale and offset in `int4`."""
+MOST_ROWS = 12
+"""Rows up to which packed weights are read: unpacked ones are faster beyond, on processors."""
 
 
 class Packed(nn.Module):
@@ -144,9 +142,8 @@ class Packed(nn.Module):
 
     def __init__(self, layer: nn.Linear, weight_OI: Tensor) -> None:
         super().__init__()
-        self.register_buffer(
-            "dense", weight_OI.to(layer.weight.dtype).contiguous(), persistent=False
-        )
+        dense_OI = weight_OI.to(layer.weight.dtype).contiguous()
+        self.register_buffer("dense", dense_OI, persistent=False)
         self.bias = layer.bias
 
     def narrow(self, rows: Tensor) -> Tensor:
@@ -154,6 +151,7 @@ class Packed(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs [..., O] of inputs [..., I]."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         y = self.narrow(rows) if len(rows) <= MOST_ROWS else linear(rows, self.dense)
         y = y.view(*x.shape[:-1], -1)
@@ -184,14 +182,14 @@ class Int4Linear(Packed):
     def __init__(self, layer: nn.Linear) -> None:
         outputs, inputs = layer.weight.shape
         weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
-        least, most = weight_OGg.aminmax(dim=-1)
-        scale_OG = scale_of(most - least, 15, layer.weight.dtype)
-        middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
-        scale = scale_OG.float()[..., None]
-        middle = middle_OG.float()[..., None]
-        levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
-        super().__init__(layer, ((levels - 8) * scale + middle).view(outputs, inputs))
-        levels_OI = levels.to(torch.int32).view(outputs, inputs)
+        low_OG, high_OG = weight_OGg.aminmax(dim=-1)
+        scale_OG = scale_of(high_OG - low_OG, 15, layer.weight.dtype)
+        middle_OG = (low_OG + 8 * scale_OG.float()).to(layer.weight.dtype)
+        scale_OG1 = scale_OG.float()[..., None]
+        middle_OG1 = middle_OG.float()[..., None]
+        levels_OGg = ((weight_OGg - middle_OG1) / scale_OG1 + 8).round().clamp(0, 15)
+        super().__init__(layer, ((levels_OGg - 8) * scale_OG1 + middle_OG1).view(outputs, inputs))
+        levels_OI = levels_OGg.to(torch.int32).view(outputs, inputs)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
         self.register_buffer("packed", packed, persistent=False)
         # Processors pack levels in different orders, so that the fingerprint has to read them
@@ -225,31 +223,30 @@ def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
     `int4` to 8 bits.
     """
     check_kind(kind or "none")
-    known = getattr(model, "quantised", None)
-    if kind in (None, "none", known):
+    present = getattr(model, "quantised", None)
+    if kind in (None, "none", present):
         return model
     if model.device.type != "cpu":
         raise UserError(
             f"{kind} drafts are for processors, and it is on {model.device.type}. Leave"
             " quantisation out."
         )
-    if known or getattr(model.config, "quantization_config", None):
+    if present or getattr(model.config, "quantization_config", None):
         raise UserError(
             "The draft is quantised already. Name its original weights, or leave the quantisation"
             " out."
         )
-    for name, layer in [
-        (name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear
-    ]:
+    for name, layer in list(model.named_modules()):
+        if type(layer) is not nn.Linear:
+            continue
         fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
-        model.set_submodule(
-            name, Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer)
-        )
+        packed = Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer)
+        model.set_submodule(name, packed)
     model.quantised = kind
     return model
 
 
 def check_kind(kind: Any) -> None:
-    """Refuse what is no kind."""
+    """Refuse (UserError) what is none of `KINDS`."""
     if kind not in KINDS:
         raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")

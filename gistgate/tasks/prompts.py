@@ -16,7 +16,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.models.loading import encode
+from gistgate.models.tokenizers import encode
 from gistgate.tasks.task import Document, Task
 
 Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.utils import UserError
-from gistgate.models.loading import check_same_tokenizer, readable_tokenizer
+from gistgate.models.tokenizers import check_same_tokenizer, readable_tokenizer
 from gistgate.vllm import v1, v2
 from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.metrics import report

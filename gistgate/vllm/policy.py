@@ -31,7 +31,7 @@ from gistgate.coverage.certificate import (
 )
 from gistgate.drafters.text import PromptLookup
 from gistgate.gate import Gate
-from gistgate.models.loading import weight_files
+from gistgate.models.places import weight_files
 from gistgate.rules import make_rule
 
 log = logging.getLogger("vllm.gistgate")

@@ -17,7 +17,7 @@ from gistgate.core.features import decoder_layers, layers_needed
 from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
-from gistgate.models.loading import weight_files
+from gistgate.models.places import weight_files
 from pipeline.labels.features import at_mismatch, batches, blocks_of
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.labels.schema import Table, Texts, concatenated

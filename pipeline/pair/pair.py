@@ -17,7 +17,7 @@ from transformers import (
 
 from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError
-from gistgate.models import loading
+from gistgate.models import loading, places, tokenizers
 from gistgate.models.lighter import check_kind, quantise
 from pipeline.methods import MODEL
 from pipeline.params import block, build, nearest
@@ -57,7 +57,7 @@ class ModelSource:
     @property
     def is_folder(self) -> bool:
         """A folder here rather than a hub id, which is `owner/name` or `name`."""
-        return Path(self.model).is_dir() or loading.is_path(self.model)
+        return Path(self.model).is_dir() or places.is_path(self.model)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
 def load_config(source: ModelSource) -> Any:
     """The configuration of a model."""
     place = source.place
-    return loading.or_refuse(
+    return places.or_refuse(
         "model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place), **place
     )
 
@@ -181,7 +181,7 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one it names, else the target's."""
     where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
-    tokenizer = loading.load_tokenizer(where.model, **where.place)
+    tokenizer = tokenizers.load_tokenizer(where.model, **where.place)
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -201,9 +201,9 @@ def check_vocabularies(
                 " family."
             )
     if (draft := source.draft) and (
-        own := loading.own_tokenizer("draft", draft.model, **draft.place)
+        own := tokenizers.own_tokenizer("draft", draft.model, **draft.place)
     ) is not None:
-        loading.check_same_tokenizer(tokenizer, own)
+        tokenizers.check_same_tokenizer(tokenizer, own)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
-from gistgate.models.loading import encode, rendered
 from gistgate.models.options import read_prompts as prompts_in
+from gistgate.models.tokenizers import encode, rendered
 from pipeline.decode import Operating, decode_split, decoder_at, operating_point, read_prompts
 from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair

@@ -14,7 +14,7 @@ from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import HarnessTask, files_of
-from gistgate.models.loading import warn_untemplated
+from gistgate.models.tokenizers import warn_untemplated
 from gistgate.tasks.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from pipeline.decode import load_task
 from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair

@@ -16,7 +16,7 @@ from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import HarnessTask, entry_of, load_task
-from gistgate.models.loading import encode
+from gistgate.models.tokenizers import encode
 from pipeline.decode import task_spec
 from pipeline.params import Params, parse_params
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task

@@ -47,38 +47,35 @@ def test_weights_move_by_half_a_step_at_most(kind, bias, dtype):
     packed = LAYERS[kind](whole)
     eye = torch.eye(2 * GROUP, dtype=dtype)
     offset = 0 if whole.bias is None else whole.bias
-    found_IO = (packed(eye) - offset).float()
+    weight_IO = (packed(eye) - offset).float()
     groups = whole.weight.float().view(48, -1, GROUP)
-    most = (
-        groups.abs().amax() / 127
-        if kind == "int8"
-        else (groups.amax(-1) - groups.amin(-1)).amax() / 15
-    )
+    if kind == "int8":
+        step = groups.abs().amax() / 127
+    else:
+        step = (groups.amax(-1) - groups.amin(-1)).amax() / 15
     slack = 1e-5 if dtype == torch.float32 else 0.004
-    assert (found_IO.T - whole.weight.float()).abs().max() <= most / 2 + slack
+    assert (weight_IO.T - whole.weight.float()).abs().max() <= step / 2 + slack
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_activations_are_not_rounded(kind):
     """Rounded activations would break linearity: a small input beside a large one would vanish."""
     packed = LAYERS[kind](layer(bias=False))
-    large, small = torch.zeros(1, 2 * GROUP), torch.zeros(1, 2 * GROUP)
-    large[0, 0], small[0, 1] = 1000.0, 0.01
-    torch.testing.assert_close(
-        packed(large + small) - packed(large), packed(small), atol=2e-4, rtol=0
-    )
+    large = torch.zeros(1, 2 * GROUP)
+    small = torch.zeros(1, 2 * GROUP)
+    large[0, 0] = 1000.0
+    small[0, 1] = 0.01
+    difference = packed(large + small) - packed(large)
+    torch.testing.assert_close(difference, packed(small), atol=2e-4, rtol=0)
     assert packed(small).abs().max() > 5e-4
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_few_and_many_rows_give_the_same(kind):
-    chance = torch.Generator().manual_seed(0)
-    packed, x = (
-        LAYERS[kind](layer(bias=True)),
-        torch.randn(2, MOST_ROWS, 2 * GROUP, generator=chance),
-    )
-    one_by_one = torch.stack([torch.stack([packed(row[None])[0] for row in rows]) for rows in x])
-    torch.testing.assert_close(packed(x), one_by_one, atol=1e-5, rtol=1e-4)
+    packed = LAYERS[kind](layer(bias=True))
+    x = torch.randn(2, MOST_ROWS, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    row_by_row = torch.cat([packed(row[None]) for row in x.flatten(0, 1)])
+    torch.testing.assert_close(packed(x).flatten(0, 1), row_by_row, atol=1e-5, rtol=1e-4)
 
 
 def lighter(kind: str):
@@ -90,31 +87,27 @@ def lighter(kind: str):
 )
 def test_strict_answers_are_the_greedy_ones(kind, ids):
     """With rounded weights, with a part of the vocabulary, and with both."""
-    draft, batch = (
-        lighter(kind) if ids is None else quantise(subset(ids).apply(whole()), kind),
-        prompts(5, 17, 2),
-    )
-    assert ids is not None or not any(type(one) is nn.Linear for one in draft.modules())
+    draft = lighter(kind) if ids is None else quantise(subset(ids).apply(whole()), kind)
+    batch = prompts(5, 17, 2)
+    assert ids is not None or not any(type(module) is nn.Linear for module in draft.modules())
     answers = decoded(ModelDrafter(draft), "llama", batch)
-    assert [one.ids for one in answers] == wanted("llama", batch) and num_accepted(answers)
+    assert [answer.ids for answer in answers] == wanted("llama", batch) and num_accepted(answers)
 
 
 def test_layers_that_four_bits_do_not_fit_get_eight():
-    kinds = [type(one) for one in quantise(copy.deepcopy(pair("llama")[1]), "int4").modules()]
+    kinds = [type(module) for module in quantise(whole(), "int4").modules()]
     assert Int4Linear in kinds and Int8Linear in kinds, "259 outputs are no multiple of 16"
 
 
 def test_quantisation_is_part_of_the_identity():
-    found = {kind: identify_model(lighter(kind)) for kind in ("none", "int8", "int4")}
-    assert len({one.fingerprint for one in found.values()}) == 3
-    assert [one.quantisation for one in found.values()] == [None, "int8", "int4"]
-    assert (
-        "quantisation" not in model_scope(found["none"])
-        and model_scope(found["int4"])["quantisation"] == "int4"
-    )
+    identities = {kind: identify_model(lighter(kind)) for kind in ("none", "int8", "int4")}
+    assert len({identity.fingerprint for identity in identities.values()}) == 3
+    assert [one.quantisation for one in identities.values()] == [None, "int8", "int4"]
+    assert "quantisation" not in model_scope(identities["none"])
+    assert model_scope(identities["int4"])["quantisation"] == "int4"
     with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
-        check_identity("draft", found["none"], identify_model(lighter("int8")))
-    check_identity("draft", found["int8"], identify_model(lighter("int8")))
+        check_identity("draft", identities["none"], identify_model(lighter("int8")))
+    check_identity("draft", identities["int8"], identify_model(lighter("int8")))
 
 
 IDENTIFY = """
@@ -125,21 +118,26 @@ from tests.architectures import noisy_copy, tiny_model
 print(torch.backends.cpu.get_cpu_capability())
 for kind in ("none", "int8", "int4"):
     model = tiny_model("llama", 272)
-    print(*(identify_model(quantise(one, kind)).fingerprint for one in (noisy_copy(model, 0.5), model)))
+    for either in (noisy_copy(model, 0.5), model):
+        print(identify_model(quantise(either, kind)).fingerprint)
 """
 
 
 def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
-    seen = []
-    for more in ({"ATEN_CPU_CAPABILITY": "default"}, {}):
+    outputs = []
+    for settings in ({"ATEN_CPU_CAPABILITY": "default"}, {}):
         ran = subprocess.run(
-            [sys.executable, "-c", IDENTIFY], env=os.environ | more, capture_output=True, check=True
+            [sys.executable, "-c", IDENTIFY],
+            env=os.environ | settings,
+            capture_output=True,
+            check=True,
         )
-        seen.append(ran.stdout.split())
-    if seen[0][0] == seen[1][0]:
+        outputs.append(ran.stdout.split())
+    (basic, *fingerprints), (usual, *again) = outputs
+    if basic == usual:
         pytest.skip("this processor offers one instruction set")
-    assert seen[0][1:] == seen[1][1:]
-    assert len(set(seen[0][1:])) == 6, "other weights and other kinds have other fingerprints"
+    assert fingerprints == again
+    assert len(set(fingerprints)) == 6, "other weights and other kinds have other fingerprints"
 
 
 def test_what_cannot_be_quantised_is_refused():
@@ -148,17 +146,18 @@ def test_what_cannot_be_quantised_is_refused():
     with pytest.raises(UserError, match="quantised already"):
         quantise(lighter("int8"), "int4")
     with pytest.raises(UserError, match="for processors, and it is on meta"):
-        quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")
-    same = pair("llama")[1]
-    assert quantise(same, "none") is same and quantise(same, None) is same
+        quantise(whole().to("meta"), "int8")
+    draft = pair("llama")[1]
+    assert quantise(draft, "none") is draft and quantise(draft, None) is draft
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_equal_weights_and_rows_of_zeros_stay_numbers_in_half_precision(kind):
     """The output row of a padding token is zero, and a scale of zero would make it no number."""
-    whole = layer(bias=False, dtype=torch.float16)
-    whole.weight[3], whole.weight[5, :GROUP] = 0, 0.25
-    packed = LAYERS[kind](whole)
+    half = layer(bias=False, dtype=torch.float16)
+    half.weight[3] = 0
+    half.weight[5, :GROUP] = 0.25
+    packed = LAYERS[kind](half)
     assert packed.dense.isfinite().all() and not packed.dense[3].any()
     torch.testing.assert_close(
         packed.dense[5, :GROUP].float(), torch.full((GROUP,), 0.25), atol=2e-3, rtol=0
@@ -172,23 +171,25 @@ def whole():
     return copy.deepcopy(pair("llama")[1])
 
 
-def subset(ids, draft=None) -> Subset:
+def subset(ids) -> Subset:
     return Subset(tuple(ids), "hash", None, 1.0)
 
 
 def test_the_most_frequent_tokens_and_those_that_are_always_in():
-    tokenizer, draft = byte_tokenizer(), tiny_pair()[1]
+    tokenizer = byte_tokenizer()
+    draft = tiny_pair()[1]
     special = set(tokenizer.all_special_ids)
-    found = Subset.count(TEXTS, len({*special, 200}) + 2, tokenizer, draft, [200])
-    assert set(found.ids) == special | {200, 11, 12} and list(found.ids) == sorted(found.ids)
-    assert found.coverage == pytest.approx(5 / 7, abs=1e-6)
+    counted = Subset.count(TEXTS, len({*special, 200}) + 2, tokenizer, draft, [200])
+    assert list(counted.ids) == sorted(special | {200, 11, 12})
+    assert counted.coverage == pytest.approx(5 / 7, abs=1e-6)
     for size, texts in ((1, TEXTS), (10**6, TEXTS), (50, [])):
         with pytest.raises(UserError, match="cannot be counted"):
             Subset.count(texts, size, tokenizer, draft, [200])
 
 
 def test_logits_of_the_subset_are_the_whole_model_s_and_all_others_are_impossible():
-    texts, ids = torch.tensor(prompts(5, 5)), [3, 7, 200, 258]
+    texts = torch.tensor(prompts(5, 5))
+    ids = [3, 7, 200, 258]
     before = pair("llama")[1](texts).logits
     after = subset(ids).apply(whole())(texts).logits.detach()
     torch.testing.assert_close(after[..., ids], before[..., ids])
@@ -209,20 +210,20 @@ def test_sampling_stays_lossless(ids):
 
 
 def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
-    tokenizer, draft = byte_tokenizer(), tiny_pair()[1]
-    found = Subset.count(TEXTS, 40, tokenizer, draft, [200])
-    found.save(tmp_path / "words.json")
+    tokenizer = byte_tokenizer()
+    draft = tiny_pair()[1]
+    counted = Subset.count(TEXTS, 40, tokenizer, draft, [200])
+    counted.save(tmp_path / "words.json")
     again = Subset.load(tmp_path / "words.json")
-    assert again == found
+    assert again == counted
     with pytest.raises(UserError, match="another draft model"):
         again.apply(tiny_pair(noise=0.5)[1], tokenizer)
     with pytest.raises(UserError, match="another tokenizer"):
         subset([1]).apply(draft, tokenizer)
     fingerprint = identify_model(draft).fingerprint
     cut = again.apply(draft, tokenizer)
-    assert (
-        again.apply(cut, tokenizer) is cut and identify_model(cut).draft_vocabulary == again.digest
-    )
+    assert again.apply(cut, tokenizer) is cut
+    assert identify_model(cut).draft_vocabulary == again.digest
     assert identify_model(cut).fingerprint != fingerprint
     with pytest.raises(UserError, match=r"no nn\.Linear"):
         subset(range(9)).apply(cut)
@@ -236,6 +237,6 @@ def test_markers_that_are_not_special_are_always_in():
     tokenizer.add_tokens(["<think>", "<|fim_middle|>"], special_tokens=False)
     markers = tokenizer.convert_tokens_to_ids(["<think>", "<|fim_middle|>"])
     wide = tiny_model("llama", 264)
-    found = Subset.count(TEXTS, 10, tokenizer, wide, [2])
-    assert set(markers) <= set(found.ids) and not set(markers) & set(tokenizer.all_special_ids)
-    found.apply(wide, tokenizer)
+    counted = Subset.count(TEXTS, 10, tokenizer, wide, [2])
+    assert set(markers) <= set(counted.ids) - set(tokenizer.all_special_ids)
+    counted.apply(wide, tokenizer)
