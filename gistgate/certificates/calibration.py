@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gistgate.certificates.bounds import Array
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
-from gistgate.certificates.ledger import Look, digest, record
+from gistgate.certificates.ledger import Ledger, Look, digest
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.search import Request, Selection, Setting, choose_settings
 from gistgate.core.files import fingerprint, named_files
@@ -126,11 +126,12 @@ def calibrate(
     method: Method,
     outcomes: Outcomes,
     request: Request,
-    look: Look | None = None,
-    scope: Mapping[str, Any] | None = None,
+    look: Look,
+    scope: Mapping[str, Any],
+    ledger: Ledger,
 ) -> Finding:
-    """Choose settings on development prompts, record the `look` or refuse it, then test them on
-    calibration prompts.
+    """Choose settings on development prompts, enter the `look` into the ledger, which may refuse
+    it, then test them on calibration prompts.
     """
 
     def evaluate(setting: Setting) -> tuple[Array, float, float]:
@@ -143,8 +144,7 @@ def calibrate(
         selection = choose_settings(method.grid, method.variants, evaluate, request)
     settings = [method.settings(one) for one in selection.settings]
     ternary = outcomes.scorer.ternary
-    if look is not None:
-        record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
+    ledger.record(replace(look, tested=hypothesis(settings, request, ternary, scope)))
     chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
     verdicts = fixed_sequence(
         chunks, request.budgets, request.confidence, request.stop, ternary, request.growth

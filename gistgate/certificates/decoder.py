@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import gistgate
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Stop
-from gistgate.certificates.ledger import Look, hash_of, judged_marks, level
+from gistgate.certificates.ledger import Ledger, Look, hash_of, level
 from gistgate.certificates.outcomes import (
     Answer,
     Capped,
@@ -105,7 +105,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     request = Request(
         (options.budget,), confidence, len(calibration), options.stop, growth=options.growth
     )  # type: ignore[arg-type]
-    finding = calibrate(method, outcomes, request, look, scope)
+    finding = calibrate(method, outcomes, request, look, scope, Ledger())
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
         raise UserError(refusal)
     if isinstance(scorer, TaskScore):
@@ -327,7 +327,7 @@ def known_marks(gate: Gate | None) -> set[str]:
             " certificate promises too much. Train the gate again with this version.",
             stacklevel=2,
         )
-    return judged_marks() | set(gate.config.problems.split() if gate else ())
+    return Ledger().judged_marks() | set(gate.config.problems.split() if gate else ())
 
 
 def marks_of(task: Task, prompt: Prompt) -> set[str]:

@@ -18,10 +18,6 @@ from gistgate.certificates.bounds import GAMMA
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError
 
-LOCAL = Path(".gistgate/judged.json")  # every look that was taken in this folder; not in Git
-PUBLISHED = Path(
-    "docs/results/judged.json"
-)  # the looks whose results were published, in the same form
 LEAST_ERROR = 2 * GAMMA  # error of a look that can be tested; a plan for less would never end
 
 
@@ -29,32 +25,33 @@ LEAST_ERROR = 2 * GAMMA  # error of a look that can be tested; a plan for less w
 class Look:
     """One test of one claim on one set of calibration prompts."""
 
-    claim: str  # pair, task, score and method, in one line
-    marks: Sequence[
-        str
-    ]  # hashes of the prompts (`hash_of`), and of their problems, which no template changes
-    spent: float  # probability of a false certificate that the test is allowed
-    # the same of all looks of the claim at these prompts together; the smallest that one of them
-    # says
+    claim: str
+    """Pair, task, score and method, in one line."""
+    marks: Sequence[str]
+    """Hashes of the prompts (`hash_of`), and of their problems, which no template changes."""
+    spent: float
+    """Probability of a false certificate that the test is allowed."""
     error: float
-    # fingerprint of the parameters that lead to the tested settings; empty where nobody knows them
+    """The same of all looks of the claim at these prompts together; the smallest that a look of
+    them says counts."""
     choice: str = ""
-    # fingerprint of what is tested, see `gistgate.certificates.calibration`; empty: repeats nothing
+    """Fingerprint of the parameters that lead to the tested settings; empty where nobody knows
+    them."""
     tested: str = ""
-    remedy: str = "Draw fresh calibration prompts."  # how that is done, as a sentence
+    """Fingerprint of what is tested, see `gistgate.certificates.calibration`; empty: repeats
+    nothing."""
+    remedy: str = "Draw fresh calibration prompts."
+    """How that is done, as a sentence."""
 
     @property
     def row(self) -> dict[str, Any]:
         """The entry of the file; `marks` names an entry of its own, because many claims share their
         prompts.
         """
-        known = {
+        return {
             "claim": self.claim,
             "marks": digest(sorted(set(self.marks)))[:16],
             "spent": round(self.spent, 12),
-        }
-        return {
-            **known,
             "error": round(self.error, 12),
             "choice": self.choice,
             "tested": self.tested,
@@ -62,46 +59,74 @@ class Look:
 
     def repeats(self, row: dict[str, Any]) -> bool:
         """Whether a look that was taken is the same test as this one."""
-        own = self.row
-        same = all(own[key] == row[key] for key in ("claim", "marks", "spent"))
-        return same and any(own[key] and own[key] == row[key] for key in ("choice", "tested"))
+        mine = self.row
+        if any(mine[key] != row[key] for key in ("claim", "marks", "spent")):
+            return False
+        return any(mine[key] and mine[key] == row[key] for key in ("choice", "tested"))
 
 
-def check(look: Look, *paths: Path) -> None:
-    """Refuse a look at judged prompts that is no repetition and costs more error than is left
-    (default: both files).
+@dataclass(frozen=True)
+class Ledger:
+    """The looks that were taken, in two files of one form; by default those of the working
+    folder.
     """
-    for path in paths or (LOCAL, PUBLISHED):
-        sets, rows = read_looks(path)
-        before = [
-            row
-            for row in rows
-            if row["claim"] == look.claim and not sets[row["marks"]].isdisjoint(look.marks)
-        ]
-        if any(look.repeats(row) for row in before):
-            continue
-        whole = min([look.error, *(row["error"] for row in before)])
-        spent = sum(row["spent"] for row in before)
-        if before and look.spent > whole - spent + 1e-9:  # rounding of the sum
-            raise UserError(
-                f"The calibration prompts have already been judged for '{look.claim}' with another"
-                f" choice of settings, which spent {spent:.3g} of the error {whole:.3g};"
-                f" {max(whole - spent, 0):.3g} are left and this look wants {look.spent:.3g}."
-                f" {look.remedy}"
-            )
 
+    local: Path = Path(".gistgate/judged.json")
+    """Every look that was taken in this folder; not in Git."""
+    published: Path = Path("docs/results/judged.json")
+    """The looks whose results were published; nothing is written there."""
 
-def record(look: Look) -> None:
-    """Check a look and enter it into the file of this folder, before its result is seen."""
-    check(look)
-    LOCAL.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(LOCAL.with_name(f".{LOCAL.name}.lock")):  # methods are calibrated side by side
-        check(look, LOCAL)
-        sets, rows = read_looks(LOCAL)
-        if not any(look.repeats(row) for row in rows):
+    def check(self, look: Look) -> None:
+        """Refuse a look at judged prompts that is no repetition and costs more error than is
+        left.
+        """
+        for path in (self.local, self.published):
+            check_file(path, look)
+
+    def record(self, look: Look) -> None:
+        """Check a look and enter it into the file of this folder, before its result is seen."""
+        self.check(look)
+        self.local.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.local.with_name(f".{self.local.name}.lock")
+        with FileLock(lock):  # methods are calibrated side by side
+            check_file(self.local, look)
+            sets, rows = read_looks(self.local)
+            if any(look.repeats(row) for row in rows):
+                return
             sets[look.row["marks"]] = set(look.marks)
-            marks = {name: " ".join(sorted(found)) for name, found in sets.items()}
-            write_json(LOCAL, {"looks": [*rows, look.row], "marks": marks})
+            marks = {name: " ".join(sorted(hashes)) for name, hashes in sets.items()}
+            write_json(self.local, {"looks": [*rows, look.row], "marks": marks})
+
+    def judged_marks(self) -> set[str]:
+        """Marks of the prompts that a pipeline judged; unlike commands, its looks say their
+        choice.
+        """
+        marks = set[str]()
+        for path in (self.local, self.published):
+            sets, rows = read_looks(path)
+            marks.update(*(sets[row["marks"]] for row in rows if row["choice"]))
+        return marks
+
+
+def check_file(path: Path, look: Look) -> None:
+    """Refuse a look that costs more error than the looks in one file left."""
+    sets, rows = read_looks(path)
+    earlier = [
+        row
+        for row in rows
+        if row["claim"] == look.claim and not sets[row["marks"]].isdisjoint(look.marks)
+    ]
+    if not earlier or any(look.repeats(row) for row in earlier):
+        return
+    error = min(look.error, *(row["error"] for row in earlier))
+    spent = sum(row["spent"] for row in earlier)
+    if look.spent > error - spent + 1e-9:  # rounding of the sum
+        raise UserError(
+            f"The calibration prompts have already been judged for '{look.claim}' with another"
+            f" choice of settings, which spent {spent:.3g} of the error {error:.3g};"
+            f" {max(error - spent, 0):.3g} are left and this look wants {look.spent:.3g}."
+            f" {look.remedy}"
+        )
 
 
 def read_looks(path: Path) -> tuple[dict[str, set[str]], list[dict[str, Any]]]:
@@ -109,17 +134,8 @@ def read_looks(path: Path) -> tuple[dict[str, set[str]], list[dict[str, Any]]]:
     if not path.exists():
         return {}, []
     content = read_json(path)
-    return {name: set(marks.split()) for name, marks in content["marks"].items()}, list(
-        content["looks"]
-    )
-
-
-def judged_marks() -> set[str]:
-    """Marks of the prompts that a pipeline judged; unlike commands, its looks say their choice."""
-    files = [read_looks(path) for path in (LOCAL, PUBLISHED)]
-    return {
-        mark for sets, rows in files for row in rows if row["choice"] for mark in sets[row["marks"]]
-    }
+    sets = {name: set(marks.split()) for name, marks in content["marks"].items()}
+    return sets, content["looks"]
 
 
 def level(confidence: float, looks: int) -> float:

@@ -29,7 +29,7 @@ from gistgate.certificates.bounds import p_value
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.decoder import check_options, known_marks, planned, spec_of
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
-from gistgate.certificates.ledger import LOCAL, Look, check, hash_of, level, record
+from gistgate.certificates.ledger import Ledger, Look, hash_of, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_for
 from gistgate.certify.endpoint import Endpoint, Messages, Served, body, connect, keys_of, note
@@ -248,9 +248,10 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
                 " fresh prompts."
             ),
         )
-        check(look)
+        ledger = Ledger()
+        ledger.check(look)
         told = [{**one.described(), "reported": one.reported} for one in (strict, loose)]
-        kept = LOCAL.with_name(f"answers-{fingerprint(told)}.jsonl")
+        kept = ledger.local.with_name(f"answers-{fingerprint(told)}.jsonl")
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.open("a" if options.resume else "w").close()
         compared = Compared(
@@ -264,7 +265,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             with suppress(Exception):
                 runner.run(one.survey())
     compared.check_something_to_lose()
-    record(look)
+    ledger.record(look)
     certificate = compared.certificate(verdicts, confidence)
     path = (options.out or Path()) / SERVED_FILE
     write_json(path, asdict(certificate))

@@ -11,7 +11,7 @@ import numpy as np
 from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import Array, upper_bound
 from gistgate.certificates.calibration import Finding, Method, Request
-from gistgate.certificates.ledger import level
+from gistgate.certificates.ledger import Ledger, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
@@ -30,7 +30,8 @@ def main(name: str) -> None:
     scope = scope_of(
         params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair)
     )
-    finding = engine.calibrate(method, outcomes, request, look_of(setup, name), scope)
+    look = look_of(setup, name)
+    finding = engine.calibrate(method, outcomes, request, look, scope, Ledger())
     selection = finding.selection
     verdicts = finding.verdicts
     confidence = request.confidence

@@ -17,7 +17,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.certificates import decoder as calibrate
 from gistgate.certificates.bounds import BETTING
 from gistgate.certificates.decoder import certify, method_of, outcomes_of, prompts_of, spec_of
-from gistgate.certificates.ledger import LOCAL, PUBLISHED, Look, hash_of, read_looks, record
+from gistgate.certificates.ledger import Ledger, Look, hash_of, read_looks
 from gistgate.cli import options as extras
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
@@ -143,10 +143,10 @@ def test_prompts_are_judged_once_and_planned_looks_divide_the_error(sums):
     options = sums(looks=2)
     kept, _ = certify(options)
     assert kept.confidence == pytest.approx(0.975)
-    (look,) = read_looks(LOCAL)[1]
+    (look,) = read_looks(Ledger().local)[1]
     assert look["spent"] == pytest.approx(0.025) and look["error"] == pytest.approx(0.05)
     again, _ = certify(options)  # the same choice is no new look
-    assert again.points == kept.points and len(read_looks(LOCAL)[1]) == 1
+    assert again.points == kept.points and len(read_looks(Ledger().local)[1]) == 1
     for changes in ({"stop": "clear", "looks": 1}, {"block": 3, "looks": 1}):
         with pytest.raises(UserError, match=r"already been judged.*--draw 2"):
             certify(replace(options, **changes))
@@ -263,15 +263,17 @@ def test_no_problem_that_the_gate_was_trained_on_is_judged(sums):
         chosen(sums(prompts=10), models_of(gate=gate))
 
 
-@pytest.mark.parametrize("ledger", [LOCAL, PUBLISHED])
-def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(sums, ledger):
+@pytest.mark.parametrize("place", ["local", "published"])
+def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(sums, place):
+    ledger = Ledger()
     hashes = [hash_of(byte_tokenizer().encode(f"Q: {one}\nA:")) for one in FEW]
     for choice, is_free in (("", True), ("of the pipeline", False)):
-        record(Look("claim", hashes, 0.05, 0.05, choice, tested="sequence"))
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-        LOCAL.rename(ledger)
+        ledger.record(Look("claim", hashes, 0.05, 0.05, choice, tested="sequence"))
+        file = getattr(ledger, place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ledger.local.rename(file)
         assert bool(chosen(sums(prompts=10)) & FEW) is is_free
-        ledger.unlink()
+        file.unlink()
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,7 @@ from typing import Any
 import pytest
 
 from gistgate.certificates.calibration import DECIDING, SOMETIMES, Request, hypothesis
-from gistgate.certificates.ledger import (
-    LOCAL,
-    PUBLISHED,
-    Look,
-    check,
-    hash_of,
-    judged_marks,
-    level,
-    read_looks,
-    record,
-)
+from gistgate.certificates.ledger import Ledger, Look, hash_of, level, read_looks
 from gistgate.core.utils import UserError
 
 OLD, FRESH = ([hash_of([kind, number]) for number in range(20)] for kind in (1, 2))
@@ -30,104 +20,104 @@ LOOK = Look(
 )
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "local/judged.json", tmp_path / "published/judged.json")
 
 
-def looks() -> list[dict[str, Any]]:
-    return read_looks(LOCAL)[1]
+def looks(ledger: Ledger) -> list[dict[str, Any]]:
+    return read_looks(ledger.local)[1]
 
 
 @pytest.mark.parametrize(
     "same", [{}, {"tested": "rounded"}, {"choice": "other parameters"}, {"marks": OLD[::-1]}]
 )
-def test_a_repetition_is_free_and_entered_once(same):
+def test_a_repetition_is_free_and_entered_once(ledger, same):
     """The same settings are tested, or the same parameters led to others, which rounding
     changes.
     """
-    record(LOOK)
-    record(replace(LOOK, **same))
-    assert len(looks()) == 1
+    ledger.record(LOOK)
+    ledger.record(replace(LOOK, **same))
+    assert len(looks(ledger)) == 1
 
 
 OTHERS = [{"choice": "mine", "tested": "mine"}, {"choice": "", "tested": ""}, {"spent": 0.01}]
 
 
 @pytest.mark.parametrize("other", [*OTHERS, {"marks": [*FRESH, OLD[0]]}])
-def test_another_look_at_even_one_prompt_is_refused_with_the_remedy(other):
-    record(LOOK)
+def test_another_look_at_even_one_prompt_is_refused_with_the_remedy(ledger, other):
+    ledger.record(LOOK)
     with pytest.raises(
         UserError,
         match=r"judged for 'fly' with another choice.*0 are left.*Set prompts\.draw to 2\.",
     ):
-        record(replace(LOOK, **other))
-    assert len(looks()) == 1
+        ledger.record(replace(LOOK, **other))
+    assert len(looks(ledger)) == 1
 
 
-def test_fresh_prompts_and_other_claims_are_free():
+def test_fresh_prompts_and_other_claims_are_free(ledger):
     for one in (
         LOOK,
         replace(LOOK, marks=FRESH, choice="b", tested="b"),
         replace(LOOK, claim="prob", choice="c"),
     ):
-        record(one)
-    assert [row["claim"] for row in looks()] == ["fly", "fly", "prob"]
-    sets, _ = read_looks(LOCAL)
+        ledger.record(one)
+    assert [row["claim"] for row in looks(ledger)] == ["fly", "fly", "prob"]
+    sets, _ = read_looks(ledger.local)
     assert sorted(map(sorted, sets.values())) == sorted(map(sorted, (OLD, FRESH)))
     bare = replace(
         LOOK, claim="bare", choice="", tested=""
     )  # it knows neither choice nor test, and repeats nothing
-    record(bare)
+    ledger.record(bare)
     with pytest.raises(UserError, match="already been judged"):
-        record(bare)
+        ledger.record(bare)
 
 
-def test_planned_looks_divide_the_error():
+def test_planned_looks_divide_the_error(ledger):
     half = 1 - level(0.95, 2)
     for name in ("first", "second"):
-        record(replace(LOOK, spent=half, choice=name, tested=name))
+        ledger.record(replace(LOOK, spent=half, choice=name, tested=name))
     with pytest.raises(UserError, match="0 are left and this look wants 0.025"):
-        record(replace(LOOK, spent=half, choice="third", tested="third"))
+        ledger.record(replace(LOOK, spent=half, choice="third", tested="third"))
 
 
 @pytest.mark.parametrize(("said", "is_left"), [(0.05, False), (0.1, True)])
-def test_a_lower_confidence_later_buys_no_look(said, is_left):
+def test_a_lower_confidence_later_buys_no_look(ledger, said, is_left):
     """Whoever fails at 95 % would otherwise look again with two looks at 90 %, each of which says
     95 %.
     """
-    record(replace(LOOK, error=said))
+    ledger.record(replace(LOOK, error=said))
     again = replace(LOOK, error=0.1, choice="again", tested="again")
     if is_left:
-        check(again)
+        ledger.check(again)
     else:
         with pytest.raises(UserError, match="spent 0.05 of the error 0.05"):
-            check(again)
+            ledger.check(again)
 
 
-def test_a_published_look_counts_and_may_be_repeated():
-    record(LOOK)
-    PUBLISHED.parent.mkdir(parents=True)
-    LOCAL.rename(PUBLISHED)
-    record(LOOK)
-    assert len(looks()) == 1
-    LOCAL.unlink()
+def test_a_published_look_counts_and_may_be_repeated(ledger):
+    ledger.record(LOOK)
+    ledger.published.parent.mkdir(parents=True)
+    ledger.local.rename(ledger.published)
+    ledger.record(LOOK)
+    assert len(looks(ledger)) == 1
+    ledger.local.unlink()
     with pytest.raises(UserError, match="already been judged"):
-        record(replace(LOOK, choice="mine", tested="mine"))
-    assert not LOCAL.exists()
+        ledger.record(replace(LOOK, choice="mine", tested="mine"))
+    assert not ledger.local.exists()
 
 
-def test_only_looks_of_a_pipeline_keep_their_prompts_from_commands():
-    record(replace(LOOK, choice=""))
-    assert judged_marks() == set()
-    record(replace(LOOK, marks=FRESH))
-    assert judged_marks() == set(FRESH)
+def test_only_looks_of_a_pipeline_keep_their_prompts_from_commands(ledger):
+    ledger.record(replace(LOOK, choice=""))
+    assert ledger.judged_marks() == set()
+    ledger.record(replace(LOOK, marks=FRESH))
+    assert ledger.judged_marks() == set(FRESH)
 
 
-def test_looks_of_several_processes_are_all_kept():
+def test_looks_of_several_processes_are_all_kept(ledger):
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(record, [replace(LOOK, claim=str(number)) for number in range(12)]))
-    assert sorted(row["claim"] for row in looks()) == sorted(map(str, range(12)))
+        list(pool.map(ledger.record, [replace(LOOK, claim=str(number)) for number in range(12)]))
+    assert sorted(row["claim"] for row in looks(ledger)) == sorted(map(str, range(12)))
 
 
 def test_an_error_that_no_number_of_prompts_can_show_is_refused():
@@ -165,7 +155,7 @@ def test_the_order_of_settings_matters_and_that_of_budgets_does_not():
 
 def test_the_published_looks_are_whole():
     """Every set of prompts is the one that its looks name."""
-    content = json.loads((Path(__file__).parents[2] / PUBLISHED).read_text())
+    content = json.loads((Path(__file__).parents[2] / Ledger().published).read_text())
     assert len(content["looks"]) >= 240 and {row["marks"] for row in content["looks"]} == set(
         content["marks"]
     )

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gistgate.certificates.bounds import BETTING, exact_bound
-from gistgate.certificates.ledger import LOCAL, Look, read_looks, record
+from gistgate.certificates.ledger import Ledger, Look, read_looks
 from gistgate.certify import comparison as module
 from gistgate.certify import endpoint as endpoints
 from gistgate.certify.comparison import certify
@@ -350,7 +350,7 @@ def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
     task = module.load_task(TaskSpec("sums"), module.TASKS)
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
-    record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
+    Ledger().record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
     asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
     gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
     monkeypatch.setattr(module.Gate, "load", lambda folder: gate)
@@ -440,7 +440,10 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run(strict, Script(), concurrent=2)
     assert len(strict.asked) < 10 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert read_looks(LOCAL)[1] == [] and "prompts answered by both in" in capsys.readouterr().err
+    assert (
+        read_looks(Ledger().local)[1] == []
+        and "prompts answered by both in" in capsys.readouterr().err
+    )
 
 
 def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
