@@ -2,10 +2,14 @@
 prompts, in [-1, 1].
 
 Of right-or-wrong pairs p_loss lose (strict right, loose wrong) and p_gain gain; a budget limits the
-`difference` p_loss - p_gain, and the `discordance` p_loss + p_gain is the nuisance. T. Tango,
-Statistics in Medicine 17 (1998) 891; R. L. Berger and D. D. Boos, Journal of the American
-Statistical Association 89 (1994) 1012. Axis letters: M numbers of discordant pairs, D discordances,
-N prompts, S stakes.
+`difference` p_loss - p_gain, and the `discordance` p_loss + p_gain is the nuisance. All bounds
+assume that the prompts are independent draws from one distribution; a bound of `confidence` falls
+below the true mean of that distribution with probability 1 - confidence at most, for every number
+of prompts. Sources: the statistic is T. Tango's, Statistics in Medicine 17 (1998) 891; its nuisance
+is maximised over the region of R. L. Berger and D. D. Boos, Journal of the American Statistical
+Association 89 (1994) 1012; other scores are bounded by betting (arXiv 2010.09686), which needs
+bounded scores alone. Axis letters: M numbers of discordant pairs, D discordances, N prompts, S
+stakes.
 """
 
 import math
@@ -20,9 +24,8 @@ from scipy.special import logsumexp, rel_entr
 from scipy.stats import beta, binom
 
 Array = NDArray[np.float64]
-Answer = Literal[
-    "within", "beyond"
-]  # whether the prompts seen so far show a loss within a budget or beyond it
+Decision = Literal["within", "beyond"]
+"""Whether the prompts seen so far show a loss within a budget or beyond it."""
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
 BETTING = "betting (hedged capital over a grid of stakes)"
@@ -32,10 +35,9 @@ GAMMA = 1e-4
 TAIL = 1e-10  # mass of numbers of discordant pairs that is not enumerated; added to every p-value
 # statistics closer than this count as equal, so that rounding cannot drop a table from the tail
 TIE = 1e-9
-NUISANCE_POINTS = (
-    48  # discordances at which the tail is evaluated; half as many refine around the largest
-)
-# differences above the found bound that are looked at, because the p-value is not quite monotone
+# discordances at which the tail is evaluated; half as many refine around the largest
+NUISANCE_POINTS = 48
+# differences above the bound that are looked at, because the p-value is not quite monotone
 SCAN_POINTS = 12
 RESOLUTION = 1e-6  # bounds are rounded up to multiples of this
 # Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones
@@ -44,7 +46,7 @@ STAKES_S = np.geomspace(0.03, 0.98, 7)
 
 
 def checked(differences: ArrayLike) -> Array:
-    """The differences as an array [N] of numbers in [-1, 1]."""
+    """Return the differences as an array [N] of numbers in [-1, 1]."""
     d = np.asarray(differences, float).ravel()
     assert len(d) and (np.abs(d) <= 1).all(), "a bound needs prompts, and scores in [0, 1]"
     return d
@@ -52,7 +54,7 @@ def checked(differences: ArrayLike) -> Array:
 
 def right_or_wrong(d: Array) -> bool:
     """Whether all differences are -1, 0 or 1."""
-    return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
+    return bool(np.isin(d, (-1, 0, 1)).all())
 
 
 @dataclass(frozen=True)
@@ -77,38 +79,52 @@ class Bound:
     @property
     def entries(self) -> dict[str, Any]:
         """The entries of a certificate that say it."""
-        counts = {"n": self.n, "losses": self.losses, "gains": self.gains}
-        return {**counts, "loss": self.mean, "bound": self.value, "bound_kind": self.kind}
+        return {
+            "n": self.n,
+            "losses": self.losses,
+            "gains": self.gains,
+            "loss": self.mean,
+            "bound": self.value,
+            "bound_kind": self.kind,
+        }
 
     def within(self, budget: float) -> bool:
         """Whether the loss is certified to be `budget` at most."""
-        is_refuted = (
-            self.kind != EXACT
-            or p_value(self.losses, self.gains, self.n, budget) <= 1 - self.confidence
-        )
-        return is_refuted and self.value <= budget
+        if self.kind == EXACT:
+            p = p_value(self.losses, self.gains, self.n, budget)
+            return p <= 1 - self.confidence and self.value <= budget
+        return self.value <= budget
 
 
 def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
-    """The upper bound on mean(d) for `differences [N]` in their order: exact if `ternary` and all
-    are -1, 0 or 1, else by betting."""
+    """Return the upper bound on mean(d) for `differences [N]` in their order: exact if `ternary`
+    and all are -1, 0 or 1, else by betting.
+    """
     d = checked(differences)
     n = len(d)
     alpha = 1 - confidence
     losses = int((d > 0).sum())
     gains = int((d < 0).sum())
-    exact = ternary and right_or_wrong(d)
-    value = exact_bound(losses, gains, n, alpha) if exact else betting_bound(d, alpha)
-    harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
-    kind = EXACT if exact else BETTING
+    kind = EXACT if ternary and right_or_wrong(d) else BETTING
     return Bound(
-        value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm
+        value=exact_bound(losses, gains, n, alpha) if kind == EXACT else betting_bound(d, alpha),
+        kind=kind,
+        confidence=confidence,
+        n=n,
+        mean=float(d.mean()),
+        losses=losses,
+        gains=gains,
+        spread=float((d * d).mean()),
+        harm=hoeffding_bentkus(float(d.clip(0).mean()), n, alpha),
     )
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
-    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs; negative where few
-    losses were seen.
+    """Return Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs; negative where
+    few losses were seen.
+
+    It is (losses - gains - n * difference) over its standard deviation, in which p_gain maximises
+    the likelihood under p_loss - p_gain = `difference`.
     """
     b = np.asarray(losses, float)
     c = np.asarray(gains, float)
@@ -123,7 +139,9 @@ def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Arr
 
 
 def discordance_region(discordant: int, n: int) -> tuple[float, float]:
-    """Clopper-Pearson interval that misses the true discordance with probability GAMMA at most."""
+    """Return the Clopper-Pearson interval that misses the true discordance with probability GAMMA
+    at most.
+    """
     low = beta.ppf(GAMMA / 2, discordant, n - discordant + 1) if discordant else 0.0
     high = beta.isf(GAMMA / 2, discordant + 1, n - discordant) if discordant < n else 1.0
     return float(low), float(high)
@@ -131,10 +149,12 @@ def discordance_region(discordant: int, n: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=1 << 16)
 def p_value(losses: int, gains: int, n: int, difference: float) -> float:
-    """P-value of H0: p_loss - p_gain >= `difference` (in (0, 1)), whose worst case is its boundary.
+    """Return the p-value of H0: p_loss - p_gain >= `difference` (in (0, 1)), whose worst case is
+    its boundary.
 
-    The largest probability, over the discordances of the region, of a table at least as far below
-    `difference` as the one seen, plus what region and enumeration leave out.
+    It is the largest probability, over the discordances of the region, of a table at least as far
+    below `difference` as the one seen, plus what region and enumeration leave out: by Berger and
+    Boos this is a valid p-value for every n.
     """
     low, high = discordance_region(losses + gains, n)
     low = max(low, difference)
@@ -143,19 +163,25 @@ def p_value(losses: int, gains: int, n: int, difference: float) -> float:
     m_M = np.arange(binom.ppf(TAIL / 2, n, low), binom.isf(TAIL / 2, n, high) + 1)
     limit = float(score(losses, gains, n, difference)) + TIE
     most_M = largest_losses(m_M, n, difference, limit)
+
+    def tail(angles_D: Array) -> Array:
+        """P(losses <= most of their number of discordant pairs) at discordances sin^2 [D]."""
+        psi_D1 = np.maximum(np.sin(angles_D) ** 2, difference)[:, None]
+        loss_share_D1 = (psi_D1 + difference) / (2 * psi_D1)
+        mass_DM = binom.pmf(m_M, n, psi_D1)
+        return np.asarray((mass_DM * binom.cdf(most_M, m_M, loss_share_D1)).sum(-1))
+
     angles_D = np.linspace(np.arcsin(np.sqrt(low)), np.arcsin(np.sqrt(high)), NUISANCE_POINTS)
-    coarse_D = tail(m_M, most_M, n, difference, np.sin(angles_D) ** 2)
-    top = int(coarse_D.argmax())
-    near_D = np.linspace(
-        angles_D[max(top - 1, 0)], angles_D[min(top + 1, len(angles_D) - 1)], NUISANCE_POINTS // 2
-    )
-    fine_D = tail(m_M, most_M, n, difference, np.sin(near_D) ** 2)
+    coarse_D = tail(angles_D)
+    top = coarse_D.argmax()
+    around = angles_D[max(top - 1, 0)], angles_D[min(top + 1, NUISANCE_POINTS - 1)]
+    fine_D = tail(np.linspace(*around, NUISANCE_POINTS // 2))
     return min(1.0, float(max(coarse_D.max(), fine_D.max())) + GAMMA + TAIL)
 
 
 def largest_losses(m_M: Array, n: int, difference: float, limit: float) -> Array:
-    """Most losses among m discordant pairs whose statistic stays within `limit` [M]; -1 where none
-    does.
+    """Return the most losses among m discordant pairs whose statistic stays within `limit` [M]; -1
+    where none does.
     """
     low_M = np.full(len(m_M), -1.0)
     high_M = m_M.copy()
@@ -167,20 +193,10 @@ def largest_losses(m_M: Array, n: int, difference: float, limit: float) -> Array
     return low_M
 
 
-def tail(m_M: Array, most_M: Array, n: int, difference: float, discordance_D: Array) -> Array:
-    """P(losses <= most of their number of discordant pairs) under p_loss - p_gain = `difference`
-    [D].
-    """
-    psi_D1 = np.maximum(discordance_D, difference)[:, None]
-    loss_share_D1 = (psi_D1 + difference) / (2 * psi_D1)
-    mass_DM = binom.pmf(m_M, n, psi_D1)
-    return np.asarray((mass_DM * binom.cdf(most_M, m_M, loss_share_D1)).sum(-1))
-
-
 @lru_cache(maxsize=4096)
 def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
-    """The largest p_loss - p_gain in [0, 1] that `p_value` does not reject; a negative bound is
-    given as 0.
+    """Return the largest p_loss - p_gain in [0, 1] that `p_value` does not reject; a negative bound
+    is given as 0.
     """
     mean = (losses - gains) / n
     low = max(mean, RESOLUTION)
@@ -193,32 +209,37 @@ def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
 
     if rejected(low):
         return 0.0
-    step = 1.0 / n
+    step = 1 / n
     while low + step < high and not rejected(low + step):
-        low = low + step
-        step = 2 * step
-    high = halved(low, min(low + step, high), RESOLUTION / 4, rejected)
-    above: list[float] = np.linspace(
-        high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS
-    ).tolist()
-    return rounded_up(max([high, *(x for x in above[1:] if not rejected(x))]))
+        low += step
+        step *= 2
+    bound = halved(low, min(low + step, high), RESOLUTION / 4, rejected)
+    above = np.linspace(bound, min(bound + 0.25 * (bound - mean), high), SCAN_POINTS)
+    for difference in above[1:].tolist():
+        if not rejected(difference):
+            bound = difference
+    return rounded_up(bound)
 
 
 def halved(low: float, high: float, width: float, rejected: Callable[[float], bool]) -> float:
-    """The smallest rejected value between these two, up to `width`."""
+    """Return the smallest rejected value between these two, up to `width`."""
     while high - low > width:
         middle = (low + high) / 2
-        low, high = (low, middle) if rejected(middle) else (middle, high)
+        if rejected(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def rounded_up(bound: float) -> float:
-    """A bound as the next multiple of RESOLUTION."""
+    """Return a bound as the next multiple of RESOLUTION."""
     return round(min(1.0, math.ceil(bound / RESOLUTION) * RESOLUTION), 6)
 
 
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
-    """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv
+    """Return an upper bound on the mean of values in [0, 1] of which n independent ones were seen
+    with this mean: the smaller one of Hoeffding's and Bentkus' p-values, inverted (arXiv
     2110.01052).
     """
     total = math.ceil(n * mean - 1e-9)
@@ -232,29 +253,33 @@ def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
 
 
 def growth(d: ArrayLike, loss: float) -> Array:
-    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N,
-    S].
+    """Return the logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by
+    stake [N, S].
     """
     return np.log1p(STAKES_S * ((loss - np.asarray(d, float)) / (1 - loss))[..., None])
 
 
 def wealth(log_wealth_S: Array) -> Array:
-    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same
-    share.
+    """Return the logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the
+    same share.
     """
     return np.asarray(logsumexp(log_wealth_S, axis=-1) - math.log(len(STAKES_S)))
 
 
 def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
-    """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`."""
-    return bool(
-        wealth(growth(checked(differences), budget).cumsum(0)).max() >= -math.log(1 - confidence)
-    )
+    """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`.
+
+    Where the mean is `budget` or more, the wealth of the bet on a smaller one is a nonnegative
+    supermartingale that begins at 1; by Ville's inequality it ever reaches 1 / (1 - confidence)
+    with probability 1 - confidence at most (arXiv 2010.09686).
+    """
+    log_wealth_N = wealth(growth(checked(differences), budget).cumsum(0))
+    return bool(log_wealth_N.max() >= -math.log(1 - confidence))
 
 
 def betting_bound(differences: ArrayLike, alpha: float) -> float:
-    """The smallest mean that bets refute at the best moment along `differences [N]`; a negative one
-    is given as 0.
+    """Return the smallest mean that bets refute at the best moment along `differences [N]`; a
+    negative one is given as 0.
     """
     high = halved(0.0, 1.0, RESOLUTION / 4, lambda mean: refutes(differences, mean, 1 - alpha))
     return rounded_up(high) if high > RESOLUTION / 4 else 0.0
@@ -263,14 +288,16 @@ def betting_bound(differences: ArrayLike, alpha: float) -> float:
 def longer_bound(
     strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float
 ) -> float | None:
-    """The smallest growth g at which bets refute mean(loose) >= (1 + g) mean(strict), for lengths
-    [N] of up to `limit` in their order; None where no g up to 9 is refuted, and never less than
-    -0.9."""
-    one = np.asarray(strict, float)
-    other = np.asarray(loose, float)
+    """Return the smallest growth g at which bets refute mean(loose) >= (1 + g) mean(strict), for
+    lengths [N] of up to `limit` tokens in their order; None where no g up to 9 is refuted, and
+    never less than -0.9.
+    """
+    strict_N = np.asarray(strict, float)
+    loose_N = np.asarray(loose, float)
 
     def refuted(g: float) -> bool:
-        return refutes((other - (1 + g) * one) / (max(1.0, 1 + g) * limit), 0.0, confidence)
+        longest = max(1.0, 1 + g) * limit
+        return refutes((loose_N - (1 + g) * strict_N) / longest, 0.0, confidence)
 
     return halved(-0.9, 9.0, RESOLUTION, refuted) if refuted(9.0) else None
 
@@ -279,18 +306,19 @@ class SequentialTest:
     """Two opposite bets on one budget while prompts come in; the first that is won is the answer,
     which stays.
 
-    Each answer is wrong with probability 1 - confidence at most, so that "within" is a certificate.
+    Each answer is wrong with probability 1 - confidence at most, whenever one stops (see
+    `refutes`), so that "within" is a certificate.
     """
 
     def __init__(self, budget: float, confidence: float) -> None:
         self.budget = budget
         self.enough = -math.log(1 - confidence)
-        self.answer: Answer | None = None
+        self.answer: Decision | None = None
         self.n = 0  # prompts seen until the answer was clear, or so far
         self.for_S = np.zeros(len(STAKES_S))  # logarithms of the wealth
         self.against_S = np.zeros(len(STAKES_S))
 
-    def update(self, differences: ArrayLike) -> Answer | None:
+    def update(self, differences: ArrayLike) -> Decision | None:
         """Take in the next `differences [N]` in their order; returns the answer, or None while it
         is open.
         """
@@ -298,15 +326,15 @@ class SequentialTest:
         if self.answer is not None:
             return self.answer
         for_NS = self.for_S + growth(d, self.budget).cumsum(0)
-        against_NS = self.against_S + growth(-d, -self.budget).cumsum(
-            0
-        )  # the bet that mean(d) > budget
-        within_N = wealth(for_NS) >= self.enough
-        beyond_N = wealth(against_NS) >= self.enough
-        clear_N = within_N | beyond_N
+        against_NS = self.against_S + growth(-d, -self.budget).cumsum(0)
         self.for_S = for_NS[-1]
         self.against_S = against_NS[-1]
-        self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
-        if clear_N.any():
-            self.answer = "within" if within_N[clear_N.argmax()] else "beyond"
+        within_N = wealth(for_NS) >= self.enough
+        clear_N = within_N | (wealth(against_NS) >= self.enough)
+        if not clear_N.any():
+            self.n += len(d)
+            return None
+        first = int(clear_N.argmax())
+        self.n += first + 1
+        self.answer = "within" if within_N[first] else "beyond"
         return self.answer

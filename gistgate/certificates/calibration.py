@@ -33,18 +33,18 @@ class Method:
     knob: str | None = None  # the setting that calibration moves; None for a rule without one
     grid: tuple[float, ...] = ()  # values of the knob, from strict to loose
     fixed: dict[str, Any] = field(default_factory=dict)  # settings of the rule that never change
-    variants: tuple[dict[str, Any], ...] = (
-        {},
-    )  # of these development prompts choose one; each overrides `fixed`
+    variants: tuple[dict[str, Any], ...] = ({},)
+    """Of these development prompts choose one; each overrides `fixed`."""
 
     def __post_init__(self) -> None:
-        for given in ({**self.fixed, **variant} for variant in self.variants):
-            if given.get("table") == "online":
+        for variant in self.variants:
+            settings = {**self.fixed, **variant}
+            if settings.get("table") == "online":
                 raise UserError(
                     f"{self.rule}: an online table changes with every answer. Set table to"
                     " 'frozen'."
                 )
-            if given.get("kappa", 0):
+            if settings.get("kappa"):
                 raise UserError(
                     f"{self.rule}: calibration decodes without the costs of requests. Leave kappa"
                     " at 0."
@@ -52,11 +52,10 @@ class Method:
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""
-        return {
-            **self.fixed,
-            **setting.variant,
-            **({} if self.knob is None else {self.knob: setting.value}),
-        }
+        settings = {**self.fixed, **setting.variant}
+        if self.knob is not None:
+            settings[self.knob] = setting.value
+        return settings
 
 
 @dataclass(frozen=True)
@@ -69,20 +68,20 @@ class Finding:
     verdicts: Verdicts  # what the tests on calibration prompts said
 
     def point(self, budget: float) -> OperatingPoint:
-        """What was found for a budget: the loosest certified setting, or the strictest one, which
-        was refused.
+        """The operating point of a budget: the loosest certified setting, or the strictest one,
+        which was refused.
         """
-        kept = self.verdicts.passed(budget)
+        passed = self.verdicts.passed(budget)
         shown = self.verdicts.shown(budget)
         bound = self.verdicts.bound(budget)
         return OperatingPoint(
             budget=budget,
             confidence=self.request.confidence,
-            settings=self.method.settings(self.selection.settings[kept or 0]),
+            settings=self.method.settings(self.selection.settings[passed or 0]),
             **bound.entries,
             harm=float(np.maximum(shown.decoded.differences, 0).mean()),
             harm_bound=bound.harm,
-            certified=kept is not None,
+            certified=passed is not None,
             mean_accepted_length=shown.decoded.counted.mean_accepted_length,
             growth=shown.decoded.growth,
             growth_bound=shown.growth_bound,
@@ -97,15 +96,16 @@ class Finding:
         method = self.method
         budgets = sorted(self.request.budgets)
         headline = self.request.headline_budget
-        at = self.verdicts.budgets.index(budgets[-1])
-        rows: list[dict[str, Any]] = [
-            {"settings": method.settings(one)} for one in self.selection.settings
+        largest = self.verdicts.budgets.index(budgets[-1])
+        sequence: list[dict[str, Any]] = [
+            {"settings": method.settings(setting)} for setting in self.selection.settings
         ]
-        for row, one in zip(
-            rows, self.verdicts.tested, strict=False
-        ):  # what follows a failure was never tested
-            row |= {**one.bounds[at].entries, "within": one.within[at], "wagered": one.answers[at]}
-            row["mean_accepted_length"] = one.decoded.counted.mean_accepted_length
+        # what follows a failure was never tested
+        for row, tested in zip(sequence, self.verdicts.tested, strict=False):
+            row |= tested.bounds[largest].entries
+            row["within"] = tested.within[largest]
+            row["wagered"] = tested.answers[largest]
+            row["mean_accepted_length"] = tested.decoded.counted.mean_accepted_length
         return Certificate(
             rule=method.rule,
             drafter=method.drafter,
@@ -116,7 +116,7 @@ class Finding:
             headline_budget=headline if headline in budgets else budgets[-1],
             scope=scope,
             points=tuple(self.point(budget) for budget in budgets),
-            sequence=tuple(rows),
+            sequence=tuple(sequence),
             source=source,
             made=made,
         )
@@ -135,24 +135,25 @@ def calibrate(
     """
 
     def evaluate(setting: Setting) -> tuple[Array, float, float]:
-        done = outcomes.decoded("development", method.settings(setting))
-        return done.differences, done.counted.mean_accepted_length, done.growth
+        decoded = outcomes.decoded("development", method.settings(setting))
+        return decoded.differences, decoded.counted.mean_accepted_length, decoded.growth
 
     if method.knob is None:
         selection = Selection([Setting(None, method.variants[0])], [])
     else:
         selection = choose_settings(method.grid, method.variants, evaluate, request)
-    settings = [method.settings(one) for one in selection.settings]
+    sequence = [method.settings(setting) for setting in selection.settings]
     ternary = outcomes.scorer.ternary
-    ledger.record(replace(look, tested=hypothesis(settings, request, ternary, scope)))
-    chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
+    ledger.record(replace(look, tested=hypothesis(sequence, request, ternary, scope)))
+    chunks = (outcomes.chunks("calibration", settings, request.n) for settings in sequence)
     verdicts = fixed_sequence(
         chunks, request.budgets, request.confidence, request.stop, ternary, request.growth
     )
     return Finding(method, request, selection, verdicts)
 
 
-# What of a certificate's scope decides which hypothesis is tested, always and where it is there.
+# Entries of a certificate's scope that decide which hypothesis is tested: always, and where they
+# are there.
 DECIDING = (
     "target",
     "draft",
@@ -174,12 +175,10 @@ def hypothesis(
     """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes
     and judges.
     """
-    sequence = [
-        list(settings),
-        sorted(request.budgets),
-        f"{'exact' if ternary else 'betting'} {request.stop}",
-    ]
-    sequence += [] if request.growth is None else [request.growth]
+    bound = "exact" if ternary else "betting"
+    sequence: list[Any] = [list(settings), sorted(request.budgets), f"{bound} {request.stop}"]
+    if request.growth is not None:
+        sequence.append(request.growth)
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
     return digest([digest(sequence)[:16], decoding])[:16]
@@ -193,18 +192,16 @@ def decoding_scope(
     gate: Any,
     rows: int,
     data: Sequence[Path] = (),
-    drafting: dict[str, Any] | None = None,  # what the drafter reads, and its `binding`
+    drafting: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The part of a scope, plain JSON, that says what decodes; `draft` is None where the drafter
-    does not ask it.
+    """The part of a scope, plain JSON, that says what decodes.
+
+    `draft` is None where the drafter does not ask it; `data` are the files that the drafter reads,
+    and `drafting` is its `binding`.
     """
-    files = named_files(method.fixed)
-    return {
+    scope = {
         "target": model_scope(identify_model(target)),
         "draft": None if draft is None else model_scope(identify_model(draft)),
-        **({"drafter_data": fingerprint(*data)} if data else {}),
-        **({"drafting": drafting} if drafting else {}),
-        **({"rule_data": fingerprint(*files)} if files else {}),
         **tokenizer_scope(tokenizer, ("encoding",)),
         "ends": eos_ids(target, tokenizer),
         "gate": None if gate is None else gate_hash(gate),
@@ -217,26 +214,31 @@ def decoding_scope(
         "batching": {"rows": rows, "ragged": True},
         "guards": [],
     }
+    if data:
+        scope["drafter_data"] = fingerprint(*data)
+    if drafting:
+        scope["drafting"] = drafting
+    if files := named_files(method.fixed):
+        scope["rule_data"] = fingerprint(*files)
+    return scope
 
 
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
     """The part about what is asked, of these `prompts`, and how answers are judged; a server needs
     no `tokenizer`.
     """
-    asked = task.prompting
-    has_template = asked.chat_template and tokenizer is not None
-    return {
-        **(
-            {"template": tokenizer_scope(tokenizer, ("template",))["template"]}
-            if has_template
-            else {}
-        ),
+    prompting = task.prompting
+    scope = {
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
-        "prompting": {name: value for name, value in vars(asked).items() if value != {}},
+        "prompting": {name: value for name, value in vars(prompting).items() if value != {}},
         "stops": stops_of(task.stops, tokenizer),
-        **({"examples": task.examples} if asked.num_fewshot is None else {}),
     }
+    if prompting.num_fewshot is None:
+        scope["examples"] = task.examples
+    if prompting.chat_template and tokenizer is not None:
+        scope["template"] = tokenizer_scope(tokenizer, ("template",))["template"]
+    return scope
 
 
 def task_hash(task: Task) -> str:

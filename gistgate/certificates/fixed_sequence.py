@@ -1,20 +1,29 @@
 """Fixed-sequence testing: settings, fixed beforehand, from strict to loose until one fails the
 largest budget.
 
-For each budget the last of the unbroken run of successes is kept; the confidence then holds for the
-rule without a correction for the number of settings. docs/certificates.md says when the decoding of
-a setting ends (`Stop`).
+For each budget the last of the unbroken run of successes is kept. The confidence then holds for the
+rule without a correction for the number of settings: a false certificate needs a false success at
+the first setting of the sequence that loses more than the budget, which is one test (fixed-sequence
+testing as in arXiv 2110.01052; the sequence may not depend on the tested prompts).
+docs/certificates.md says when the decoding of a setting ends (`Stop`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
 import numpy as np
 
-from gistgate.certificates import bounds
-from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, SequentialTest
+from gistgate.certificates.bounds import (
+    EXACT,
+    Bound,
+    Decision,
+    SequentialTest,
+    longer_bound,
+    refutes,
+    upper_bound,
+)
 from gistgate.certificates.outcomes import NOTHING, Decoded
 from gistgate.certificates.planning import confidence_of_test, fewest, needed_n
 
@@ -28,12 +37,10 @@ class Tested:
     decoded: Decoded  # all that was decoded of the setting
     bounds: tuple[Bound, ...]  # the bound that decided each budget
     within: tuple[bool, ...]  # whether the bound keeps each budget
-    answers: tuple[
-        Answer | None, ...
-    ]  # of the sequential tests; None where one stayed open or does not count
-    growth_bound: float | None = (
-        None  # upper bound on the growth of answers; None where nothing bounds it
-    )
+    answers: tuple[Decision | None, ...]
+    """Answers of the sequential tests; None where one stayed open or does not count."""
+    growth_bound: float | None = None
+    """Upper bound on the growth of answers, as a share; None where nothing bounds it."""
     may_grow: bool = True  # whether it keeps the largest growth
 
 
@@ -49,8 +56,8 @@ class Verdicts:
         first fails.
         """
         at = self.budgets.index(budget)
-        kept = len(list(takewhile(lambda one: one.within[at], self.tested)))
-        return kept - 1 if kept else None
+        kept = list(takewhile(lambda setting: setting.within[at], self.tested))
+        return len(kept) - 1 if kept else None
 
     def shown(self, budget: float) -> Tested:
         """The setting that is kept for a budget, or the strictest one, which was refused."""
@@ -64,48 +71,42 @@ class Verdicts:
         """Prompts that would certify a refused budget at the strictest setting; None where no
         number would.
         """
-        bound = self.tested[0].bounds[self.budgets.index(budget)]
+        bound = self.bound(budget)
         if self.passed(budget) is not None or bound.mean >= budget:
             return None
         if bound.kind == EXACT:
             return needed_n(budget, bound.confidence, bound.spread, bound.mean, more_than=bound.n)
         seen = self.tested[0].decoded.differences
-        return fewest(
-            lambda n: bounds.refutes(np.resize(seen, n), budget, bound.confidence), above=bound.n
-        )
+        return fewest(lambda n: refutes(np.resize(seen, n), budget, bound.confidence), bound.n)
 
     def refusal(self, budget: float) -> str | None:
         """Why a budget has no certificate and what would help; None where it has one."""
         if self.passed(budget) is not None:
             return None
-        at = self.budgets.index(budget)
-        bound = self.bound(budget)
-        if not self.tested[0].may_grow:
-            longer = self.tested[0].growth_bound
-            seen = (
+        strictest = self.tested[0]
+        if not strictest.may_grow:
+            growth = (
                 "the growth of answers is not bounded"
-                if longer is None
-                else f"answers may grow by {longer:.2%}"
+                if strictest.growth_bound is None
+                else f"answers may grow by {strictest.growth_bound:.2%}"
             )
             return (
-                f"At the strictest setting tested {seen}, more than is allowed. Take more prompts,"
-                " or allow more."
+                f"At the strictest setting tested {growth}, more than is allowed. Take more"
+                " prompts, or allow more."
             )
-        share = bound.discordant / bound.n
+        bound = self.bound(budget)
         seen = (
-            f"{bound.n} prompts with a loss of {bound.mean:.2%} and {share:.2%} differing answers"
+            f"{bound.n} prompts with a loss of {bound.mean:.2%} and"
+            f" {bound.discordant / bound.n:.2%} differing answers"
         )
-        if self.tested[0].answers[at] == "beyond":
+        if strictest.answers[self.budgets.index(budget)] == "beyond":
             return (
                 f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no"
                 " doubt."
             )
-        need = self.needed(budget)
-        remedy = (
-            f"about {need} prompts would do"
-            if need
-            else "more prompts would not help; take a larger budget"
-        )
+        remedy = "more prompts would not help; take a larger budget"
+        if need := self.needed(budget):
+            remedy = f"about {need} prompts would do"
         return (
             f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%};"
             f" {remedy}."
@@ -113,19 +114,19 @@ class Verdicts:
 
 
 def fixed_sequence(
-    settings: Iterable[
-        Iterable[Decoded]
-    ],  # chunks of each from strict to loose, read lazily, never behind a failure
+    settings: Iterable[Iterable[Decoded]],
     budgets: Sequence[float],
     confidence: float,
     stop: Stop = "planned",
-    # whether the score can only differ by -1, 0 or 1, so that the exact bound may be used
     ternary: bool = True,
-    growth: (
-        float | None
-    ) = None,  # largest growth of the mean length, a claim beside every budget; None: any
+    growth: float | None = None,
 ) -> Verdicts:
-    """Test settings, given by their chunks; the first that fails the largest budget is the last."""
+    """Test settings, given by their chunks from strict to loose, which are read lazily; the first
+    that fails the largest budget is the last.
+
+    `ternary` says whether the score can only differ by -1, 0 or 1, so that the exact bound may be
+    used. `growth` is the largest growth of the mean length, a claim beside every budget; None: any.
+    """
     tested: list[Tested] = []
     for chunks in settings:
         tested.append(try_setting(chunks, budgets, confidence, stop, ternary, growth))
@@ -147,31 +148,44 @@ def try_setting(
     """
     sure = confidence_of_test(stop, confidence, ternary)
     tests = [SequentialTest(budget, sure) for budget in budgets]
-    largest = int(np.argmax(budgets))
-    done = NOTHING
-    for chunk in chunks:
-        done = done + chunk
-        if stop == "planned":
-            continue
-        now = [test.update(chunk.differences) for test in tests]
-        if now[largest] == "beyond" or (stop == "clear" and None not in now):
-            break
+    decoded = decode_until_clear(chunks, tests, stop)
     # Under `lost` a sequential test refuses and never certifies.
     answers = tuple(
         test.answer if stop == "clear" or test.answer == "beyond" else None for test in tests
     )
-    plain = bounds.upper_bound(done.differences, sure, ternary)
-    won = plain
+    usual = upper_bound(decoded.differences, sure, ternary)
+    betting = usual
     if "within" in answers:
-        won = replace(plain, value=bounds.betting_bound(done.differences, 1 - sure), kind=BETTING)
-    found = tuple(won if answer == "within" else plain for answer in answers)
-    strict, loose, limit = done.tokens.T
-    longer = bounds.longer_bound(strict, loose, limit.max(), sure) if len(limit) else None
-    may_grow = growth is None or (longer is not None and longer <= growth)
+        betting = upper_bound(decoded.differences, sure, ternary=False)
+    longer = growth_bound(decoded, sure)
     # Both claims have to hold, each at its confidence, so that neither needs a correction for the
     # other.
+    may_grow = growth is None or (longer is not None and longer <= growth)
     within = tuple(
-        may_grow and (answer == "within" or (answer is None and bound.within(budget)))
-        for answer, bound, budget in zip(answers, found, budgets, strict=True)
+        may_grow and (answer == "within" or (answer is None and usual.within(budget)))
+        for answer, budget in zip(answers, budgets, strict=True)
     )
-    return Tested(done, found, within, answers, longer, may_grow)
+    deciding = tuple(betting if answer == "within" else usual for answer in answers)
+    return Tested(decoded, deciding, within, answers, longer, may_grow)
+
+
+def decode_until_clear(
+    chunks: Iterable[Decoded], tests: Sequence[SequentialTest], stop: Stop
+) -> Decoded:
+    """Take in chunks until the tests say what `stop` waits for, or to the end."""
+    largest = max(tests, key=lambda test: test.budget)
+    decoded = NOTHING
+    for chunk in chunks:
+        decoded += chunk
+        if stop == "planned":
+            continue
+        answers = [test.update(chunk.differences) for test in tests]
+        if largest.answer == "beyond" or (stop == "clear" and None not in answers):
+            break
+    return decoded
+
+
+def growth_bound(decoded: Decoded, confidence: float) -> float | None:
+    """Upper bound on the growth of the mean length, as a share; None where no lengths are known."""
+    strict, loose, limit = decoded.tokens.T
+    return longer_bound(strict, loose, limit.max(), confidence) if len(limit) else None

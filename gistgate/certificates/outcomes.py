@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
 CLIP = 5.0
 WORSE = -1e4  # stands for the log-probability of no token at all
+CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 Prompt = dict[str, Any]
 Ids = list[int]
@@ -34,36 +35,51 @@ Ids = list[int]
 
 def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
     """Indices of the prompts whose two answers are not the same tokens."""
-    return [
-        index for index, (one, other) in enumerate(zip(strict, loose, strict=True)) if one != other
-    ]
+    pairs = enumerate(zip(strict, loose, strict=True))
+    return [index for index, (strict_ids, loose_ids) in pairs if strict_ids != loose_ids]
+
+
+class Scorer:
+    """Compares two answers to every prompt."""
+
+    id: ClassVar[str]
+    ternary: ClassVar[bool] = True
+    """Whether d is -1, 0 or 1 unless the data show otherwise, so that the exact bound may be used.
+    """
+
+    def differences(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
+        """Return d = strict - loose score [N] of these answers."""
+        d = np.zeros(len(prompts))
+        for index in where_different(strict, loose):
+            d[index] = self.compare(prompts[index], strict[index], loose[index])
+        return d
+
+    def compare(self, prompt: Prompt, strict: Ids, loose: Ids) -> float:
+        """Return d of one prompt whose answers differ."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TaskScore:
+class TaskScore(Scorer):
     """The task's own metric against its solution: right or wrong."""
 
     task: Task
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "task"
-    ternary: ClassVar[bool] = True
 
-    def differences(
-        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
-    ) -> Array:
-        d = np.zeros(len(prompts))
-        for index in where_different(strict, loose):
-            d[index] = self.score(prompts[index], strict[index]) - self.score(
-                prompts[index], loose[index]
-            )
-        return d
+    def compare(self, prompt: Prompt, strict: Ids, loose: Ids) -> float:
+        """Return the difference of both scores."""
+        return self.score(prompt, strict) - self.score(prompt, loose)
 
     def score(self, prompt: Prompt, ids: Ids) -> float:
+        """Return what the task gives for an answer, in [0, 1]."""
         return self.task.score(prompt["doc"], self.task.text(self.tokenizer, ids))
 
 
 @dataclass(frozen=True)
-class LogProbability:
+class LogProbability(Scorer):
     """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to
     [0, 1].
     """
@@ -76,11 +92,13 @@ class LogProbability:
     def differences(
         self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
     ) -> Array:
+        """Return d [N]; the answers that differ are read in batches."""
         d = np.zeros(len(prompts))
         rows = where_different(strict, loose)
-        texts = [(prompts[i]["ids"], answer[i]) for i in rows for answer in (strict, loose)]
-        starts = range(0, len(texts), self.batch_size)
-        means = [mean for at in starts for mean in self.means(texts[at : at + self.batch_size])]
+        texts = [(prompts[row]["ids"], side[row]) for row in rows for side in (strict, loose)]
+        means: list[float] = []
+        for start in range(0, len(texts), self.batch_size):
+            means += self.means(texts[start : start + self.batch_size])
         scores = 1 + np.clip(np.array(means, float), -CLIP, 0.0) / CLIP
         d[rows] = scores[::2] - scores[1::2]
         return d
@@ -93,40 +111,33 @@ class LogProbability:
         device = self.target.device
         rows = [torch.tensor([*prompt, *answer]) for prompt, answer in texts]
         ids_BT = pad_sequence(rows, batch_first=True).to(device)
-        mask_BT = pad_sequence(
-            [torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True
-        ).to(device)
+        mask_BT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
         logits_BTV = self.target(input_ids=ids_BT, attention_mask=mask_BT).logits
-        found = []
+        means = []
         for row, (prompt, answer) in enumerate(texts):
-            at = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
-            logp_TV = logits_BTV[row, at].float().log_softmax(-1)
-            tokens_T = ids_BT[row, len(prompt) : len(prompt) + len(answer)]
-            found.append(float(logp_TV.gather(-1, tokens_T[:, None]).mean()) if answer else WORSE)
-        return found
+            start = len(prompt)
+            end = start + len(answer)
+            logp_TV = logits_BTV[row, start - 1 : end - 1].float().log_softmax(-1)
+            logp_T1 = logp_TV.gather(-1, ids_BT[row, start:end, None])
+            means.append(float(logp_T1.mean()) if answer else WORSE)
+        return means
 
 
-@dataclass(frozen=True)
-class Capped:
+class Capped(Scorer):
     """Whether an answer ends by itself: a budget of 0.01 means that capped answers rise by at most
     one point.
     """
 
-    id: ClassVar[str] = "capped"
-    ternary: ClassVar[bool] = True
+    id = "capped"
 
-    def differences(
-        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
-    ) -> Array:
-        limits = np.array([prompt["max_new_tokens"] for prompt in prompts])
-        one, other = (
-            np.array([len(ids) for ids in answers]) >= limits for answers in (strict, loose)
-        )
-        return other.astype(float) - one
+    def compare(self, prompt: Prompt, strict: Ids, loose: Ids) -> float:
+        """Return 1 if only the loose answer is as long as it may be, -1 if only the strict one."""
+        limit = prompt["max_new_tokens"]
+        return float(len(loose) >= limit) - float(len(strict) >= limit)
 
 
 @dataclass(frozen=True)
-class PairwiseJudge:
+class PairwiseJudge(Scorer):
     """For open text: which of both answers a language model prefers; asked in both orders,
     disagreement is a tie.
     """
@@ -134,22 +145,14 @@ class PairwiseJudge:
     judge: Target  # its weights are part of what a certificate says
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "judge"
-    ternary: ClassVar[bool] = True
 
-    def differences(
-        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
-    ) -> Array:
-        d = np.zeros(len(prompts))
-        for index in where_different(strict, loose):
-            one, other = (
-                self.tokenizer.decode(ids[index], skip_special_tokens=True)
-                for ids in (strict, loose)
-            )
-            context = prompts[index]["context"]
-            forth = self.prefers_first(context, one, other)
-            back = self.prefers_first(context, other, one)
-            d[index] = 0.0 if forth == back else 1.0 if forth else -1.0
-        return d
+    def compare(self, prompt: Prompt, strict: Ids, loose: Ids) -> float:
+        """Return 1 if the judge prefers the strict answer, -1 if the loose one, 0 for a tie."""
+        context = prompt["context"]
+        texts = self.tokenizer.batch_decode([strict, loose], skip_special_tokens=True)
+        forth = self.prefers_first(context, *texts)
+        back = self.prefers_first(context, *reversed(texts))
+        return float(forth) - float(back)
 
     @torch.no_grad()
     def prefers_first(self, context: str, first: str, second: str) -> bool:
@@ -160,19 +163,10 @@ class PairwiseJudge:
         )
         model = self.judge.model
         tokenizer = self.judge.tokenizer
-        logits_V = model(
-            input_ids=tokenizer(text, return_tensors="pt").input_ids.to(model.device)
-        ).logits[0, -1]
+        ids_1T = tokenizer(text, return_tensors="pt").input_ids.to(model.device)
+        logits_V = model(input_ids=ids_1T).logits[0, -1]
         a, b = (tokenizer.encode(f" {letter}", add_special_tokens=False)[-1] for letter in "AB")
         return bool(logits_V[a] > logits_V[b])
-
-
-Scorer = TaskScore | LogProbability | Capped | PairwiseJudge
-"""Compares two answers to every prompt. `ternary`: d is -1, 0 or 1 unless the data show otherwise,
-so that the exact bound may be used."""
-
-
-CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 
 @dataclass(frozen=True)
@@ -206,10 +200,12 @@ class Decoded:
         """What was counted, summed over the prompts."""
         return total(self.statistics)
 
-    def __add__(self, other: Decoded) -> Decoded:
-        tokens = np.concatenate([self.tokens, other.tokens])
+    def __add__(self, later: Decoded) -> Decoded:
+        """These prompts and those behind them."""
         return Decoded(
-            np.r_[self.differences, other.differences], self.statistics + other.statistics, tokens
+            np.concatenate([self.differences, later.differences]),
+            self.statistics + later.statistics,
+            np.concatenate([self.tokens, later.tokens]),
         )
 
     @property
@@ -217,8 +213,7 @@ class Decoded:
         """By what share answers are longer on average than the strict ones; 0 where no lengths are
         known.
         """
-        strict = self.tokens[:, 0].sum()
-        loose = self.tokens[:, 1].sum()
+        strict, loose, _ = self.tokens.sum(0)
         return float(loose / strict - 1) if strict else 0.0
 
     @property
@@ -249,9 +244,8 @@ class Outcomes:
     scorer: Scorer  # what quality means
     strict: Strict  # strict decoding, the reference
     loose: Decode  # the method
-    chunk: int | None = (
-        CHUNK  # prompts that are decoded at once; None decodes a whole split at once
-    )
+    chunk: int | None = CHUNK
+    """Prompts that are decoded at once; None decodes a whole split at once."""
 
     def decoded(
         self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None
@@ -259,14 +253,14 @@ class Outcomes:
         """Prompts `start` to `stop` of a split at these settings of the rule."""
         prompts = self.prompts[split][start:stop]
         strict = self.strict(prompts, start)
-        loose = self.loose(settings, prompts, start)
-        d = self.scorer.differences(prompts, strict, [answer.ids for answer in loose])
-        rows = zip(strict, loose, prompts, strict=True)
-        tokens = [
-            (len(one), len(other.ids), prompt["max_new_tokens"]) for one, other, prompt in rows
-        ]
+        answers = self.loose(settings, prompts, start)
+        loose = [answer.ids for answer in answers]
+        limits = [prompt["max_new_tokens"] for prompt in prompts]
+        lengths = [list(map(len, strict)), list(map(len, loose)), limits]
         return Decoded(
-            d, [answer.statistics for answer in loose], np.array(tokens, float).reshape(-1, 3)
+            self.scorer.differences(prompts, strict, loose),
+            [answer.statistics for answer in answers],
+            np.array(lengths, float).T,
         )
 
     def chunks(self, split: str, settings: dict[str, Any], n: int) -> Iterator[Decoded]:
@@ -284,17 +278,17 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
     """
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
-        asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]
-        path = (
-            folder
-            / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
-        )
+        requests = [
+            [prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts
+        ]
+        key = fingerprint(*depends, settings, *named_files(settings), start, requests)
+        path = folder / f"{name}-{key}.jsonl"
         if not path.exists():
-            done = decode(settings, prompts, start)
-            write_json_lines(
-                path,
-                [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done],
-            )
+            rows = [
+                {"ids": answer.ids, "statistics": answer.statistics.as_dict(timed=False)}
+                for answer in decode(settings, prompts, start)
+            ]
+            write_json_lines(path, rows)
         return [
             Answer(row["ids"], Statistics.from_dict(row["statistics"]))
             for row in read_json_lines(path)

@@ -3,15 +3,13 @@ keep it.
 
 A spare slot tests a value between the headline's and the next looser one. Decoding is expensive, so
 each measurement halves the open range of the variant that may still be the fastest at the headline
-budget; the rest refine the others.
+budget; the rest refine the others. Nothing here has to be right for a certificate to hold, because
+its prompts are not those of the search.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice, takewhile
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,101 +19,14 @@ from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.planning import confidence_of_test, would_certify
 
-Keeps = Callable[[float, float, int, bool], bool]  # `Request.keeps` at one budget
-
-
-@dataclass
-class Curve:
-    """Measurements of one variant at indices of its grid."""
-
-    size: int  # values on the grid
-    loss: dict[int, float] = field(
-        default_factory=dict
-    )  # mean of d = strict - loose score, by index
-    spread: dict[int, float] = field(default_factory=dict)  # mean of d squared, by index
-    tau: dict[int, float] = field(default_factory=dict)  # mean accepted length, by index
-    seen: int = 0  # prompts of every measurement
-    growth: float = math.inf  # largest growth of the mean length that a setting may show
-    longer: dict[int, float] = field(
-        default_factory=dict
-    )  # the growth of the mean length, by index
-    exact: bool = True  # whether all scores were right or wrong, so that the exact bound will serve
-
-    def add(self, index: int, differences: Array, tau: float, longer: float = 0.0) -> None:
-        """Take in a measurement of `differences [N]`."""
-        self.longer[index] = longer
-        self.loss[index] = float(differences.mean())
-        self.spread[index] = float((differences**2).mean())
-        self.tau[index] = tau
-        self.seen = len(differences)
-        self.exact &= right_or_wrong(differences)
-
-    def kept(self, keeps: Keeps) -> list[int]:
-        """Measured indices that are predicted to keep the budget: a prefix, since smooth losses
-        never fall.
-        """
-        if not self.loss:
-            return []
-        indices = sorted(self.loss)
-        losses = smooth(indices, self.loss)
-        spreads = smooth(indices, self.spread)
-        kept = (
-            keeps(loss, spread, self.seen, self.exact) and self.longer[index] <= self.growth
-            for index, loss, spread in zip(indices, losses, spreads, strict=True)
-        )
-        return [index for index, _ in takewhile(itemgetter(1), zip(indices, kept, strict=True))]
-
-    def between(self, keeps: Keeps, chosen: Sequence[int]) -> list[int]:
-        """A measured index between the loosest that keeps the budget and the next looser one
-        chosen; at most one.
-        """
-        low, _ = self.open_range(keeps)
-        high = min((index for index in chosen if index > low), default=low)
-        inside = [index for index in sorted(self.loss) if low < index < high]
-        return inside[(len(inside) - 1) // 2 :][:1]
-
-    def open_range(self, keeps: Keeps) -> tuple[int, int]:
-        """The loosest index known to keep the budget (-1: strict), and the strictest known not to
-        (size: none).
-        """
-        kept = self.kept(keeps)
-        return max(kept, default=-1), min(set(self.loss) - set(kept), default=self.size)
-
-    def next(self, keeps: Keeps) -> int | None:
-        """The unmeasured index that halves the open range; None when nothing is open."""
-        low, high = self.open_range(keeps)
-        return (low + high) // 2 if high - low > 1 else None
-
-    def kept_tau(self, keeps: Keeps) -> float:
-        """Largest tau measured within the budget; 0 where nothing is."""
-        return max((self.tau[index] for index in self.kept(keeps)), default=0.0)
-
-    def hope(self, keeps: Keeps) -> float:
-        """Largest tau that may still be found within the budget: that of the first value known to
-        be too loose.
-        """
-        _, high = self.open_range(keeps)
-        if self.next(keeps) is None:
-            return self.kept_tau(keeps)
-        return max(self.tau[high], self.kept_tau(keeps)) if high in self.tau else math.inf
-
-
-def smooth(indices: list[int], values: dict[int, float]) -> list[float]:
-    """Values along the grid as the closest sequence that never falls and never is negative."""
-    fitted = IsotonicRegression(y_min=0.0).fit_transform(
-        indices, [values[index] for index in indices]
-    )
-    return [float(value) for value in np.atleast_1d(fitted)]
-
 
 @dataclass(frozen=True)
 class Setting:
     """One value of the knob together with one variant of the rule's other settings."""
 
     value: float | None  # the knob; None for a rule without one
-    variant: dict[str, Any] = field(
-        default_factory=dict
-    )  # settings that override the method's fixed ones
+    variant: dict[str, Any] = field(default_factory=dict)
+    """Settings that override the method's fixed ones."""
 
 
 Evaluate = Callable[[Setting], tuple[Array, float, float]]
@@ -134,16 +45,14 @@ class Request:
     # most settings to measure on development prompts, plus one for each variant behind the first
     evaluations: int = 6
     reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
-    growth: float | None = (
-        None  # largest growth of the mean length, a claim beside each budget; None: any
-    )
-    headline: float | None = (
-        None  # the budget that decides between variants; None takes the largest
-    )
+    # largest growth of the mean length, as a share, a claim beside each budget; None: any
+    growth: float | None = None
+    # the budget that decides between variants; None takes the largest
+    headline: float | None = None
 
     def keeps(self, budget: float, loss: float, spread: float, seen: int, exact: bool) -> bool:
         """Whether calibration would certify the budget, less the reserve, at this loss and mean of
-        d squared.
+        d squared, which `seen` prompts showed.
         """
         # One differing prompt more than was seen keeps few prompts without any from passing for
         # certainty.
@@ -166,56 +75,131 @@ class Selection:
     measured: list[Setting]  # all settings that were measured, by variant, from strict to loose
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What development prompts showed at one setting."""
+
+    loss: float  # mean of d = strict - loose score
+    spread: float  # mean of d squared
+    tau: float  # mean accepted length
+    growth: float  # of the mean length, as a share
+
+
+@dataclass
+class Curve:
+    """Measurements of one variant at indices of its grid, which goes from strict to loose."""
+
+    grid: Sequence[float]
+    variant: dict[str, Any]
+    request: Request
+    measured: dict[int, Measurement] = field(default_factory=dict)  # by index
+    seen: int = 0  # prompts of every measurement
+    exact: bool = True  # whether all scores were right or wrong, so that the exact bound will serve
+
+    def setting(self, index: int) -> Setting:
+        """The setting at an index of the grid."""
+        return Setting(self.grid[index], self.variant)
+
+    def measure(self, index: int, evaluate: Evaluate) -> None:
+        """Evaluate the setting at an index and take in what it shows."""
+        d, tau, growth = evaluate(self.setting(index))
+        self.measured[index] = Measurement(float(d.mean()), float((d**2).mean()), tau, growth)
+        self.seen = len(d)
+        self.exact &= right_or_wrong(d)
+
+    def kept(self, budget: float) -> list[int]:
+        """Measured indices that are predicted to keep the budget: a prefix, since smooth losses
+        never fall.
+        """
+        indices = sorted(self.measured)
+        measured = [self.measured[index] for index in indices]
+        losses = smooth(indices, [entry.loss for entry in measured])
+        spreads = smooth(indices, [entry.spread for entry in measured])
+        limit = math.inf if self.request.growth is None else self.request.growth
+        kept = []
+        for index, loss, spread in zip(indices, losses, spreads, strict=True):
+            is_short = self.measured[index].growth <= limit
+            if not (is_short and self.request.keeps(budget, loss, spread, self.seen, self.exact)):
+                break
+            kept.append(index)
+        return kept
+
+    def open_range(self, budget: float) -> tuple[int, int]:
+        """The loosest index known to keep the budget (-1: strict), and the strictest known not to
+        (the grid's length: none).
+        """
+        kept = self.kept(budget)
+        refused = self.measured.keys() - kept
+        return max(kept, default=-1), min(refused, default=len(self.grid))
+
+    def width(self, budget: float) -> int:
+        """Steps from the loosest index that keeps the budget to the strictest that does not."""
+        low, high = self.open_range(budget)
+        return high - low
+
+    def next(self, budget: float) -> int | None:
+        """The unmeasured index that halves the open range; None when nothing is open."""
+        low, high = self.open_range(budget)
+        return (low + high) // 2 if high - low > 1 else None
+
+    def between(self, budget: float, chosen: Sequence[int]) -> list[int]:
+        """A measured index between the loosest that keeps the budget and the next looser one
+        chosen; at most one.
+        """
+        low, _ = self.open_range(budget)
+        high = min((index for index in chosen if index > low), default=low)
+        inside = sorted(index for index in self.measured if low < index < high)
+        return inside[(len(inside) - 1) // 2 :][:1]
+
+    def kept_tau(self, budget: float) -> float:
+        """Largest tau measured within the budget; 0 where nothing is."""
+        return max((self.measured[index].tau for index in self.kept(budget)), default=0.0)
+
+    def hope(self, budget: float) -> float:
+        """Largest tau that may still be found within the budget: that of the first value known to
+        be too loose.
+        """
+        tau = self.kept_tau(budget)
+        low, high = self.open_range(budget)
+        if high - low <= 1:
+            return tau
+        return max(self.measured[high].tau, tau) if high in self.measured else math.inf
+
+
+def smooth(indices: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Values along the grid as the closest sequence that never falls and never is negative."""
+    if not indices:
+        return []
+    fitted = IsotonicRegression(y_min=0.0).fit_transform(indices, values)
+    return [float(value) for value in np.atleast_1d(fitted)]
+
+
 def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
 ) -> Selection:
     """The sequence of one variant over a `grid` from strict to loose; it begins with the strictest,
     measured or not.
     """
-    limit = math.inf if request.growth is None else request.growth
-    curves = [Curve(len(grid), growth=limit) for _ in variants]
-    most = request.evaluations + len(variants) - 1
-    main = request.headline_budget
-    by_weight = [
-        partial(request.keeps, budget) for budget in (main, *sorted(set(request.budgets) - {main}))
-    ]
-    headline = by_weight[0]  # behind it the small budgets before the large ones
-
-    def hopeful() -> Iterator[tuple[int, int]]:
-        """Where the largest tau may still hide, until none can beat the best one known."""
-        while True:
-            variant = max(range(len(curves)), key=lambda at: curves[at].hope(headline))
-            if (index := curves[variant].next(headline)) is None:
-                return
-            yield variant, index
-
-    def refining(variant: int) -> Iterator[tuple[int, int]]:
-        """The open ranges of one variant, the widest first."""
-        curve = curves[variant]
-        while found := [one for one in by_weight if curve.next(one) is not None]:
-            index = curve.next(max(found, key=lambda one: np.diff(curve.open_range(one))[0]))
-            assert index is not None
-            yield variant, index
-
-    def measure(places: Iterator[tuple[int, int]]) -> None:
-        for variant, index in islice(places, most - sum(len(curve.loss) for curve in curves)):
-            differences, tau, longer = evaluate(Setting(grid[index], variants[variant]))
-            curves[variant].add(index, np.asarray(differences, float), tau, longer)
-
-    measure(hopeful())
-    best = max(
-        range(len(variants)), key=lambda at: curves[at].kept_tau(headline)
-    )  # the first of equals
-    measure(refining(best))
-    kept = [curves[best].kept(keeps) for keeps in by_weight]
-    chosen = list(dict.fromkeys(max(indices) for indices in kept if indices))[: request.settings]
+    curves = [Curve(grid, variant, request) for variant in variants]
+    headline = request.headline_budget
+    budgets = [headline, *sorted(set(request.budgets) - {headline})]  # by weight
+    evaluations = request.evaluations + len(variants) - 1
+    for _ in range(evaluations):  # until no variant can beat the best tau known
+        curve = max(curves, key=lambda curve: curve.hope(headline))
+        index = curve.next(headline)
+        if index is None:
+            break
+        curve.measure(index, evaluate)
+        evaluations -= 1
+    best = max(curves, key=lambda curve: curve.kept_tau(headline))  # the first of equals
+    for _ in range(evaluations):  # the open ranges of the best variant, the widest first
+        index = best.next(max(budgets, key=best.width))
+        if index is None:
+            break
+        best.measure(index, evaluate)
+    loosest = [best.open_range(budget)[0] for budget in budgets]
+    chosen = list(dict.fromkeys(index for index in loosest if index >= 0))[: request.settings]
     if len(chosen) < request.settings:
-        chosen += curves[best].between(headline, chosen)
-    measured = [
-        Setting(grid[i], variants[at])
-        for at, curve in enumerate(curves)
-        for i in sorted(curve.loss)
-    ]
-    return Selection(
-        [Setting(grid[index], variants[best]) for index in sorted({0, *chosen})], measured
-    )
+        chosen += best.between(headline, chosen)
+    measured = [curve.setting(index) for curve in curves for index in sorted(curve.measured)]
+    return Selection([best.setting(index) for index in sorted({0, *chosen})], measured)

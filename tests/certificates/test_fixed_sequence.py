@@ -45,11 +45,8 @@ def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
     assert (sum(seen), kept.within, kept.answers) == (4000, (True,), (None,))
     seen.clear()
     both = try_setting(chunks(fair(2000, 0.1), seen=seen), [0.01, 0.3], 0.95, "lost")
-    assert (sum(seen), both.within, both.answers) == (
-        2000,
-        (False, True),
-        ("beyond", None),
-    )  # the largest is open
+    assert sum(seen) == 2000  # because the largest is open
+    assert (both.within, both.answers) == ((False, True), ("beyond", None))
 
 
 def test_clear_stops_on_either_answer():
@@ -59,9 +56,8 @@ def test_clear_stops_on_either_answer():
     assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
     level = 1 - confidence_of_test("clear", 0.95, exact=True)
     assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
-    assert (
-        fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
-    )
+    verdicts = fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear")
+    assert verdicts.bound(0.02).kind == BETTING
 
 
 def test_a_setting_has_to_keep_the_budget_and_the_growth():
@@ -70,14 +66,17 @@ def test_a_setting_has_to_keep_the_budget_and_the_growth():
     strict = rng.integers(60, 140, 2000)
     tokens = np.stack([strict, strict * 1.02 + rng.normal(0, 20, 2000), np.full(2000, 200)], -1)
     for growth, kept in ((None, True), (0.05, True), (0.01, False)):
-        one = fixed_sequence([[Decoded(np.zeros(2000), [], tokens)]], [0.02], 0.95, growth=growth)
-        assert (one.passed(0.02) == 0) is kept and 0.02 < one.tested[0].growth_bound < 0.05
-    assert "answers may grow by" in one.refusal(0.02)
+        decoded = Decoded(np.zeros(2000), [], tokens)
+        verdicts = fixed_sequence([[decoded]], [0.02], 0.95, growth=growth)
+        assert (verdicts.passed(0.02) == 0) is kept
+        assert 0.02 < verdicts.tested[0].growth_bound < 0.05
+    assert "answers may grow by" in verdicts.refusal(0.02)
 
 
 def test_the_bound_on_growth_covers_it():
     """100 draws with 10 % longer answers: binomial at the 1 % level, at most 11 bounds may miss."""
-    missed, rng = 0, np.random.default_rng(1)
+    missed = 0
+    rng = np.random.default_rng(1)
     for _ in range(100):
         strict = rng.integers(20, 100, 300)
         loose = np.minimum(strict * np.where(rng.random(300) < 0.5, 1.0, 1.2), 200)
@@ -104,15 +103,15 @@ def sequence(*settings):
 
 
 def test_the_sequence_stops_at_the_first_failure_and_asks_for_nothing_behind_it():
-    asked = []
+    read = []
 
     def decoded():
         for losses in (2, 5, 60, 0):
-            asked.append(losses)
+            read.append(losses)
             yield [Decoded(spread_out(losses, 0, 1000))]
 
     verdicts = fixed_sequence(decoded(), [0.03], 0.95)
-    assert (verdicts.passed(0.03), asked) == (1, [2, 5, 60])
+    assert (verdicts.passed(0.03), read) == (1, [2, 5, 60])
     assert verdicts.bound(0.03) is verdicts.tested[1].bounds[0]
     assert (verdicts.refusal(0.03), verdicts.needed(0.03)) == (None, None)
 
@@ -122,10 +121,10 @@ def test_each_budget_keeps_the_last_setting_before_its_own_first_failure():
     verdicts = fixed_sequence(sequence(*settings), [0.01, 0.03], 0.95)
     assert (verdicts.passed(0.01), verdicts.passed(0.03)) == (0, 2)
     assert verdicts.shown(0.01) is verdicts.tested[0]
-    verdicts = fixed_sequence(
-        sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost"
-    )
-    assert len(verdicts.tested) == 2 and (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
+    settings = sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000))
+    verdicts = fixed_sequence(settings, [0.01, 0.02], 0.95, "lost")
+    assert len(verdicts.tested) == 2
+    assert (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
 
 
 def test_a_refusal_names_the_number_of_prompts_that_would_do():
@@ -133,11 +132,9 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
     assert (verdicts.passed(0.01), len(verdicts.tested)) == (None, 1)
     needed = verdicts.needed(0.01)
     assert needed == needed_n(0.01, 0.95, 0.055, 0.005, more_than=1000) > 1000
-    bound = exact_bound(30, 25, 1000, 0.05)
-    assert (
-        f"5.50% differing answers bound it by {bound:.2%}; about {needed} prompts would"
-        in verdicts.refusal(0.01)
-    )
+    refusal = verdicts.refusal(0.01)
+    assert f"about {needed} prompts" in refusal
+    assert f"{exact_bound(30, 25, 1000, 0.05):.2%}" in refusal
     enough = spread_out(round(0.03 * needed), round(0.025 * needed), needed)
     assert fixed_sequence(sequence(enough), [0.01], 0.95).passed(0.01) == 0
 
@@ -145,7 +142,7 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
 def test_no_number_of_prompts_helps_where_the_loss_uses_up_the_budget_or_it_is_lost():
     verdicts = fixed_sequence(sequence(spread_out(40, 10, 1000)), [0.03], 0.95)
     assert verdicts.needed(0.03) is None
-    assert "; more prompts would not help; take a larger budget." in verdicts.refusal(0.03)
+    assert "more prompts would not help" in verdicts.refusal(0.03)
     pieces = (Decoded(part) for part in np.array_split(spread_out(400, 0, 1000), 10))
     verdicts = fixed_sequence([pieces], [0.02], 0.95, "lost")
     assert "is lost at the strictest setting tested: 100 prompts" in verdicts.refusal(0.02)
@@ -155,10 +152,10 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     d = np.random.default_rng(0).uniform(-0.2, 0.2, 400)
     d -= d.mean()
     verdicts = fixed_sequence(sequence(d), [0.01], 0.95, "lost", False)
-    bound, named = verdicts.bound(0.01), verdicts.needed(0.01)
+    bound = verdicts.bound(0.01)
+    named = verdicts.needed(0.01)
     assert bound.kind == BETTING
     assert named > 400 and not would_certify(400, 0.01, 0.95, bound.spread, bound.mean, exact=False)
     for n, kept in ((named, True), (named - 20, False)):
-        assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (
-            kept,
-        )
+        tested = try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False)
+        assert tested.within == (kept,)

@@ -4,7 +4,6 @@ in both orders.
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,18 +12,18 @@ from tests.tiny import byte_tokenizer, tiny_pair
 
 
 class Reader:
-    """A judge that finds the answer with an exclamation mark better, and keeps what it was
-    asked.
+    """A judge that finds the answer with an exclamation mark better, and keeps what it
+    read.
     """
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.texts: list[str] = []
 
     def __call__(self, input_ids: torch.Tensor) -> SimpleNamespace:
         text = byte_tokenizer().decode(input_ids[0], skip_special_tokens=True)
-        self.asked.append(text)
+        self.texts.append(text)
         logits_BTV = torch.zeros(1, input_ids.shape[1], 259)
         first = text[text.index("Answer A") : text.index("Answer B")]
         logits_BTV[0, -1, byte_tokenizer().encode("A" if "!" in first else "B")[-1]] = 1.0
@@ -33,56 +32,53 @@ class Reader:
 
 def test_a_judge_reads_request_and_answers_and_says_a_or_b():
     reader = Reader()
-    judge = PairwiseJudge(
-        SimpleNamespace(model=reader, tokenizer=byte_tokenizer()), byte_tokenizer()
-    )
-    plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
+    tokenizer = byte_tokenizer()
+    judge = PairwiseJudge(SimpleNamespace(model=reader, tokenizer=tokenizer), tokenizer)
+    plain = tokenizer.encode("four")
+    loud = tokenizer.encode("four!")
     prompts = [{"context": "2 + 2?"}]
-    assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [
-        1.0
-    ]  # an end of text is not shown
+    # an end of text is not shown
+    assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [1.0]
     assert judge.differences(prompts, [plain], [loud]).tolist() == [-1.0]
-    for asked, (first, second) in zip(
-        reader.asked, [("four!", "four"), ("four", "four!")], strict=False
-    ):
+    orders = [("four!", "four"), ("four", "four!")]
+    for text, (first, second) in zip(reader.texts, orders, strict=False):
         parts = ("Request:\n2 + 2?\n", f"Answer A:\n{first}\n", f"Answer B:\n{second}\n")
-        places = [asked.index(part) for part in parts]
-        assert places == sorted(places) and asked.endswith("The better answer is")
-    assert len(reader.asked) == 4
-    assert judge.differences(prompts, [plain], [plain[:2]]).tolist() == [
-        0.0
-    ]  # a judge that always says B says nothing
+        places = [text.index(part) for part in parts]
+        assert places == sorted(places) and text.endswith("The better answer is")
+    assert len(reader.texts) == 4
+    # a judge that always says B says nothing
+    assert judge.differences(prompts, [plain], [plain[:2]]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("size", [1, 3, 32])
 def test_log_probabilities_do_not_depend_on_the_rows_beside_them(size, monkeypatch):
-    monkeypatch.setattr(
-        "gistgate.certificates.outcomes.CLIP", 10.0
-    )  # a random model finds all tokens improbable
+    # a random model finds all tokens improbable
+    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)
     model, _ = tiny_pair()
-    score, sizes = LogProbability(model, batch_size=size), ((1, 1), (5, 3), (2, 7), (9, 2))
+    score = LogProbability(model, batch_size=size)
+    sizes = ((1, 1), (5, 3), (2, 7), (9, 2))
     texts = [([3 + p + i for i in range(p)], [50 + p + i for i in range(a)]) for p, a in sizes]
     singly = []
     for prompt, answer in texts:
         with torch.no_grad():
             logp_TV = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
-        singly.append(
-            np.mean([float(logp_TV[len(prompt) + i - 1, token]) for i, token in enumerate(answer)])
-        )
+        places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        singly.append(float(logp_TV[places, answer].mean()))
     assert score.means(texts) == pytest.approx(singly, abs=1e-5)
     assert score.means([([3, 4], []), texts[1]]) == [WORSE, pytest.approx(singly[1], abs=1e-5)]
-    prompts, answers = [{"ids": prompt} for prompt, _ in texts], [answer for _, answer in texts]
-    d = score.differences(
-        prompts, answers, [[], answers[1], [], []]
-    )  # an empty answer is as bad as the worst
-    assert d == pytest.approx(
-        [1 + singly[0] / 10, 0.0, 1 + singly[2] / 10, 1 + singly[3] / 10], abs=1e-5
-    )
+    prompts = [{"ids": prompt} for prompt, _ in texts]
+    answers = [answer for _, answer in texts]
+    # an empty answer is as bad as the worst
+    d = score.differences(prompts, answers, [[], answers[1], [], []])
+    expected = [1 + mean / 10 for mean in singly]
+    expected[1] = 0.0
+    assert d == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_answer_is_cut_where_it_is_as_long_as_it_may_be():
     prompts = [{"max_new_tokens": limit} for limit in (2, 2, 2, 2, 1)]
-    strict, loose = [[5], [5, 6], [5], [5, 6], [5]], [[5], [5], [5, 6], [5, 7], []]
+    strict = [[5], [5, 6], [5], [5, 6], [5]]
+    loose = [[5], [5], [5, 6], [5, 7], []]
     assert Capped().differences(prompts, strict, loose).tolist() == [0.0, -1.0, 1.0, 0.0, -1.0]
 
 
@@ -101,8 +97,10 @@ class Sums:
 
 
 def test_only_answers_that_differ_are_scored():
-    task, tokenizer = Sums(), byte_tokenizer(bos=False)
-    right, wrong = tokenizer.encode("4"), tokenizer.encode("5")
+    task = Sums()
+    tokenizer = byte_tokenizer(bos=False)
+    right = tokenizer.encode("4")
+    wrong = tokenizer.encode("5")
     prompts = [{"doc": {"right": "4"}}] * 4
     d = TaskScore(task, tokenizer).differences(
         prompts, [right, right, wrong, wrong], [right, wrong, right, wrong]

@@ -1,7 +1,6 @@
 """Settings are chosen on development prompts alone, with few measurements, from strict to loose."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -31,15 +30,11 @@ class World:
 
 
 def test_answers_that_grow_too_much_are_not_chosen():
-    longest = max(
-        one.value
-        for one in choose_settings(GRID, [{}], World(n=4000), replace(AIMS, growth=0.08)).settings
-    )
-    assert (
-        longest / 4
-        <= 0.08
-        < max(one.value for one in choose_settings(GRID, [{}], World(n=4000), AIMS).settings) / 4
-    )
+    def longest(request):
+        settings = choose_settings(GRID, [{}], World(n=4000), request).settings
+        return max(setting.value for setting in settings) / 4
+
+    assert longest(replace(AIMS, growth=0.08)) <= 0.08 < longest(AIMS)
 
 
 def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
@@ -47,9 +42,8 @@ def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
     choice = choose_settings(GRID, [{}], world, AIMS)
     values = [setting.value for setting in choice.settings]
     assert values == sorted(set(values)) and len(values) == 4
-    assert choice.settings[0] == Setting(
-        GRID[0], {}
-    )  # the strictest value, which costs no development prompt
+    # the strictest value, which costs no development prompt
+    assert choice.settings[0] == Setting(GRID[0], {})
     assert choice.settings[0] not in choice.measured and choice.settings[0] not in world.calls
     # a loss of 0.15 x^2, a margin near one point and a reserve: each aim stays within its budget
     # but uses it
@@ -76,16 +70,11 @@ def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing
 
 
 def test_no_more_settings_are_chosen_than_wanted_and_the_headline_budget_comes_first():
-    found = [
-        choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=n)).settings
-        for n in (1, 2, 3)
-    ]
-    assert [len(settings) for settings in found] == [2, 3, 4]
-    aims = Request((0.02, 0.03, 0.05), headline=0.03, n=1000, settings=1)
-    assert (
-        choose_settings(GRID, [{}], World(), aims).settings
-        == choose_settings(GRID, [{}], World(), AIMS).settings[:2]
-    )
+    def chosen(n, world):
+        return choose_settings(GRID, [{}], world, replace(AIMS, settings=n)).settings
+
+    assert [len(chosen(n, World(n=4000))) for n in (1, 2, 3)] == [2, 3, 4]
+    assert chosen(1, World()) == chosen(3, World())[:2]
 
 
 def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen():
@@ -111,11 +100,12 @@ def test_noise_between_neighbours_is_smoothed():
     """A setting that happens to lose more than a looser one is averaged with it; gains do not count
     as credit.
     """
-    assert smooth([0, 4, 8], {0: -0.01, 4: 0.03, 8: 0.01}) == pytest.approx([0.0, 0.02, 0.02])
-    curve = Curve(13)
+    assert smooth([0, 4, 8], [-0.01, 0.03, 0.01]) == pytest.approx([0.0, 0.02, 0.02])
+    curve = Curve(GRID, {}, AIMS)
     for index, losses in ((2, 1), (5, 12), (8, 4)):
-        curve.add(index, np.r_[np.ones(losses), np.zeros(400 - losses)], tau=5.0 + index)
-    assert [max(curve.kept(partial(AIMS.keeps, budget))) for budget in (0.03, 0.05)] == [2, 8]
+        d = np.r_[np.ones(losses), np.zeros(400 - losses)]
+        curve.measure(index, lambda setting, d=d: (d, 5.0, 0.0))
+    assert [max(curve.kept(budget)) for budget in (0.03, 0.05)] == [2, 8]
 
 
 def test_noisy_choices_leave_room_for_the_headline_budget():
@@ -136,9 +126,8 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
     assert AIMS.keeps(0.03, 0.01, 0.04, 3000, exact=True)
     assert not AIMS.keeps(0.03, 0.01, 0.04, 100, exact=True)
     assert replace(AIMS, reserve=0.0).keeps(0.03, 0.01, 0.04, 100, exact=True)
-    assert AIMS.keeps(0.03, 0.0, 0.0, 300, exact=True) and not AIMS.keeps(
-        0.03, 0.0, 0.0, 20, exact=True
-    )
+    assert AIMS.keeps(0.03, 0.0, 0.0, 300, exact=True)
+    assert not AIMS.keeps(0.03, 0.0, 0.0, 20, exact=True)
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
