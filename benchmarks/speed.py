@@ -22,12 +22,13 @@ from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, nearest
 from gistgate.measure import speed
 from gistgate.measure.statistics import ratio_of_sums
-from pipeline.decode import Operating, calibration_file, operating_point, read_prompts, request_of
+from pipeline.operating import Operating, operating_point
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import prompts_of
+from pipeline.paths import calibration_file, prompts_of
 from pipeline.run import run
 from pipeline.stages.benchmark import generates, ours, slots_of
+from pipeline.task import read_prompts, request_of
 
 RESULTS = Path("benchmarks/results")
 PROOF = ("confidence", "n", "losses", "gains", "bound", "bound_kind")  # what a certificate rests on

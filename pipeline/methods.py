@@ -1,7 +1,9 @@
 """How YAML files become frozen dataclasses: pydantic reads them, and a refusal is one sentence with
 place and remedy. A method of params.yaml is one of them: a rule with a drafter, the settings that
-compete and the knob of calibration."""
+compete and the knob of calibration.
+"""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -22,12 +24,11 @@ from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapte
 from pydantic_core import ErrorDetails
 
 from gistgate.core.utils import UserError, nearest
+from gistgate.rules import RULES, meant
 from pipeline.paths import HEADS, PAIR_REPORT, PARAMS
 
 MODEL = "model"  # the drafter of the pair: its draft model, or what its file names instead
-SEGMENT = (  # the drafter of whole segments, which the rules `segment` and `segment-draw` judge
-    "segment"
-)
+SEGMENT = "segment"  # the drafter of whole segments, and how the names of their rules begin
 T = TypeVar("T")
 
 
@@ -67,39 +68,39 @@ def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) 
         # number.
         return TypeAdapter(cls).validate_json(json.dumps(content, default=str))
     except ValidationError as error:
-        unknown = [detail for detail in error.errors() if detail["type"].startswith("unexpected")]
-        raise UserError(f"{file}{sentence(cls, (unknown or error.errors())[0], where)}") from None
+        # An unknown key is told first: it may be a mistyped one of those that are missing.
+        details = sorted(error.errors(), key=lambda detail: "unexpected" not in detail["type"])
+        raise UserError(f"{file}{sentence(cls, details[0], where)}") from None
 
 
 def sentence(cls: type, error: ErrorDetails, where: str) -> str:
     """What is wrong in a file and what to do, behind the file's name."""
     keys = [part for part in error["loc"] if isinstance(part, str)]
-    place = ".".join([*([where] if where else []), *keys])
+    place = ".".join([where, *keys] if where else keys)
     if error["type"].startswith("unexpected"):
         return f" has an unknown key '{place}'. {nearest(keys[-1], known_keys(cls, keys[:-1]))}"
     if error["type"].startswith("missing"):
-        return f" lacks the key '{place}'. Add it; the field has no default."
+        return f" lacks the key '{place}'. Add it; `gistgate init` writes files with every key."
     subject = f"'{place}'" if place else "the file"
-    return (
-        f": {subject} is {error['input']!r}. {error['msg'].replace('Input', 'It')}. Change the"
-        " value."
-    )
+    message = error["msg"].replace("Input", "It")
+    return f": {subject} is {error['input']!r}. {message}. Change the value."
 
 
-def known_keys(hint: Any, path: list[str]) -> list[str]:
+def known_keys(hint: Any, path: Sequence[str]) -> list[str]:
     """The keys of the block that `path` leads to from a type."""
     while get_origin(hint) in (Annotated, Union, UnionType):
-        hint = next(arm for arm in get_args(hint) if arm is not type(None))
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return (
-            known_keys(hints[path[0]], path[1:]) if path else [item.name for item in fields(hint)]
-        )
-    return known_keys(get_args(hint)[-1], path[1:])
+        hint = get_args(hint)[0]
+    if not is_dataclass(hint):  # blocks by name
+        return known_keys(get_args(hint)[-1], path[1:])
+    if path:
+        return known_keys(get_type_hints(hint)[path[0]], path[1:])
+    return [item.name for item in fields(hint)]
 
 
 @block
 class MethodParams:
+    """A method of params.yaml, of which only `rule` has to be named."""
+
     rule: str
     drafter: str = MODEL
     after: str = str(PAIR_REPORT)
@@ -110,13 +111,13 @@ class MethodParams:
     grid: tuple[Number, ...] = ()
 
     def __post_init__(self) -> None:
-        steps = [later - earlier for earlier, later in zip(self.grid, self.grid[1:], strict=False)]
         if (self.knob is None) != (not self.grid):
             raise UserError(
                 f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or"
                 " neither."
             )
-        if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
+        rises = {earlier < later for earlier, later in itertools.pairwise(self.grid)}
+        if len(rises) > 1 or len(set(self.grid)) < len(self.grid):
             raise UserError(
                 f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to"
                 " loose."
@@ -125,11 +126,7 @@ class MethodParams:
     @property
     def gate(self) -> Path | None:
         """The folder of the gate that the rule asks; None for a rule without one."""
-        asks = (
-            self.drafter != SEGMENT
-            and self.rule != "exact"
-            and "gate" in kind_of_rule(self.rule).needs
-        )
+        asks = self.drafter != SEGMENT and "gate" in kind_of_rule(self.rule).needs
         return Path(self.after) if asks else None
 
     @property
@@ -145,16 +142,11 @@ class MethodParams:
 
 def kind_of_rule(rule: str) -> Any:
     """The class of a rule, presets and the rules of segments included."""
-    from gistgate.rules import PRESETS, RULES, meant
-
     if rule.startswith(SEGMENT):
         from gistgate.segments.build import SEGMENT_RULES
 
         if rule in SEGMENT_RULES:
             return SEGMENT_RULES[rule]
-    if rule not in RULES and rule not in PRESETS:
-        known = [*RULES, *PRESETS, SEGMENT]
-        raise UserError(f"params.yaml: there is no rule '{rule}'. {nearest(rule, known)}")
     return RULES[meant(rule)[0]]
 
 
@@ -168,7 +160,7 @@ def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
             f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a"
             " 'grid'."
         )
-    rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
+    rises = method.grid[:1] < method.grid[1:2]
     if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
         raise UserError(
             f"params.yaml: the grid of '{name}' goes from loose to strict: {list(method.grid)}."

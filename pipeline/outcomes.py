@@ -26,20 +26,13 @@ from gistgate.gate import Gate
 from gistgate.lm_eval.task import files_of
 from gistgate.tasks.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.tasks.task import Task
-from pipeline.decode import (
-    asks_draft,
-    files_behind,
-    load_gate,
-    load_task,
-    make_decoder,
-    read_prompts,
-    seeds_of,
-)
+from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import Params, told
+from pipeline.params import Params, recorded
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
+from pipeline.task import load_task, read_prompts, seeds_of
 
 TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
 SPLITS = ("development", "calibration")
@@ -241,7 +234,7 @@ def look_of(setup: Setup, name: str) -> Look:
 def choice_of(params: Params, name: str) -> str:
     """Fingerprint of every parameter and file that leads to a method's tested settings."""
     kept = {
-        name: told(one) if is_dataclass(one) else one
+        name: recorded(one) if is_dataclass(one) else one
         for name, one in vars(params).items()
         if name not in APART
     }

@@ -1,12 +1,11 @@
-"""The schema of params.yaml: dataclasses with defaults. What a key means and its unit stand in
-params.yaml alone.
-"""
+"""The schema of params.yaml. Values, meanings and units stand in params.yaml alone."""
 
-import os
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from gistgate.core.features import needs_q, split_id
+from gistgate.core.heads import HEADS, MAPS
 from gistgate.core.utils import UserError, nearest
 from pipeline.methods import (
     MODEL,
@@ -27,42 +26,40 @@ from pipeline.paths import PAIRS, PARAMS, read_yaml
 
 @block
 class PromptingParams:
-    num_fewshot: Natural | None = 0
-    chat_template: bool = False
-    system: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
+    num_fewshot: Natural | None
+    chat_template: bool
+    system: str | None
+    arguments: dict[str, Any]
 
 
 @block
 class PromptsParams:
-    train: Count = 320
-    development: Count = 200
-    calibration: Count = 700
-    draw: Count = 1
-    guard: Natural = 300
-    test: Count = 600
+    train: Count
+    development: Count
+    calibration: Count
+    draw: Count
+    guard: Natural
+    test: Count
 
 
 @block
 class WorldParams:
-    kind: Literal["similar", "neutral", "shifted"] = "similar"
-    skew: Positive = 2.0
-    dialect_distance: Share = 0.8
-    ornaments: bool = True
-    min_steps: Annotated[int, between(1, 4)] = 2
-    max_steps: Annotated[int, between(1, 4)] = 3
-    max_total: Annotated[int, between(20, 999)] = 99
-    task_train: Count = 4000
-    task_test: Count = 2000
+    kind: Literal["similar", "neutral", "shifted"]
+    skew: Positive
+    dialect_distance: Share
+    ornaments: bool
+    min_steps: Annotated[int, between(1, 4)]
+    max_steps: Annotated[int, between(1, 4)]
+    max_total: Annotated[int, between(20, 999)]
+    task_train: Count
+    task_test: Count
 
     def __post_init__(self) -> None:
         if self.min_steps > self.max_steps:
             raise UserError(
                 "params.yaml: 'world.min_steps' is more than 'world.max_steps'. Raise the latter."
             )
-        if (
-            self.kind == "neutral"
-        ):  # both models tell a problem alike, in any of its wordings, and without ornament
+        if self.kind == "neutral":  # both models use any wording alike, and no ornament
             for name, value in {"skew": 0.0, "dialect_distance": 0.0, "ornaments": False}.items():
                 object.__setattr__(self, name, value)
 
@@ -78,16 +75,16 @@ Rate = Annotated[Number, between(1e-12)]
 
 @block
 class ModelTraining:
-    hidden_size: Count = 256
-    layers: Count = 4
-    heads: Count = 4
-    kv_heads: Count = 2
-    intermediate_size: Count = 704
-    documents: Count = 16000
-    batch_size: Count = 32
-    steps: Count = 500
-    lr: Rate = 0.006
-    matrix_lr: Rate = 0.02
+    hidden_size: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    intermediate_size: Count
+    documents: Count
+    batch_size: Count
+    steps: Count
+    lr: Rate
+    matrix_lr: Rate
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
@@ -98,31 +95,22 @@ class ModelTraining:
 
 
 @block
-class DraftTraining(ModelTraining):
-    hidden_size: Count = 128
-    layers: Count = 2
-    intermediate_size: Count = 352
-    documents: Count = 11200
-    steps: Count = 350
-
-
-@block
 class PairTrainingParams:
-    target: ModelTraining = field(default_factory=ModelTraining)
-    draft: DraftTraining = field(default_factory=DraftTraining)
-    warmup: Annotated[Number, between(0, 0.99)] = 0.05
-    check_problems: Natural = 200
-    min_target_accuracy: Share = 0.9
+    target: ModelTraining
+    draft: ModelTraining
+    warmup: Annotated[Number, between(0, 0.99)]
+    check_problems: Natural
+    min_target_accuracy: Share
 
 
 @block
 class DecodingParams:
-    block: Count = 8
-    strict_block: Count = 4
-    max_new_tokens: Count = 160
-    batch_size: Count = 128
-    workers: Count = 2
-    prompt_memory_mb: Natural = 1000
+    block: Count
+    strict_block: Count
+    max_new_tokens: Count
+    batch_size: Count
+    workers: Count
+    prompt_memory_mb: Natural
 
     @property
     def deciding(self) -> dict[str, int]:
@@ -132,60 +120,60 @@ class DecodingParams:
 
 @block
 class EngineParams:
-    rollouts: Literal["own", "vllm"] = "own"
-    states: Literal["own", "vllm"] = "own"
-    arguments: dict[str, Any] = field(default_factory=dict)
+    rollouts: Literal["own", "vllm"]
+    states: Literal["own", "vllm"]
+    arguments: dict[str, Any]
 
 
 @block
 class CollectParams:
-    shard_prompts: Count = 160
-    solved_only: bool = True
-    strict_share: Share = 0.25
-    pilot_risk: Share = 0.2
-    recipe: Literal["walk", "text"] = "walk"
-    rejoin: Count | None = None
+    shard_prompts: Count
+    solved_only: bool
+    strict_share: Share
+    pilot_risk: Share
+    recipe: Literal["walk", "text"]
+    rejoin: Count | None
 
 
 @block
 class LabelParams:
-    recipe: Literal["outcome", "suffix", "both", "answers"] = "outcome"
-    window: Count = 16
-    nats: Positive = 4.0
-    longest: Positive | None = None
-    price: Positive | None = None
-    batch_size: Count = 128
-    rejoin: Count | None = 16
-    audit: Natural = 96
-    rollouts: Count = 3
-    temperature: Positive = 0.7
-    budget: Count | None = None
-    strategy: Literal["uncertain", "random"] = "random"
+    recipe: Literal["outcome", "suffix", "both", "answers"]
+    window: Count
+    nats: Positive
+    longest: Positive | None
+    price: Positive | None
+    batch_size: Count
+    rejoin: Count | None
+    audit: Natural
+    rollouts: Count
+    temperature: Positive
+    budget: Count | None
+    strategy: Literal["uncertain", "random"]
 
 
 @block
 class TrainParams:
-    features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
-    extra_features: tuple[str, ...] = ("draft",)
-    pilot_features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
-    heads: tuple[str, ...] = ("logistic", "linear", "mlp", "logistic+draft")
-    headline_head: str = "logistic"
-    test_share: Share = 0.2
-    calibration_share: Share = 0.15
-    validation_share: Share = 0.1
-    map: str = "platt"
-    c: tuple[Annotated[Number, between(1e-9)], ...] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
-    folds: Annotated[int, between(2)] = 5
-    epochs: Count = 30
-    patience: Count = 5
-    batch_size: Count = 256
-    lr: Positive = 0.003
-    weight_decay: Positive = 0.01
-    hidden: Count = 64
-    dropout: Annotated[Number, between(0, 0.95)] = 0.1
-    devices: Count = 1
-    span: Count = 3
-    span_features: tuple[str, ...] = ("h_tok:pre",)
+    features: tuple[str, ...]
+    extra_features: tuple[str, ...]
+    pilot_features: tuple[str, ...]
+    heads: tuple[str, ...]
+    headline_head: str
+    test_share: Share
+    calibration_share: Share
+    validation_share: Share
+    map: str
+    c: tuple[Annotated[Number, between(1e-9)], ...]
+    folds: Annotated[int, between(2)]
+    epochs: Count
+    patience: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: Positive
+    hidden: Count
+    dropout: Annotated[Number, between(0, 0.95)]
+    devices: Count
+    span: Count
+    span_features: tuple[str, ...]
 
     def features_of(self, head: str) -> tuple[str, ...]:
         """What a head sees, as feature ids."""
@@ -221,30 +209,30 @@ def kind_of(head: str) -> str:
 
 @block
 class DatastoreParams:
-    layer: str = "post"
-    key_size: Count = 64
+    layer: str
+    key_size: Count
 
 
 @block
 class SegmentParams:
-    style: str = r"re:[,.\n]\s*$"
-    limit: Annotated[int, between(2)] = 16
-    problems: Count = 160
-    prefixes: Count = 2
-    samples: Annotated[int, between(2)] = 8
-    temperature: Annotated[Number, between(1e-6)] = 0.7
-    judge: Literal["answer", "exact", "nli", "embedding"] = "answer"
-    judge_model: str | None = None
-    similarity: Share = 0.95
-    shard_problems: Count = 40
-    pooling: Literal["mean", "last", "attention"] = "mean"
-    loss: Literal["bce", "mse"] = "bce"
-    hidden: Count = 64
-    epochs: Count = 40
-    patience: Natural = 6
-    lr: Positive = 0.001
-    batch_size: Count = 128
-    head: str = "logistic"
+    style: str
+    limit: Annotated[int, between(2)]
+    problems: Count
+    prefixes: Count
+    samples: Annotated[int, between(2)]
+    temperature: Annotated[Number, between(1e-6)]
+    judge: Literal["answer", "exact", "nli", "embedding"]
+    judge_model: str | None
+    similarity: Share
+    shard_problems: Count
+    pooling: Literal["mean", "last", "attention"]
+    loss: Literal["bce", "mse"]
+    hidden: Count
+    epochs: Count
+    patience: Natural
+    lr: Positive
+    batch_size: Count
+    head: str
 
     def __post_init__(self) -> None:
         if self.judge in ("nli", "embedding") and not self.judge_model:
@@ -255,44 +243,44 @@ class SegmentParams:
 
 @block
 class ChoiceParams:
-    verify: Annotated[Number, between(0.1, 100)] = 1.6
-    cost: Annotated[Number, between(0, 10)] = 0.42
-    block: Count = 8
-    min_match: Natural = 2
-    prior: Share = 0.5
-    weight: Annotated[Number, between(0.1, 10_000)] = 16.0
+    verify: Annotated[Number, between(0.1, 100)]
+    cost: Annotated[Number, between(0, 10)]
+    block: Count
+    min_match: Natural
+    prior: Share
+    weight: Annotated[Number, between(0.1, 10_000)]
 
 
 @block
 class CalibrateParams:
-    budgets: tuple[Share, ...] = (0.02, 0.03, 0.05)
-    confidence: Annotated[Number, between(0.5, 0.9999)] = 0.95
-    looks: Count = 1
-    growth: Positive | None = None
-    stop: Literal["planned", "lost"] = "planned"
-    settings: Count = 2
-    evaluations: Count = 5
-    reserve: Annotated[Number, between(0, 3)] = 1.0
+    budgets: tuple[Share, ...]
+    confidence: Annotated[Number, between(0.5, 0.9999)]
+    looks: Count
+    growth: Positive | None
+    stop: Literal["planned", "lost"]
+    settings: Count
+    evaluations: Count
+    reserve: Annotated[Number, between(0, 3)]
 
 
 @block
 class BenchmarkParams:
-    prompts: Count = 40
-    development: Count = 8
-    repeats: Count = 1
-    threads: Count = 1
-    engine: Literal["eager", "compiled"] = "eager"
+    prompts: Count
+    development: Count
+    repeats: Count
+    threads: Count
+    engine: Literal["eager", "compiled"]
 
 
 @block
 class AdversarialParams:
-    prompts: Count = 16
-    file: str | None = None
+    prompts: Count
+    file: str | None
 
 
 @block
 class TrackingParams:
-    experiment: str | None = None
+    experiment: str | None
 
 
 LATER = {
@@ -300,13 +288,13 @@ LATER = {
     PromptingParams: ("arguments",),
     CalibrateParams: ("growth",),
 }
-"""What came after prompts were judged: where it says nothing, gates keep their bytes, and looks
-their fingerprints.
+"""Keys that came after prompts were judged: where they say nothing they are not recorded, so that
+gates keep their bytes, and looks their fingerprints.
 """
 
 
-def told(block: Any) -> dict[str, Any]:
-    """The parameters of a block by name."""
+def recorded(block: Any) -> dict[str, Any]:
+    """The parameters of a block by name, as gates and fingerprints of looks have them."""
     later = LATER.get(type(block), ())
     return {name: value for name, value in asdict(block).items() if value or name not in later}
 
@@ -315,58 +303,54 @@ def told(block: Any) -> dict[str, Any]:
 class Params:
     """Everything a run depends on besides code and data."""
 
-    pair: str = "embedded"
-    task: str = "wordproblems"
-    task_metric: str | None = None
-    task_data: str | None = None
-    documents: str = "data/world"
-    allow_code: bool = False
-    seed: Natural = 1
-    headline_budget: Share = 0.03
-    prompting: PromptingParams = field(default_factory=PromptingParams)
-    world: WorldParams = field(default_factory=WorldParams)
-    pair_training: PairTrainingParams = field(default_factory=PairTrainingParams)
-    prompts: PromptsParams = field(default_factory=PromptsParams)
-    decoding: DecodingParams = field(default_factory=DecodingParams)
-    engine: EngineParams = field(default_factory=EngineParams)
-    collect: CollectParams = field(default_factory=CollectParams)
-    label: LabelParams = field(default_factory=LabelParams)
-    train: TrainParams = field(default_factory=TrainParams)
-    datastore: DatastoreParams = field(default_factory=DatastoreParams)
-    segments: SegmentParams = field(default_factory=SegmentParams)
-    choice: ChoiceParams = field(default_factory=ChoiceParams)
-    methods: dict[str, MethodParams] = field(default_factory=dict)
-    calibrate: CalibrateParams = field(default_factory=CalibrateParams)
-    benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
-    adversarial: AdversarialParams = field(default_factory=AdversarialParams)
-    tracking: TrackingParams = field(default_factory=TrackingParams)
+    pair: str
+    task: str
+    task_metric: str | None
+    task_data: str | None
+    documents: str
+    allow_code: bool
+    seed: Natural
+    headline_budget: Share
+    prompting: PromptingParams
+    world: WorldParams
+    pair_training: PairTrainingParams
+    prompts: PromptsParams
+    decoding: DecodingParams
+    engine: EngineParams
+    collect: CollectParams
+    label: LabelParams
+    train: TrainParams
+    datastore: DatastoreParams
+    segments: SegmentParams
+    choice: ChoiceParams
+    methods: dict[str, MethodParams]
+    calibrate: CalibrateParams
+    benchmark: BenchmarkParams
+    adversarial: AdversarialParams
+    tracking: TrackingParams
 
     def method(self, name: str) -> MethodParams:
-        """The method of that name; a mistyped one is refused, and one that its rule does not
-        fit.
+        """The method of that name; a mistyped name, and a rule that the method does not fit, are
+        refused.
         """
         if name not in self.methods:
             raise UserError(f"params.yaml has no method '{name}'. {nearest(name, self.methods)}")
-        check_method(
-            name, self.methods[name], self.train.heads
-        )  # only now: rules that nobody asks are not imported
-        return self.methods[name]
+        method = self.methods[name]
+        check_method(name, method, self.train.heads)  # imports the rule, so no earlier than here
+        return method
 
     def block_of(self, name: str) -> int:
         """K of a method, in tokens."""
         return self.method(name).block or self.decoding.block
 
 
-def read_params(path: str | Path | None = None) -> Params:
-    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working
-    directory. Methods that draft with "model" get the drafter of the pair."""
-    params = parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or PARAMS)))
+def read_params(path: Path = PARAMS) -> Params:
+    """Read params.yaml; methods that draft with "model" get the drafter of the pair."""
+    params = parse_params(read_yaml(path))
     file = PAIRS / f"{params.pair}.yaml"
-    content = (
-        read_yaml(file) if file.is_file() else None
-    )  # about a missing file the stage `pair` complains
-    named = content.get("drafter") if isinstance(content, dict) else None
-    return with_drafter(params, named) if isinstance(named, str) and named != MODEL else params
+    content = read_yaml(file) if file.is_file() else {}  # a missing file the stage `pair` refuses
+    drafter = content.get("drafter", MODEL) if isinstance(content, dict) else MODEL
+    return params if drafter == MODEL else with_drafter(params, drafter)
 
 
 def parse_params(content: Any) -> Params:
@@ -385,48 +369,43 @@ def parse_params(content: Any) -> Params:
 
 def check_names(train: TrainParams) -> None:
     """Features, kinds of heads and the probability map exist."""
-    from gistgate.core import features, gate
-
     for key in ("features", "extra_features", "pilot_features", "span_features"):
-        for name in getattr(train, key):
-            try:
-                features.split_id(name)
-            except UserError as error:
-                raise UserError(f"params.yaml: 'train.{key}': {error}") from error
-    asked = [("heads", kind_of(head), ("logistic", "effects", *gate.HEADS)) for head in train.heads]
-    for key, name, known in [*asked, ("map", train.map, tuple(gate.MAPS))]:
-        if name not in known:
-            raise UserError(f"params.yaml: 'train.{key}' names '{name}'. {nearest(name, known)}")
+        try:
+            for name in getattr(train, key):
+                split_id(name)
+        except UserError as error:
+            raise UserError(f"params.yaml: 'train.{key}': {error}") from error
+    kinds = ("logistic", "effects", *HEADS)
+    named = [("heads", kind_of(head), kinds) for head in train.heads]
+    for key, name, names in [*named, ("map", train.map, tuple(MAPS))]:
+        if name not in names:
+            raise UserError(f"params.yaml: 'train.{key}' names '{name}'. {nearest(name, names)}")
 
 
 def with_drafter(params: Params, drafter: str) -> Params:
     """The parameters of a pair without a draft model: its drafter in the place of "model", no draft
     probabilities.
     """
-    from gistgate.core.features import needs_q
-
     train = params.train
-    reads = f"reads draft probabilities, and the pair's drafter '{drafter}' has none."
     extra = tuple(name for name in train.extra_features if not needs_q([name]))
-    lost = {head for head in train.heads if not set(head.split("+")[1:]) <= set(extra)}
+    heads = tuple(head for head in train.heads if set(head.split("+")[1:]) <= set(extra))
+    lost = set(train.heads) - set(heads)
+    reads_q = {
+        "train.headline_head": train.headline_head in lost,
+        "train.features": needs_q(train.features),
+        "train.pilot_features": needs_q(train.pilot_features),
+    }
     for name, method in params.methods.items():
-        if "q" in kind_of_rule(method.rule).needs:
+        reads_q[f"methods.{name}.rule"] = "q" in kind_of_rule(method.rule).needs
+        reads_q[f"methods.{name}.after"] = method.head in lost
+    for place, is_true in reads_q.items():
+        if is_true:
             raise UserError(
-                f"params.yaml: the method '{name}' has the rule '{method.rule}', which {reads}"
-                " Remove it."
+                f"params.yaml: '{place}' reads draft probabilities, and the pair's drafter"
+                f" '{drafter}' has none. Name another, or remove it."
             )
-    asked = {f"methods.{name}.after": method.head for name, method in params.methods.items()}
-    for key, head in {**asked, "train.headline_head": train.headline_head}.items():
-        if head in lost:
-            raise UserError(
-                f"params.yaml: '{key}' names the head '{head}', which {reads} Name another head."
-            )
-    for key in ("features", "pilot_features"):
-        if needs_q(getattr(train, key)):
-            raise UserError(f"params.yaml: 'train.{key}' names 'draft', which {reads} Remove it.")
     methods = {
         name: replace(method, drafter=drafter) if method.drafter == MODEL else method
         for name, method in params.methods.items()
     }
-    heads = tuple(head for head in train.heads if head not in lost)
     return replace(params, methods=methods, train=replace(train, heads=heads, extra_features=extra))

@@ -48,6 +48,16 @@ def reference_of(split: str) -> Path:
     return REFERENCE / f"{split}.jsonl"
 
 
+def calibration_file(method: str) -> Path:
+    """Where the calibration of a method is written."""
+    return REPORTS / "calibration" / f"{method}.json"
+
+
+def evaluation_folder(method: str) -> Path:
+    """Where lm-eval's verdict on a method lies."""
+    return REPORTS / "evaluation" / method
+
+
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; an empty file is an empty block."""
     try:

@@ -19,8 +19,8 @@ from gistgate.export.write import certified_modules, flatten
 from gistgate.lm_eval.model import GatedLM
 from gistgate.models.loading import load_target
 from pipeline import tracking
-from pipeline.params import parse_params
 from pipeline.report.tables import page, plain_markdown
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,7 @@ def test_no_secret_of_the_environment_reaches_a_record(
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    params = parse_params({})
+    params = parameters()
     with tracking.run(params, "secret", kind="method") as record:
         record.log_params({"rule": "fly", "nested": {"theta": 0.5}})
         record.log_metrics({"accuracy": 0.5})

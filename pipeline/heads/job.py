@@ -22,7 +22,7 @@ from gistgate.gate import Gate, GateConfig
 from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
-from pipeline.params import Params, TrainParams, kind_of, told
+from pipeline.params import Params, TrainParams, kind_of, recorded
 from pipeline.paths import LEARNED
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
@@ -148,8 +148,8 @@ def head_config(
         features=dict(widths),
         **partners,
         map={"type": params.train.map, "num_knots": 0},
-        labels={**judged_by, **told(params.label)},
-        prompting=told(params.prompting),
+        labels={**judged_by, **recorded(params.label)},
+        prompting=recorded(params.prompting),
         provenance={
             "data": {str(folder): fingerprint(folder) for folder in folders},
             "parameters": settings_of(head, params.train),

@@ -15,7 +15,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.lm_eval.task import INVALID, HarnessTask
 from gistgate.tasks.prompts import Prompt
 from gistgate.tasks.task import Document
-from pipeline.decode import make_decoder, request_of
+from pipeline.decode import make_decoder
 from pipeline.labels.rollouts import (
     REJOINED,
     Answered,
@@ -33,6 +33,7 @@ from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
 from pipeline.params import LabelParams, Params
+from pipeline.task import request_of
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
 """What may follow a text: an answer that one of them extends or replaces is not given yet."""

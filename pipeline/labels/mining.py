@@ -18,7 +18,7 @@ from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from gistgate.gate import Gate
-from pipeline.decode import make_decoder, request_of
+from pipeline.decode import make_decoder
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
 from pipeline.labels.schema import (
@@ -34,6 +34,7 @@ from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.run import bar
+from pipeline.task import request_of
 
 FAR_ENOUGH = (
     "far enough"  # finish of a lookahead that has forced as many tokens as it was asked for

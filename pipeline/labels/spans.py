@@ -9,7 +9,8 @@ from gistgate.core.block import Block
 from gistgate.core.features import extract
 from gistgate.core.files import save_tensors
 from gistgate.rules.history import PairCounts
-from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.decode import make_decoder
+from pipeline.heads.train import train_head
 from pipeline.labels import schema
 from pipeline.labels.features import Replay, divergence
 from pipeline.methods import MethodParams
@@ -17,7 +18,7 @@ from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
-from pipeline.stages.train import train
+from pipeline.task import read_prompts, request_of
 
 PAIRS = MODELS / "pairs.safetensors"
 
@@ -26,7 +27,9 @@ def main(part: str) -> None:
     if part == "judge":
         params = read_params()
         read_spans(params)
-        train("logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features)
+        train_head(
+            "logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features
+        )
     else:
         count_pairs()
 

@@ -259,7 +259,17 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     """
     texts = []
     for ornaments in (True, False):
-        params = WorldParams(skew=0.0, max_steps=4, ornaments=ornaments)
+        params = WorldParams(
+            kind="similar",
+            skew=0.0,
+            dialect_distance=0.8,
+            ornaments=ornaments,
+            min_steps=2,
+            max_steps=4,
+            max_total=99,
+            task_train=1,
+            task_test=1,
+        )
         rng = random.Random(0)
         writer = TextWriter(make_wording(params, "target", 0), ornaments)
         for _ in range(400):

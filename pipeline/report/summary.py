@@ -10,9 +10,9 @@ from gistgate.certificates.ledger import level
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
-from pipeline.decode import at_budget, calibration_file, evaluation_folder
+from pipeline.operating import at_budget
 from pipeline.params import Params
-from pipeline.paths import HEADS, REPORTS
+from pipeline.paths import HEADS, REPORTS, calibration_file, evaluation_folder
 
 Summary = dict[str, Any]
 

@@ -13,8 +13,8 @@ from gistgate.coverage.certificate import Certificate
 from gistgate.demo.page import TEMPLATES as SHARED
 from gistgate.demo.page import flat, render
 from gistgate.gate import GateConfig
-from pipeline.decode import at_budget, evaluation_folder
-from pipeline.paths import TASKS
+from pipeline.operating import at_budget
+from pipeline.paths import TASKS, evaluation_folder
 from pipeline.report.summary import STRICT, Results, Summary
 
 UNKNOWN = "–"

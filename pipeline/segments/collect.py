@@ -28,12 +28,13 @@ from gistgate.core.files import read_json, read_json_lines, write_json_lines
 from gistgate.core.utils import UserError
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from gistgate.tasks.task import Task
-from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.decode import make_decoder
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, SegmentParams
 from pipeline.paths import prompts_of, reference_of
 from pipeline.run import Shards, bar
+from pipeline.task import read_prompts, request_of
 
 ROLES = ("target", "draft")
 REFERENCE = reference_of("train")

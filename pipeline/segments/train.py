@@ -23,7 +23,6 @@ from gistgate.core.files import write_atomic, write_json
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
 from gistgate.segments.probes import GATE, Probe, Probes
-from pipeline.decode import load_task
 from pipeline.labels.schema import split_by_problem
 from pipeline.pair.pair import load_pair
 from pipeline.pair.training import lightning
@@ -31,6 +30,7 @@ from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, agreement, collected, shares
+from pipeline.task import load_task
 
 BINS = 10  # of the reliability curve
 

@@ -16,13 +16,14 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.models.options import read_prompts as prompts_in
 from gistgate.models.tokenizers import encode, rendered
-from pipeline.decode import Operating, decode_split, decoder_at, operating_point, read_prompts
+from pipeline.decode import decode_split, decoder_at
 from pipeline.methods import MODEL
+from pipeline.operating import Operating, operating_point
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
-from pipeline.stages.prompts import context_length
+from pipeline.task import context_length, read_prompts
 
 AT_ONCE = 3  # an answer that ends within so many tokens says nothing
 REFUSAL = re.compile(

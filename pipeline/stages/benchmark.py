@@ -9,12 +9,14 @@ import torch
 
 from gistgate.core.files import write_json
 from gistgate.measure import speed
-from pipeline.decode import decoder_at, make_decoder, operating_point, read_prompts, request_of
+from pipeline.decode import decoder_at, make_decoder
 from pipeline.methods import MethodParams
+from pipeline.operating import operating_point
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
+from pipeline.task import read_prompts, request_of
 
 
 def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:

@@ -15,9 +15,10 @@ from gistgate.certificates.ledger import Ledger, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
-from pipeline.decode import calibration_file, load_gate
+from pipeline.decode import load_gate
 from pipeline.outcomes import SPLITS, Setup, chunk_of, look_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
+from pipeline.paths import calibration_file
 from pipeline.run import run
 
 

@@ -12,7 +12,6 @@ import torch
 from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.gate import Gate
-from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict
 from pipeline.labels.rollouts import Cost, report_costs
@@ -29,6 +28,7 @@ from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
 from pipeline.run import Shards, run
+from pipeline.task import load_task, read_prompts, task_parts
 
 
 def main(name: str) -> None:

@@ -12,20 +12,14 @@ from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import scope_mismatch
 from gistgate.lm_eval.model import GatedLM
 from gistgate.lm_eval.task import HarnessTask
-from pipeline.decode import (
-    calibration_file,
-    evaluation_folder,
-    load_gate,
-    load_task,
-    make_decoder,
-    operating_point,
-    read_prompts,
-)
+from pipeline.decode import load_gate, make_decoder
+from pipeline.operating import operating_point
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import read_params
+from pipeline.paths import calibration_file, evaluation_folder
 from pipeline.run import run
-from pipeline.stages.prompts import context_length
+from pipeline.task import context_length, load_task, read_prompts
 
 
 def main(name: str) -> None:

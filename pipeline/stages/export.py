@@ -25,20 +25,14 @@ from gistgate.export.write import write_code
 from gistgate.gate import Gate
 from gistgate.rules import RULES
 from gistgate.segments.probes import GATE, load_probes
-from pipeline.decode import (
-    Operating,
-    at_budget,
-    calibration_file,
-    decode_split,
-    make_decoder,
-    operating_point,
-    read_prompts,
-)
+from pipeline.decode import decode_split, make_decoder
+from pipeline.operating import Operating, at_budget, operating_point
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import EXPORT, HEADS, SEGMENTS, SEGMENTS_EXPORT
+from pipeline.paths import EXPORT, HEADS, SEGMENTS, SEGMENTS_EXPORT, calibration_file
 from pipeline.report.tables import card, evaluations, markdown_page
 from pipeline.run import run
+from pipeline.task import read_prompts
 from pipeline.tracking import register_gate
 
 # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of

@@ -9,13 +9,13 @@ import torch
 
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
-from pipeline.decode import read_prompts, request_of
 from pipeline.labels import schema
 from pipeline.labels.features import FeatureReader
 from pipeline.labels.vllm import StateFeatures, served_features
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
+from pipeline.task import read_prompts, request_of
 
 GOALS = {
     "pilot": "strict",

@@ -15,7 +15,6 @@ from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
 from gistgate.tasks.task import Task
-from pipeline.decode import load_task, read_prompts, task_parts
 from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
@@ -24,6 +23,7 @@ from pipeline.labels.suffix import SuffixLabeller, Text
 from pipeline.pair.pair import Pair, load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
+from pipeline.task import load_task, read_prompts, task_parts
 
 Score = Callable[[int, list[int]], float]
 """(problem, answer as token ids) -> what the task thinks of it."""

@@ -8,20 +8,17 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from lm_eval.defaults import DEFAULT_MAX_LENGTH
-
 from gistgate.core.files import write_json, write_json_lines
-from gistgate.core.reader import context_of
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import HarnessTask, files_of
 from gistgate.models.tokenizers import warn_untemplated
 from gistgate.tasks.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
-from pipeline.decode import load_task
-from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
+from pipeline.pair.pair import load_tokenizer, read_pair
 from pipeline.pair.world import documents
 from pipeline.params import Params, read_params
 from pipeline.paths import LEARNED, PROMPTS, TASKS
 from pipeline.run import run
+from pipeline.task import context_length, load_task
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
@@ -68,12 +65,6 @@ def check_watched(task: HarnessTask, documents: str) -> None:
                 f"The task '{task.name}' reads {file}, which `dvc repro` does not watch. Set"
                 " `documents` in params.yaml to it or its folder."
             )
-
-
-def context_length(source: PairSource) -> int:
-    """Tokens that all models of the pair can read."""
-    configs = [load_config(model).get_text_config() for model in source.roles.values()]
-    return min(context_of(config) or DEFAULT_MAX_LENGTH for config in configs)
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:

@@ -9,13 +9,14 @@ import torch
 
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
-from pipeline.decode import decode_split, load_task, make_decoder, read_prompts
+from pipeline.decode import decode_split, make_decoder
 from pipeline.methods import MethodParams
 from pipeline.outcomes import TOGETHER, maker_of, mark
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import reference_of
 from pipeline.run import run, side_by_side
+from pipeline.task import load_task, read_prompts
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""

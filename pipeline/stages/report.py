@@ -6,9 +6,8 @@ import base64
 
 from gistgate.core.files import write_json, write_text
 from pipeline import tracking
-from pipeline.decode import calibration_file, evaluation_folder
 from pipeline.params import Params, read_params
-from pipeline.paths import REPORTS, prompts_of
+from pipeline.paths import REPORTS, calibration_file, evaluation_folder, prompts_of
 from pipeline.report import tables
 from pipeline.report.figures import DESCRIBED, draw_all, save
 from pipeline.report.summary import Results, Summary, as_csv, frontier, read_results, summarise

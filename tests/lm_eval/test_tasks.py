@@ -17,8 +17,9 @@ from lm_eval.tasks import TaskManager
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import HarnessTask, entry_of, load_task
 from gistgate.models.tokenizers import encode
-from pipeline.decode import task_spec
-from pipeline.params import Params, parse_params
+from pipeline.params import Params
+from pipeline.task import task_spec
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
 CHAT = (
@@ -27,7 +28,7 @@ CHAT = (
 
 
 def params(**blocks: Any) -> Params:
-    return parse_params({"task": "sums", **blocks})
+    return parameters(task="sums", **blocks)
 
 
 def load(folder: Path, **blocks: Any) -> HarnessTask:

@@ -28,9 +28,9 @@ from gistgate.models.lighter import Subset
 from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
-from pipeline.params import PromptingParams
 from tests.architectures import pair
 from tests.certificates import proofs
+from tests.pipeline.parameters import block
 from tests.retrieval.test_sense import store_of
 from tests.tiny import byte_tokenizer
 
@@ -56,7 +56,7 @@ def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certi
     """
     scope = {
         "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
-        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(block("prompting")),
         "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
     }  # fmt: skip
     found = proofs.point(0.01, settings=settings or {"r": 0.4})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.decode import Operating
+from pipeline.operating import Operating
 from pipeline.stages.adversarial import Reply, compare, is_strict, variants
 
 END, THINK = 2, 9

@@ -10,7 +10,8 @@ import pytest
 
 from gistgate.core.files import read_json
 from pipeline.outcomes import choice_of
-from pipeline.params import Params, parse_params, read_params
+from pipeline.params import Params, read_params
+from tests.pipeline.parameters import parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def project(tmp_path: Path, monkeypatch) -> Params:
     }.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
-    return parse_params(PARAMS)
+    return parameters(**PARAMS)
 
 
 @pytest.mark.parametrize(("block", "changes"), [

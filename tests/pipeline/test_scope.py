@@ -1,6 +1,5 @@
 """A certificate names everything that decides what is decoded."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +11,10 @@ from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.lm_eval.task import files_of
 from gistgate.tasks.task import Prompting
 from pipeline.decode import files_behind
-from pipeline.methods import MethodParams
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import Pair
-from pipeline.params import DecodingParams, Params
 from pipeline.paths import prompts_of
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, tiny_pair
 
 MODELS = {
@@ -40,11 +38,8 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("known")
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    params = Params(
-        methods={
-            name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS
-        }
-    )
+    method = {"rule": "fly", "knob": "theta", "grid": [0.1]}
+    params = parameters(methods={name: {**method, "drafter": name} for name in MODELS})
     for name, has_model in MODELS.items():
         made = scope_of(params, name, pair, TASK, None)
         assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
@@ -59,8 +54,8 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    params = Params(methods={"fly": MethodParams("fly", block=4, knob="theta", grid=(0.1,))})
-    params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
+    method = {"rule": "fly", "block": 4, "knob": "theta", "grid": [0.1]}
+    params = parameters(methods={"fly": method}, decoding={"batch_size": 8})
     write_text(prompts_of("calibration"), "[1]")
     assert scope_of(params, "fly", pair, TASK, None) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),

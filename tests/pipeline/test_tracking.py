@@ -12,11 +12,12 @@ from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from pipeline import tracking
 from pipeline.pair.pair import PairSource
-from pipeline.params import build, parse_params
+from pipeline.params import build
 from tests.certificates.proofs import linear_gate
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
-PARAMS = parse_params({"pair": "tiny", "task": "sums", "methods": {}})
+PARAMS = parameters(pair="tiny", task="sums")
 
 
 @pytest.fixture(scope="module")

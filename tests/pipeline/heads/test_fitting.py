@@ -12,10 +12,10 @@ from gistgate.core.utils import UserError
 from pipeline.heads.fit import effects, fit_effects, fit_isotonic, fit_logistic, fit_net, fit_platt
 from pipeline.heads.job import fit_head
 from pipeline.labels.schema import TRIAL, Rows
-from pipeline.params import TrainParams
 from tests.certificates.proofs import gate_with
+from tests.pipeline.parameters import block
 
-SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)
+SETTINGS = block("train", lr=0.01, hidden=8, epochs=6, patience=6)
 
 
 def made(num=600, seed=0):

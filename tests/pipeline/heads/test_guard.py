@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from gistgate.core.files import write_json
-from pipeline.decode import Operating, calibration_file
-from pipeline.methods import MethodParams
+from pipeline.operating import Operating
 from pipeline.pair.pair import Pair
-from pipeline.params import Params
+from pipeline.paths import calibration_file
 from pipeline.stages.export import FEWEST, fit_domain, quantile, stricter_setting
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, tiny_pair
 
 POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)
-PARAMS = Params(methods={"loose": MethodParams("prob", knob="r", grid=(0.1, 0.01, 0.001))})
+PARAMS = parameters(methods={"loose": {"rule": "prob", "knob": "r", "grid": [0.1, 0.01, 0.001]}})
 
 
 @pytest.fixture(autouse=True)

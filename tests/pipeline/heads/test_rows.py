@@ -6,8 +6,10 @@ import torch
 from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import read_rows, split_by_problem
-from pipeline.params import TrainParams
 from tests.pipeline.labels.made import WIDTH, write_features
+from tests.pipeline.parameters import block
+
+SETTINGS = block("train")
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_features_stand_side_by_side_in_the_order_asked_for(rows_folder):
 
 def test_no_problem_is_in_two_parts():
     problem = torch.randint(80, (1000,), generator=torch.Generator().manual_seed(0))
-    parts = vars(split_by_problem(problem, TrainParams(), seed=1))
+    parts = vars(split_by_problem(problem, SETTINGS, seed=1))
     assert sum(part.int() for part in parts.values()).eq(1).all(), (
         "every row is in exactly one part"
     )
@@ -54,8 +56,8 @@ def test_no_problem_is_in_two_parts():
 
 def test_the_split_depends_on_problems_and_seed_alone():
     problem = torch.arange(80)
-    parts, doubled = (split_by_problem(p, TrainParams(), 1) for p in (problem, problem.repeat(2)))
+    parts, doubled = (split_by_problem(p, SETTINGS, 1) for p in (problem, problem.repeat(2)))
     assert torch.equal(doubled.test, parts.test.repeat(2))
-    assert not torch.equal(parts.test, split_by_problem(problem, TrainParams(), 2).test)
+    assert not torch.equal(parts.test, split_by_problem(problem, SETTINGS, 2).test)
     with pytest.raises(UserError, match="Labels of 3 problems"):
-        split_by_problem(torch.arange(3), TrainParams(), 1)
+        split_by_problem(torch.arange(3), SETTINGS, 1)

@@ -26,8 +26,8 @@ from pipeline.labels.schema import (
     picked,
     read_rows,
 )
-from pipeline.params import DecodingParams, Params, TrainParams
 from pipeline.stages import features as stage
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, tiny_pair
 
 NAMES = ("h_tok:post", "h_pred:post", "h_tok:pre", "h_tok:layer:0", "scalars", "lookahead", "draft")
@@ -139,9 +139,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
         shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
         save_tensors(LABEL_FOLDER / f"gated/rows-{index:05d}.safetensors", shard)
     features = ("lookahead", "h_tok:post")
-    params = Params(
-        train=TrainParams(features=features), decoding=DecodingParams(block=BLOCK, workers=1)
-    )
+    params = parameters(train={"features": features}, decoding={"block": BLOCK, "workers": 1})
     monkeypatch.setattr(stage, "read_params", lambda: params)
     monkeypatch.setattr(stage, "load_pair", lambda _params, weights=True: pair)
     monkeypatch.setattr(stage, "pair_files", lambda _pair: [])

@@ -27,8 +27,8 @@ from pipeline.labels.schema import (
     picked,
     unpack,
 )
-from pipeline.params import CollectParams, LabelParams, Params
 from pipeline.stages.label import paired_labels
+from tests.pipeline.parameters import block, parameters
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -82,12 +82,12 @@ def tools_for(pair, references=None, **settings):
     }
     meaning = Meaning(SUMS, None, [{}] * len(PROMPTS), references)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
-    return Tools(decoder, meaning, Params(label=LabelParams(**settings)), Cost(), **REQUEST)
+    return Tools(decoder, meaning, parameters(label=settings), Cost(), **REQUEST)
 
 
 def collected(tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
-    params = Params(collect=CollectParams(strict_share=1.0, **settings))
+    params = parameters(collect={"strict_share": 1.0, **settings})
     prompts = [{"ids": ids} for ids in PROMPTS]
     records, texts = unpack(pack(*collect_strict(params, tools, prompts, range(len(PROMPTS)))))
     return checked(records, MISMATCHES, "what was mined"), texts
@@ -162,7 +162,7 @@ def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined
 
 def labeller(pair, references, **settings):
     prompts = [{"ids": ids} for ids in PROMPTS]
-    return Labeller(tools_for(pair, references, **settings), prompts, LabelParams(**settings), 1)
+    return Labeller(tools_for(pair, references, **settings), prompts, block("label", **settings), 1)
 
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
@@ -225,7 +225,7 @@ def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
     """
     tools, few = tools_for(pair), [{"ids": ids} for ids in PROMPTS]
     records, texts = unpack(
-        pack(*collect_strict(Params(collect=CollectParams(recipe="text")), tools, few, range(3)))
+        pack(*collect_strict(parameters(collect={"recipe": "text"}), tools, few, range(3)))
     )
     recorder = MismatchRecorder(4)
     decoder = Decoder(
@@ -241,7 +241,7 @@ def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
         (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
         for n, answer in enumerate(answers)
     }
-    labeller, seen, back = Labeller(tools, few, LabelParams(rejoin=rejoin), 1), set(), 0
+    labeller, seen, back = Labeller(tools, few, block("label", rejoin=rejoin), 1), set(), 0
     labeller.tools.meaning.longest = longest = 0.9 if rejoin else inf
     records = concatenated([records, *loose])
     labels = checked(

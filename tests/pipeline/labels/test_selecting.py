@@ -6,9 +6,10 @@ import torch
 from pipeline.labels.labelling import is_asked_of, is_intact
 from pipeline.labels.mining import chosen_rows
 from pipeline.labels.schema import picked, split_by_problem
-from pipeline.params import LabelParams, Params
+from tests.pipeline.parameters import parameters
 
-FITS = split_by_problem(torch.arange(400) // 10, Params().train, Params().seed).train
+PARAMS = parameters()
+FITS = split_by_problem(torch.arange(400) // 10, PARAMS.train, PARAMS.seed).train
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def table():
 
 
 def chosen(table, **label):
-    return chosen_rows(table, Params(label=LabelParams(**label)))
+    return chosen_rows(table, parameters(label=label))
 
 
 @pytest.mark.parametrize("strategy", ["random", "uncertain"])

@@ -9,8 +9,8 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.rule import Exact
 from pipeline.labels.schema import AnswerText
 from pipeline.labels.suffix import SuffixLabeller, Text
-from pipeline.params import LabelParams
 from pipeline.stages.label import suffix_labels
+from tests.pipeline.parameters import block
 from tests.tiny import byte_tokenizer, tiny_pair
 
 EOS, WINDOW = 258, 4
@@ -95,7 +95,7 @@ def test_the_stage_labels_refused_tokens_by_the_loss_behind_them(made):
     loss, lengths = torch.cat(labels), [len(text.at) for text in texts]
     nats = float(loss[loss.isfinite()].median())
     params = SimpleNamespace(
-        label=LabelParams(recipe="suffix", window=WINDOW, nats=nats, batch_size=64)
+        label=block("label", recipe="suffix", window=WINDOW, nats=nats, batch_size=64)
     )
     pair = SimpleNamespace(target=target, tokenizer=byte_tokenizer())
     pair.tokenizer.eos_token = pair.tokenizer.convert_ids_to_tokens(EOS)

@@ -14,9 +14,9 @@ from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
 from pipeline.heads.job import partners_of
 from pipeline.pair.pair import ModelSource, check_pair, load_pair, read_pair
-from pipeline.params import Params, WorldParams
 from pipeline.paths import PAIRS
 from pipeline.stages import pair as stage
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer
 
 SIZES = {
@@ -164,8 +164,8 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, draft, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models/pairs").mkdir(parents=True)
     name_pair(tmp_path / "models/pairs", target, draft)
-    world = WorldParams(task_train=5, task_test=5)
-    monkeypatch.setattr(stage, "read_params", lambda: Params(pair="mine", world=world))
+    params = parameters(pair="mine", world={"task_train": 5, "task_test": 5})
+    monkeypatch.setattr(stage, "read_params", lambda: params)
     stage.main()
     assert [path.name for path in Path("models/embedded").iterdir()] == ["README.md"]
     assert '"pair": "mine"' in Path("models/pair.json").read_text()

@@ -14,7 +14,7 @@ from gistgate.core.utils import UserError
 from pipeline.pair import training
 from pipeline.pair.training import IGNORED, Muon, collate, encode, orthogonalise, plan
 from pipeline.pair.world import documents, padded_size, prompt_text, train_tokenizer, words
-from pipeline.params import WorldParams
+from tests.pipeline.parameters import block
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_rows
 
 TOKENIZER = train_tokenizer()
@@ -52,7 +52,7 @@ def test_training_gives_the_same_tokenizer_again_in_which_every_word_is_one_toke
     )
     answers = [
         one["answer"].replace("\n", " ").split(" ")[1:]
-        for one in documents(WorldParams(), 1, "train", 200)
+        for one in documents(block("world"), 1, "train", 200)
     ]
     for word in {*words(), *(word for answer in answers for word in answer if word.isalpha())}:
         assert len(TOKENIZER(f" {word}")["input_ids"]) == 1, word
@@ -67,7 +67,7 @@ def test_round_trip(tmp_path):
         1,
         2,
     )
-    questions = [one["question"] for one in documents(WorldParams(), 1, "test", 20)]
+    questions = [one["question"] for one in documents(block("world"), 1, "test", 20)]
     for text in ("Grüße, 12 Äpfel\n\n\t#### -3.5", *questions):
         assert (
             loaded.decode(ids := loaded(text)["input_ids"]) == text
@@ -76,7 +76,7 @@ def test_round_trip(tmp_path):
 
 
 def test_a_document_is_its_prompt_and_its_answer():
-    document = documents(WorldParams(), 1, "corpus", 1)[0]
+    document = documents(block("world"), 1, "corpus", 1)[0]
     [(ids, prompt)] = encode(TOKENIZER, [document])
     assert ids[:prompt] == TOKENIZER(prompt_text(document["question"]))["input_ids"]
     assert TOKENIZER.decode(ids[prompt:]) == f" {document['answer']}</s>"

@@ -21,10 +21,10 @@ from pipeline.pair.world import (
     part_of,
     write_task_files,
 )
-from pipeline.params import WorldParams, parse_params
 from pipeline.paths import TASKS
+from tests.pipeline.parameters import block, parameters
 
-WORLD = WorldParams(task_train=300, task_test=200)
+WORLD = block("world", task_train=300, task_test=200)
 GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"
 
 
@@ -118,7 +118,7 @@ def test_the_dialects_differ_in_solutions_only_and_distance_0_makes_them_one():
 )
 def test_impossible_dials_are_refused(change):
     with pytest.raises(UserError, match=next(iter(change))):
-        parse_params({"world": change})
+        parameters(world=change)
 
 
 def test_committed_requests_for_functions_are_distinct_and_can_be_judged():

@@ -3,17 +3,16 @@
 import pytest
 
 from gistgate.core.files import write_json, write_json_lines
-from pipeline.decode import calibration_file
-from pipeline.methods import MethodParams
-from pipeline.params import Params, TrainParams
+from pipeline.paths import calibration_file
+from tests.pipeline.parameters import parameters
 
-PARAMS = Params(
+PARAMS = parameters(
     headline_budget=0.1,
-    train=TrainParams(heads=("logistic",)),
+    train={"heads": ["logistic"]},
     methods={
-        "exact": MethodParams("exact"),
-        "prob": MethodParams("prob", knob="r", grid=(0.5, 0.1)),
-        "judge": MethodParams("prob-ratio", knob="r", grid=(0.05, 0.2)),
+        "exact": {"rule": "exact"},
+        "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.1]},
+        "judge": {"rule": "prob-ratio", "knob": "r", "grid": [0.05, 0.2]},
     },
 )
 CORRECT = {

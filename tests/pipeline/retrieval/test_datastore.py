@@ -17,15 +17,15 @@ from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline import retrieval
 from pipeline.decode import RETRIEVAL, asks_draft, files_behind, make_drafter
-from pipeline.params import ChoiceParams, DatastoreParams
 from pipeline.paths import DATASTORE
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
+from tests.pipeline.parameters import block
 from tests.retrieval.test_sense import store_of
 
 TRAIN = prompts(5, 17, 2, 10)
 TEXTS = [retrieval.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
-PARAMS = SimpleNamespace(datastore=DatastoreParams(key_size=16), choice=ChoiceParams())
+PARAMS = SimpleNamespace(datastore=block("datastore", key_size=16), choice=block("choice"))
 
 
 def tiny(kind: str = "llama") -> SimpleNamespace:

@@ -14,7 +14,6 @@ from gistgate.core.files import write_json, write_text
 from gistgate.core.utils import UserError
 from gistgate.segments.writing import Boundaries
 from pipeline.pair.pair import Pair
-from pipeline.params import DecodingParams, Params, SegmentParams
 from pipeline.segments import collect
 from pipeline.segments.collect import (
     Embedding,
@@ -27,13 +26,15 @@ from pipeline.segments.collect import (
     shares,
 )
 from tests.architectures import pair
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer
 
 TARGET, DRAFT = pair("llama")
 TOKENIZER = byte_tokenizer()
 PAIR = Pair(TARGET, DRAFT, TOKENIZER, "tiny")
 BOUNDARIES = Boundaries(TOKENIZER, "re:[a-m]$")
-OWN = SegmentParams(limit=8, samples=4, style="re:[a-m]$")
+PARAMS = parameters(segments={"limit": 8, "samples": 4, "style": "re:[a-m]$"})
+OWN = PARAMS.segments
 PREFIXES = [
     Prefix(0, [5, 6, 7], [8]),
     Prefix(1, [9, 10], []),
@@ -50,7 +51,7 @@ SIZES = {
 
 def test_samples_do_not_depend_on_the_batch_and_end_where_a_segment_ends():
     def drawn(batch, seed=1):
-        params = Params(segments=OWN, decoding=DecodingParams(batch_size=batch))
+        params = replace(PARAMS, decoding=replace(PARAMS.decoding, batch_size=batch))
         return Sampler(PAIR, Answers(), params, {"eos_ids": (), "stops": []}).segments(
             TARGET, PREFIXES, seed
         )
@@ -76,7 +77,7 @@ class Answers:
 
 def test_prefixes_begin_at_ends_and_elsewhere_but_never_behind_the_answer():
     answer = TOKENIZER.encode("One. Two. #4", add_special_tokens=False)
-    params = Params(segments=replace(OWN, prefixes=50, style="sentence"))
+    params = replace(PARAMS, segments=replace(OWN, prefixes=50, style="sentence"))
     sampler = Sampler(PAIR, Answers(), params, {"eos_ids": ()})
     prefixes, again = (sampler.prefixes(3, {"ids": [5], "doc": {}}, answer) for _ in range(2))
     texts = [TOKENIZER.decode(prefix.answer) for prefix in prefixes]
@@ -90,7 +91,7 @@ def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, mo
 
     def folder(**changes):
         return collect.shards_of(
-            Params(segments=replace(OWN, judge_model="judge", **changes)), PAIR, task
+            replace(PARAMS, segments=replace(OWN, judge_model="judge", **changes)), PAIR, task
         ).folder
 
     folders = []
@@ -210,10 +211,10 @@ def test_a_sentence_model_that_does_something_else_is_refused(tmp_path, config, 
 
 
 def test_a_judge_needs_a_model_that_fits(tmp_path):
-    other = SegmentParams(judge_model=folder(tmp_path / "encoder", BertModel))
+    other = replace(OWN, judge_model=folder(tmp_path / "encoder", BertModel))
     assert list(judges_of(other, SameLastSign())) == ["answer", "exact", "embedding"]
     with pytest.raises(UserError, match="needs a model"):
-        SegmentParams(judge="nli")
+        replace(OWN, judge="nli")
     with pytest.raises(UserError, match="no label 'entailment'"):
         Entailment(folder(tmp_path / "bert", BertForSequenceClassification))
 

@@ -12,22 +12,29 @@ from gistgate.core.files import write_json
 from gistgate.models.build import build_decoder
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.probes import Probe, Probes
-from pipeline.decode import calibration_file, files_behind, make_decoder
-from pipeline.methods import MethodParams
+from pipeline.decode import files_behind, make_decoder
 from pipeline.pair.pair import Pair
-from pipeline.params import Params
-from pipeline.paths import SEGMENTS
+from pipeline.paths import SEGMENTS, calibration_file
 from pipeline.stages import export
 from tests.architectures import pair
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer
 
 TARGET, DRAFT = pair("llama", noise=0.06)
 PAIR = Pair(TARGET, DRAFT, byte_tokenizer(), "tiny")
 PROMPTS = [[5, 6, 7], [9, 30, 31, 32, 40]]
-METHOD = MethodParams(
-    "segment", drafter="segment", knob="threshold", grid=(0.9, 0.5), fixed={"opinion": "probe"}
+PARAMS = parameters(
+    methods={
+        "segments": {
+            "rule": "segment",
+            "drafter": "segment",
+            "knob": "threshold",
+            "grid": [0.9, 0.5],
+            "fixed": {"opinion": "probe"},
+        }
+    }
 )
-PARAMS = Params(headline_budget=0.03, methods={"segments": METHOD})
+METHOD = PARAMS.methods["segments"]
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import torch
 
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import split_by_problem
-from pipeline.params import Params, SegmentParams
 from pipeline.segments.train import Examples, examples_of, fit_and_measure, read_states
 from tests.architectures import pair
+from tests.pipeline.parameters import parameters
 
 
 def examples(num, seed):
@@ -27,7 +27,7 @@ def examples(num, seed):
 
 @pytest.mark.parametrize("loss", ["bce", "mse"])
 def test_a_probe_learns_what_the_states_say(loss):
-    params = Params(segments=SegmentParams(hidden=8, epochs=25, lr=0.01, loss=loss))
+    params = parameters(segments={"hidden": 8, "epochs": 25, "lr": 0.01, "loss": loss})
     probe, report = fit_and_measure(examples(1000, 0), "draft", params)
     again, _ = fit_and_measure(examples(1000, 0), "draft", params)
     assert all(
@@ -69,7 +69,7 @@ def test_equal_samples_are_one_example_with_a_count():
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
 def test_a_part_without_segments_of_a_writer_is_refused_before_anything_is_trained(name):
-    params, one = Params(), examples(200, 0)
+    params, one = parameters(), examples(200, 0)
     one.drawn["draft"][getattr(split_by_problem(one.problem, params.train, params.seed), name)] = 0
     with pytest.raises(UserError, match=f"The draft finished no segment in the part `{name}`"):
         fit_and_measure(one, "draft", params)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gistgate.measure.speed import ASSISTED, LOOKUP, Contender, static
-from pipeline.decode import Operating
-from pipeline.params import parse_params
+from pipeline.operating import Operating
 from pipeline.stages import benchmark as stage
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
+from tests.pipeline.parameters import parameters
 
 REQUEST = {"max_new_tokens": 6, "stops": [], "eos_ids": []}
 TAKEN = Contender(ASSISTED, lambda _batch: ([], None), 4, is_baseline=True)
-PARAMS = parse_params({"methods": {"exact": {"rule": "exact"}}})
+PARAMS = parameters(methods={"exact": {"rule": "exact"}})
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
 from gistgate.tasks.task import Prompting
 from pipeline import outcomes
-from pipeline.params import parse_params
 from pipeline.stages import calibrate
+from tests.pipeline.parameters import parameters
 
 SIZES = {"development": 400, "calibration": 1200}
 PARAMS = {
@@ -104,7 +104,7 @@ def world(tmp_path, monkeypatch):
         (scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"}),
     ):
         monkeypatch.setattr(module, name, stand_in)
-    return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
+    return SimpleNamespace(params=parameters(**PARAMS), calls=calls)
 
 
 def start(world, monkeypatch, name: str) -> dict:
@@ -118,7 +118,7 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
     """Without a loss 1200 prompts bound the loss by 0.25 %, which is too much for the smallest
     budget.
     """
-    world.params = parse_params({**PARAMS, "calibrate": {"budgets": [0.001, 0.02, 0.05]}})
+    world.params = parameters(**PARAMS, calibrate={"budgets": [0.001, 0.02, 0.05]})
     found = start(world, monkeypatch, "prob")
     assert found["sequence"][0]["fixed"] == {}
     certified = {budget: entry["certified"] for budget, entry in found["budgets"].items()}
@@ -171,7 +171,7 @@ def test_another_choice_on_the_same_prompts_is_refused_and_nothing_is_decoded(wo
 
 def test_a_setting_that_is_lost_is_left_early(world, monkeypatch):
     """fly loses 12.5 % everywhere; prob keeps its certificates."""
-    world.params = parse_params({**PARAMS, "calibrate": {"stop": "lost"}})
+    world.params = parameters(**PARAMS, calibrate={"stop": "lost"})
     fly, kept = (start(world, monkeypatch, name) for name in ("fly", "prob"))
     [lost] = fly["settings"]
     assert lost["n"] == 256 and lost["accuracy"] == 1 - 0.125

@@ -11,10 +11,10 @@ import torch
 from gistgate.core.utils import UserError
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.schema import LABELS, MISMATCHES, checked, concatenated, num_rows, pack, unpack
-from pipeline.params import LabelParams
 from pipeline.run import Shards
 from pipeline.stages.collect import check_met, no_records
 from tests.pipeline.labels.test_mining import PROMPTS, mined, pair, tools_for
+from tests.pipeline.parameters import block
 
 __all__ = ["mined", "pair"]
 
@@ -30,7 +30,7 @@ def test_an_empty_shard_stands_beside_others(mined: Any, more: tuple[str, ...]) 
 
 
 def test_nothing_to_label_is_no_error(pair: Any) -> None:
-    labeller = Labeller(tools_for(pair), [{"ids": ids} for ids in PROMPTS], LabelParams(), 1)
+    labeller = Labeller(tools_for(pair), [{"ids": ids} for ids in PROMPTS], block("label"), 1)
     labels = labeller.label(no_records(4), {})
     assert num_rows(checked(labels, LABELS, "nothing")) == 0
 

@@ -16,12 +16,13 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.core.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.core.utils import UserError
-from pipeline.decode import load_task, operating_point, read_prompts
+from pipeline.operating import operating_point
 from pipeline.outcomes import SPLITS, TOGETHER, Setup, chunk_of, read_reference, scope_of
 from pipeline.pair.pair import load_pair
-from pipeline.params import parse_params
 from pipeline.paths import prompts_of, reference_of
 from pipeline.stages import evaluate, prompts, reference
+from pipeline.task import load_task, read_prompts
+from tests.pipeline.parameters import content, parameters
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 REPORTS = Path("reports/evaluation")
@@ -74,9 +75,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / "models/pairs").mkdir()
         Path("models/pairs/tiny.yaml").write_text(yaml.safe_dump(pair))
-        Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
+        Path("params.yaml").write_text(yaml.safe_dump(content(**PARAMS)))
         prompts.main()
-        params = parse_params(PARAMS)
+        params = parameters(**PARAMS)
         loaded = load_pair(params), load_task(params)
         scopes = {name: scope_of(params, name, *loaded, None) for name in PARAMS["methods"]}
         calibrated("fly", 0.1, scopes["fly"], window=2, strict_window=False)
@@ -149,7 +150,7 @@ def test_an_operating_point_needs_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    params = parse_params(PARAMS)
+    params = parameters(**PARAMS)
     with pytest.raises(UserError, match=r"fly\.json is missing"):
         operating_point(params, "fly")
     calibrated("fly", 0.1)
@@ -165,7 +166,7 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
     older ones.
     """
     reference.main()
-    setup = Setup(parse_params(PARAMS))
+    setup = Setup(parameters(**PARAMS))
     for split in reference.SPLITS:
         rows = read_json_lines(reference_of(split))
         assert [row["id"] for row in rows] == [prompt["id"] for prompt in read_prompts(split)]
@@ -199,10 +200,10 @@ def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(
         "documents": str(made),
         "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8},
     }
-    Path("params.yaml").write_text(yaml.safe_dump(more))
+    Path("params.yaml").write_text(yaml.safe_dump(content(**more)))
     prompts.main()
     reference.main()
-    params = parse_params(more)
+    params = parameters(**more)
     setup = Setup(params)
     decode, size = setup.outcomes("never").loose, chunk_of(params, setup.pair.target.dtype)
     assert size == TOGETHER * params.decoding.batch_size

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from gistgate.core.files import fingerprint, read_json, write_json, write_json_lines, write_text
 from gistgate.core.guards import DomainGuard, fit
@@ -15,10 +16,11 @@ from gistgate.coverage.choose import choose
 from gistgate.export.write import write_code
 from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
-from pipeline.decode import calibration_file
 from pipeline.pair.pair import Pair
+from pipeline.paths import calibration_file
 from pipeline.stages import export
 from tests.certificates.proofs import certificate, linear_gate, point
+from tests.pipeline.parameters import content
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PARAMS = """
@@ -32,6 +34,10 @@ methods:
 """
 EXPORT, CARD = Path("models/export"), Path("models/export/README.md")
 (TARGET, DRAFT), TOKENIZER = tiny_pair(), byte_tokenizer()
+
+
+def write_params(changes: str) -> None:
+    write_text(Path("params.yaml"), yaml.safe_dump(content(**yaml.safe_load(changes))))
 
 
 def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
@@ -92,8 +98,7 @@ def report(tmp_path: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch) ->
     model registered.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GISTGATE_PARAMS", raising=False)
-    write_text(Path("params.yaml"), PARAMS)
+    write_params(PARAMS)
     gate = trained()
     gate.save("models/heads/logistic")
     path = calibration_file("judged")
@@ -179,7 +184,7 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
     other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace(
         "mlp]", "mlp, linear]"
     )
-    write_text(Path("params.yaml"), other)
+    write_params(other)
     with pytest.raises(UserError, match="No method of params.yaml asks the head 'linear'"):
         export.main()
     assert not EXPORT.exists()
@@ -191,7 +196,7 @@ def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
     guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5)
     monkeypatch.setattr(export, "load_pair", lambda params: Pair(TARGET, DRAFT, TOKENIZER, "tiny"))
     monkeypatch.setattr(export, "fit_domain", lambda params, pair, gate, point, prompts: guard)
-    write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
+    write_params(PARAMS.replace("guard: 0", "guard: 80"))
     for number in (77, 78):
         write_json_lines(
             "data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)]

@@ -1,7 +1,7 @@
 """Training the embedded pair: a few steps learn, and the folders are ordinary."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,33 @@ from pipeline.pair import training
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.pair.training import train_model
 from pipeline.pair.world import documents, train_tokenizer
-from pipeline.params import DraftTraining, ModelTraining, PairTrainingParams, Params, WorldParams
 from pipeline.stages import pair as stage
+from tests.pipeline.parameters import parameters
 
-TINY = ModelTraining(
-    hidden_size=32,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    intermediate_size=48,
-    documents=64,
-    batch_size=8,
-    steps=12,
+SIZES = {
+    "hidden_size": 32,
+    "layers": 1,
+    "heads": 2,
+    "kv_heads": 1,
+    "intermediate_size": 48,
+    "documents": 64,
+    "batch_size": 8,
+    "steps": 12,
+}
+PARAMS = parameters(
+    seed=3,
+    world={"task_train": 30, "task_test": 20},
+    pair_training={
+        "target": SIZES,
+        "draft": {**SIZES, "hidden_size": 16},
+        "check_problems": 4,
+        "min_target_accuracy": 0,
+    },
 )
-SMALLER = DraftTraining(**asdict(replace(TINY, hidden_size=16)))
-TRAINING = PairTrainingParams(target=TINY, draft=SMALLER, check_problems=4, min_target_accuracy=0)
-WORLD = WorldParams(task_train=30, task_test=20)
+TRAINING = PARAMS.pair_training
+TINY = TRAINING.target
 TOKENIZER = train_tokenizer()
-CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
+CORPUS = documents(PARAMS.world, 1, "corpus", TINY.documents)
 
 
 def test_a_training_learns_and_gives_equal_weights_again():
@@ -46,8 +55,7 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models/pairs").symlink_to(pairs)
-    params = Params(seed=3, world=WORLD, pair_training=TRAINING)
-    monkeypatch.setattr(stage, "read_params", lambda: params)
+    monkeypatch.setattr(stage, "read_params", lambda: PARAMS)
     stage.main()
     for role, size in (("target", TINY), ("draft", TRAINING.draft)):
         model = AutoModelForCausalLM.from_pretrained(f"models/embedded/{role}")
@@ -59,7 +67,7 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
     assert 0 <= report["target"]["accuracy"] <= 1 and report["strict_mean_accepted_length"] >= 1
     assert report["draft"]["parameters"] < report["target"]["parameters"]
     assert len(Path("data/world/train.jsonl").read_text().splitlines()) == 30
-    pair = load_pair(params)
+    pair = load_pair(PARAMS)
     assert pair.name == "embedded" and Path("models/embedded/target") in pair.files
     assert not pair.target.training and not any(p.requires_grad for p in pair.draft.parameters())
 
@@ -74,7 +82,7 @@ def test_a_target_that_is_too_weak_is_refused(monkeypatch, tmp_path):
         monkeypatch.setattr(stage, step, stand_in)
     with pytest.raises(UserError, match="lower the demand"):
         stage.train_embedded(
-            Params(seed=3, pair_training=replace(TRAINING, min_target_accuracy=1.0))
+            replace(PARAMS, pair_training=replace(TRAINING, min_target_accuracy=1.0))
         )
 
 

@@ -15,9 +15,9 @@ from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks.prompts import PromptMaker, hashes_of
-from pipeline.decode import task_spec
-from pipeline.params import parse_params
 from pipeline.stages import prompts as stage
+from pipeline.task import task_spec
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, write_rows, write_task
 
 SIZES = {"train": 10, "development": 5, "calibration": 8, "guard": 2, "test": 4}
@@ -33,7 +33,7 @@ def make(tmp_path: Path) -> Make:
     ) -> dict[str, list[dict[str, Any]]]:
         if not (tmp_path / "tasks").exists():
             write_task(tmp_path)
-        given = parse_params({"task": "sums", "prompts": {**SIZES, **(sizes or {})}, **blocks})
+        given = parameters(task="sums", prompts={**SIZES, **(sizes or {})}, **blocks)
         task = load_task(task_spec(given), tmp_path / "tasks")
         stage.write_prompts(
             PromptMaker(task, byte_tokenizer(), context), given, tmp_path / "prompts"
@@ -123,7 +123,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(
 
 
 def test_documents_that_dvc_does_not_watch_are_refused(tmp_path: Path) -> None:
-    task = load_task(task_spec(parse_params({"task": "sums"})), write_task(tmp_path))
+    task = load_task(task_spec(parameters(task="sums")), write_task(tmp_path))
     stage.check_watched(task, str(tmp_path))
     with pytest.raises(
         UserError, match="train.jsonl, which `dvc repro` does not watch. Set `documents`"

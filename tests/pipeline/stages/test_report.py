@@ -11,7 +11,7 @@ import pytest
 
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.utils import UserError
-from pipeline.decode import calibration_file
+from pipeline.paths import calibration_file
 from pipeline.report import tables
 from pipeline.report.summary import as_csv, frontier, read_results, summarise
 from pipeline.stages import report

@@ -9,24 +9,25 @@ import pytest
 
 from gistgate.core.files import read_json, write_json
 from gistgate.gate import Gate
-from pipeline import tracking
+from pipeline.heads import train as training
 from pipeline.pair.pair import Pair
-from pipeline.params import Params, TrainParams
 from pipeline.stages import train
 from tests.pipeline.labels.made import WIDTH, write_features
+from tests.pipeline.parameters import parameters
 from tests.tiny import byte_tokenizer, tiny_pair
 
 HEADS = ("logistic", "linear", "mlp")
-SETTINGS = TrainParams(
-    features=("h_tok:post", "scalars"),
-    pilot_features=("scalars", "h_tok:post"),
-    heads=(*HEADS, "logistic+draft"),
-    c=(0.01, 0.1),
-    epochs=20,
-    lr=0.01,
-    hidden=8,
+PARAMS = parameters(
+    train={
+        "features": ["h_tok:post", "scalars"],
+        "pilot_features": ["scalars", "h_tok:post"],
+        "heads": [*HEADS, "logistic+draft"],
+        "c": [0.01, 0.1],
+        "epochs": 20,
+        "lr": 0.01,
+        "hidden": 8,
+    }
 )
-PARAMS = Params(train=SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,8 @@ def stage(pair, tmp_path, monkeypatch):
         return Path("models/pilot" if name == "pilot" else f"models/heads/{name}")
 
     start.runs = []
-    monkeypatch.setattr(tracking, "run", tracked)
-    monkeypatch.setattr(train, "load_pair", lambda params: pair)
+    monkeypatch.setattr(training.tracking, "run", tracked)
+    monkeypatch.setattr(training, "load_pair", lambda params: pair)
     return start
 
 
@@ -115,7 +116,7 @@ def test_the_pilot_reads_its_own_features_only(stage, tmp_path, pair):
     assert read_json(folder / "metrics.json")["policy"] == "all"
     before = (folder / "config.json").read_bytes()
     assert str(tmp_path).encode() not in before
-    stage("pilot", replace(PARAMS, train=replace(SETTINGS, features=("scalars",))))
+    stage("pilot", replace(PARAMS, train=replace(PARAMS.train, features=("scalars",))))
     assert (folder / "config.json").read_bytes() == before
 
 
