@@ -52,15 +52,3 @@ def train_head(
         for folder in folders:
             record.log_data(folder, "training")
         record.log_artifacts(output)
-        log_reliability(record, head, curves)
-
-
-def log_reliability(record: tracking.Record, head: str, curves: dict[str, object]) -> None:
-    """Add the figure of how well predictions agree with labels."""
-    from matplotlib import pyplot
-
-    from pipeline.report.figures import reliability_figure
-
-    figure = reliability_figure({head: curves})
-    record.mlflow.log_figure(figure, "reliability.png")
-    pyplot.close(figure)
