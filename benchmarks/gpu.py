@@ -36,7 +36,8 @@ from gistgate.core.rule import Exact, Rule, State
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.gate import Gate, GateConfig
-from gistgate.measure.speed import machine, static, synchronise, theirs
+from gistgate.measure.baselines import static, theirs
+from gistgate.measure.speed import machine, synchronise
 from gistgate.rules.learned import AutoJudge
 from pipeline.run import run
 

@@ -20,7 +20,7 @@ from gistgate import __version__
 from gistgate.core.decoder import ENGINES
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, nearest
-from gistgate.measure import speed
+from gistgate.measure import baselines, speed
 from gistgate.measure.statistics import ratio_of_sums
 from pipeline.operating import Operating, operating_point
 from pipeline.pair.pair import Pair, load_pair
@@ -140,11 +140,11 @@ def main(
         for engine in names(engines, ENGINES, "is no engine")
         for one in ours(params, pair, request, engine)
     ]
-    field += [generates(pair, request), speed.static(pair, request, slots_of(workload.prompts))]
+    field += [generates(pair, request), baselines.static(pair, request, slots_of(workload.prompts))]
     development = [
         prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
     ]
-    speculating, refused = speed.chosen(pair, request, development) if 1 in sizes else ([], {})
+    speculating, refused = baselines.chosen(pair, request, development) if 1 in sizes else ([], {})
     blocks = {one.name: one.block for one in speculating}
     found: dict[int, dict[str, Any]] = {}
     for size, some_batches in rounds.items():

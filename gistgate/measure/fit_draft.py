@@ -14,9 +14,12 @@ from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping
-from gistgate.measure.outlook import measure
+from gistgate.measure.costs import measure
 
-LEAST = 200  # tested draft tokens below which no map from probability to acceptance is fitted
+LEAST = 200
+"""Tested draft tokens below which no map from probability to acceptance is fitted."""
+FLOORS = 100
+"""About so many floors are tried."""
 
 
 class Round(NamedTuple):
@@ -35,13 +38,9 @@ class DraftRecorder(Observer):
         self.rounds: list[Round] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        drafts = zip(
-            block.draft_q.tolist(),
-            block.valid.sum(-1).tolist(),
-            acceptance.length.tolist(),
-            strict=True,
-        )
-        self.rounds += [Round(q[:num], length) for q, num, length in drafts if num]
+        lengths = block.valid.sum(-1).tolist()
+        drafts = zip(block.draft_q.tolist(), lengths, acceptance.length.tolist(), strict=True)
+        self.rounds += [Round(q[:num], accepted) for q, num, accepted in drafts if num]
 
 
 def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> Stopping:
@@ -49,12 +48,13 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     of its rule.
     """
     drafter = decoder.drafter
+    block = decoder.block
     if (
         drafter is None
         or drafter.model is None
         or drafter.stops_early
         or drafter.nodes
-        or not decoder.block
+        or not block
     ):
         raise UserError(
             "A policy is fitted to whole chains of a draft model. Name a draft and no end of"
@@ -64,10 +64,8 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     recording = decoder.having(observer=recorder)
     for ids in prompts:
         recording.generate([ids], **request)
-    costs, *_ = measure(
-        decoder, prompts, sorted({1, (decoder.block + 1) // 2, decoder.block}), **request
-    )
-    return fit(recorder.rounds, costs, rule=decoder.rule.id, block=decoder.block)
+    costs = measure(decoder, prompts, sorted({1, (block + 1) // 2, block}), **request)[0]
+    return fit(recorder.rounds, costs, rule=decoder.rule.id, block=block)
 
 
 def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stopping:
@@ -76,58 +74,76 @@ def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stoppin
     """
     points = accepted_by_confidence(rounds)
     free = Stopping(0.0, points)
-    floors = {0.0}
-    for one in rounds:
-        survival = 1.0
-        for confidence in one.confidences:
-            survival = free.after(survival, confidence)
-            floors.add(round(survival, 4))
-    tried = [Stopping(floor, points) for floor in sorted(floors)[:: max(1, len(floors) // 100)]]
-    best = max(tried, key=lambda one: (promise(one, rounds, costs)["speed"], -one.floor))
-    expected = {
-        name: {key: round(value, 3) for key, value in promise(one, rounds, costs).items()}
-        for name, one in (("whole drafts", free), ("policy", best))
-    }
-    verify = {str(num): round(price, 4) for num, price in sorted(costs.verify.items())}
+    floors = survivals(free, rounds)
+    policies = [Stopping(floor, points) for floor in floors[:: max(1, len(floors) // FLOORS)]]
+    best = max(policies, key=lambda policy: (promise(policy, rounds, costs).speed, -policy.floor))
     measured = {
         "rule": rule,
         "block": block,
         "cost": round(costs.draft, 4),
-        "verify": verify,
+        "verify": {str(num): round(price, 4) for num, price in sorted(costs.verify.items())},
         "rounds": len(rounds),
+        "expected": {
+            "whole drafts": promise(free, rounds, costs).rounded(),
+            "policy": promise(best, rounds, costs).rounded(),
+        },
     }
-    return Stopping(best.floor, points, measured={**measured, "expected": expected})
+    return Stopping(best.floor, points, measured=measured)
+
+
+def survivals(free: Stopping, rounds: Sequence[Round]) -> list[float]:
+    """The estimated chances that drafts up to a token are accepted, in rising order: floors that
+    end drafts at different places; 0 ends none.
+    """
+    floors = {0.0}
+    for confidences, _ in rounds:
+        survival = 1.0
+        for confidence in confidences:
+            survival = free.after(survival, confidence)
+            floors.add(round(survival, 4))
+    return sorted(floors)
 
 
 def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float], ...]:
     """An isotonic map from the draft's probability of a token to the share accepted once those
     before it were.
     """
-    tested = [
-        (q, place < r.accepted)
-        for r in rounds
-        for place, q in enumerate(r.confidences[: r.accepted + 1])
-    ]
-    if len(tested) < LEAST:
+    confidences: list[float] = []
+    stays: list[float] = []
+    for drafted, accepted in rounds:
+        tested = drafted[: accepted + 1]
+        confidences += [min(q, 1.0) for q in tested]
+        stays += [float(place < accepted) for place in range(len(tested))]
+    if len(stays) < LEAST:
         raise UserError(
-            f"Only {len(tested)} draft tokens were tested. Pass more prompts, or raise"
+            f"Only {len(stays)} draft tokens were tested. Pass more prompts, or raise"
             " --max-new-tokens."
         )
-    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-    fitted.fit([min(q, 1.0) for q, _ in tested], [float(stays) for _, stays in tested])
+    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidences, stays)
     ends = zip(fitted.X_thresholds_, fitted.y_thresholds_, strict=True)
     return tuple(sorted({round(float(x), 4): round(float(y), 4) for x, y in ends}.items()))
 
 
-def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> dict[str, float]:
-    """What the policy would have made of these rounds: tau, drafted tokens per round, and speed tau
-    / (v + n c).
-    """
-    lengths = [stopping.length(r.confidences) for r in rounds]
-    kept = [min(r.accepted, length) + 1 for r, length in zip(rounds, lengths, strict=True)]
-    price = sum(costs.verification(length) + length * costs.draft for length in lengths)
-    return {
-        "tau": sum(kept) / len(rounds),
-        "drafted": sum(lengths) / len(rounds),
-        "speed": sum(kept) / price,
-    }
+class Promise(NamedTuple):
+    """What a policy makes of rounds."""
+
+    tau: float
+    drafted: float  # tokens per round
+    speed: float  # tau / (v + n c), against plain decoding
+
+    def rounded(self) -> dict[str, float]:
+        """The figures as plain JSON."""
+        return {name: round(value, 3) for name, value in self._asdict().items()}
+
+
+def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> Promise:
+    """What the policy would have made of these rounds."""
+    tokens = 0
+    drafted = 0
+    price = 0.0
+    for confidences, accepted in rounds:
+        length = stopping.length(confidences)
+        tokens += min(accepted, length) + 1
+        drafted += length
+        price += costs.verification(length) + length * costs.draft
+    return Promise(tokens / len(rounds), drafted / len(rounds), tokens / price)

@@ -18,7 +18,8 @@ from gistgate.core.request import Statistics
 from gistgate.core.rule import Context, Rule, State, leading, settle
 from gistgate.core.utils import UserError
 
-INNER = "rule."  # prefix of what the watched rule remembers
+INNER = "rule."
+"""Prefix of what the watched rule remembers."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
     """The strict rule, which counts what `rule` would have accepted.
 
     It judges again once the strict text has come as far as a loose one would: tokens over judged
-        blocks estimate tau.
+    blocks estimate tau.
     """
 
     rule: Rule  # what would have been accepted
@@ -58,35 +59,32 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
             if name.startswith(INNER)
         }
         would = settle(self.rule, block, inner)
-        none_B = torch.zeros_like(acceptance.length)
-        known = {
-            name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")
-        }
+        zero_B = torch.zeros_like(acceptance.length)
+        at_B = state.get("shadow_at", zero_B)
+        next_B = state.get("shadow_next", zero_B)
+        judged_B = at_B >= next_B
         length_B = until_end(block, would.length)
-        judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
         kept_BK = torch.arange(block.draft_ids.shape[1], device=length_B.device) < length_B[:, None]
-        behind_B = known["shadow_at"] + length_B + 1
-        more = {
-            "shadow_blocks": torch.ones_like(none_B),
+        counted = {
+            "shadow_blocks": torch.ones_like(zero_B),
             "shadow_first": length_B + 1,
             "shadow_differing": (length_B != until_end(block, acceptance.length)).long(),
-            "shadow_judged": judged_B,
+            "shadow_judged": judged_B.long(),
             "shadow_tokens": judged_B * (length_B + 1),
             "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
             "shadow_carried": judged_B * ((would.reasons == int(Reason.CARRIED)) & kept_BK).sum(-1),
-            "shadow_at": acceptance.length + 1,
-            "shadow_next": judged_B * (behind_B - known["shadow_next"]),
         }
-        counts = {name: value + more[name] for name, value in known.items()}
+        after = {name: state.get(name, zero_B) + count for name, count in counted.items()}
+        after["shadow_at"] = at_B + acceptance.length + 1
+        after["shadow_next"] = torch.where(judged_B, at_B + length_B + 1, next_B)
         # A loose decoder never meets the blocks within a loose span, so that the rule may not
         # remember them either.
-        met = replace(block, valid=block.valid & judged_B.bool()[:, None])
+        met = replace(block, valid=block.valid & judged_B[:, None])
         for name, new in self.rule.advance(met, would, inner).items():
             old = inner.get(name, torch.zeros_like(new))
-            counts[INNER + name] = torch.where(
-                judged_B.bool().view(-1, *[1] * (new.ndim - 1)), new, old
-            )
-        return counts
+            is_new = judged_B.view(-1, *[1] * (new.ndim - 1))
+            after[INNER + name] = torch.where(is_new, new, old)
+        return after
 
 
 def until_end(block: Block, length_B: Tensor) -> Tensor:

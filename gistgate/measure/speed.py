@@ -1,11 +1,11 @@
-"""Decoding with a clock on both sides: ours and transformers' own, batch by batch and in an order
-that rotates, so that a machine that slows down slows all of them. Loops are easy to draft: a batch
-that any contender answers with a loop is dropped for all of them, unless every batch loops."""
+"""Decoding with a clock on both sides, batch by batch and in an order that rotates, so that a
+machine that slows down slows all contenders. Loops are easy to draft: a batch that any contender
+answers with a loop is dropped for all of them, unless every batch loops."""
 
 import platform
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 from zlib import crc32
@@ -13,47 +13,24 @@ from zlib import crc32
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    StaticCache,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
-from gistgate.core.utils import UserError, first_line, replaced
+from gistgate.core.utils import UserError, first_line
 
-BATCHES = (1, 4, 16, 32)  # batch sizes at which `pays_up_to` measures, in rows
-MEASURED = 64  # longest answer of such a measurement, in tokens
-KS = (
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-)  # block lengths of transformers' speculation; its prompt lookup proposes 10 by itself
-# in place of a K: assisted generation with the length, schedule and threshold of transformers
-# itself
-DEFAULTS = 0
-# a K that takes so many times the least time is not tried any further: prompts decide less than K
-# does
-LOST = 1.25
-ASSISTED = "transformers_assisted"
-LOOKUP = "transformers_lookup"
+BATCHES = (1, 4, 16, 32)
+"""Batch sizes at which `pays_up_to` measures, in rows."""
+MEASURED = 64
+"""Longest answer of such a measurement, in tokens."""
 
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[list[list[int]], Statistics | None]
 """New ids of every row, and what was counted about all rows; None where the library counts
-nothing.
-"""
+nothing."""
 Decode = Callable[..., Answers]
 """Prompt ids of every row -> answers; those of transformers take further arguments for
-`generate`.
-"""
+`generate`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +43,7 @@ class Timed:
 
     @property
     def tokens(self) -> int:
+        """Tokens of all answers."""
         return sum(map(len, self.answers))
 
     @property
@@ -104,7 +82,9 @@ def synchronise() -> None:
 def contender(
     name: str, decoder: Decoder, request: dict[str, Any], *, any_engine: bool = False, **more: Any
 ) -> Contender:
-    """Our decoder; without `any_engine` a request that falls back to another engine is an error."""
+    """Our decoder; without `any_engine` a request that falls back to another engine is an error.
+    `more` goes to `Contender`.
+    """
 
     def decode(prompts: Prompts) -> Answers:
         # What draws numbers draws others for every prompt, and the same ones at every repeat.
@@ -118,86 +98,20 @@ def contender(
 
 
 def check_engine(decoder: Decoder) -> None:
-    """Seconds are those of the engine that was asked for."""
-    if why := sorted(decoder.engine.fell_back):
+    """Refuse (UserError) seconds of another engine than the one that was asked for."""
+    reasons = sorted(decoder.engine.fell_back)
+    if reasons:
         raise UserError(
-            f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Take the eager"
-            " one."
+            f"This cannot be timed on the {decoder.engine.name} engine: {reasons[0]}. Take the"
+            " eager one."
         )
 
 
-def theirs(
-    pair: Any, request: dict[str, Any], block: int | None = None, **generation: Any
-) -> Decode:
-    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one
-    is given.
-    """
-    ends = list(request.get("eos_ids", ()))
-    pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
-    if request.get(
-        "stops"
-    ):  # as a criterion: `stop_strings` would reach the draft without its tokenizer
-        stop = StopStringCriteria(pair.tokenizer, list(request["stops"]))
-        generation["stopping_criteria"] = StoppingCriteriaList([stop])
-
-    def decode(prompts: Prompts, **cache: Any) -> Answers:
-        assistant = {} if block is None else {"assistant_model": drafting(pair.draft, block)}
-        width = max(map(len, prompts))
-        device = pair.target.device
-        rows = [[pad] * (width - len(ids)) + list(ids) for ids in prompts]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
-        # Our decoder reads no configuration of a model (a repetition penalty), and other texts have
-        # another speed.
-        with torch.inference_mode(), replaced(pair.target, "generation_config", GenerationConfig()):
-            out = pair.target.generate(
-                input_ids=torch.tensor(rows, device=device),
-                attention_mask=torch.tensor(mask, device=device),
-                do_sample=False,
-                max_new_tokens=request["max_new_tokens"],
-                eos_token_id=ends or None,
-                pad_token_id=pad,
-                **assistant,
-                **generation,
-                **cache,
-            )
-        return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
-
-    return decode
-
-
-def written(answer: list[int], ends: Collection[int], pad: int) -> int:
-    """Tokens of an answer up to its end, without the padding behind it."""
-    for place, token in enumerate(answer):
-        if token in ends or token == pad:
-            return place + (token in ends)
-    return len(answer)
-
-
-def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
-    """transformers' compiled step on a static cache of one size, on a CPU as well: not every
-    machine can have it.
-    """
-    everywhere = transformers.CompileConfig()
-    everywhere._compile_all_devices = True
-    caches: dict[int, StaticCache] = {}
-    decode = theirs(pair, request)
-
-    def run(prompts: Prompts) -> Answers:
-        cache = caches.setdefault(
-            len(prompts), StaticCache(pair.target.config, max_cache_len=slots)
-        )
-        with torch.inference_mode():
-            cache.reset()
-        return decode(prompts, past_key_values=cache, compile_config=everywhere)
-
-    return Contender("transformers_static", run, 0, True)
-
-
-Lap = dict[str, list[Timed]]  # every run of one batch, by the name of the contender
+Lap = dict[str, list[Timed]]
+"""Every run of one batch, by the name of the contender."""
 Times = dict[str, dict[str, Any]]
 """By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how
-many had `loops`.
-"""
+many had `loops`."""
 
 
 def race(
@@ -209,62 +123,71 @@ def race(
     """Time every contender on every batch; the first batch warms up. `title` shows a progress
     bar.
     """
-    for one in field:  # the first call of everything pays for what later calls find done
-        one.decode(batches[0])
-    shown = tqdm(batches, desc=title, unit="batch", disable=title is None)
-    return [lap(field, batch, range(place, place + repeats)) for place, batch in enumerate(shown)]
+    for entrant in field:  # the first call of everything pays for what later calls find done
+        entrant.decode(batches[0])
+    laps = []
+    for place, batch in enumerate(tqdm(batches, desc=title, unit="batch", disable=title is None)):
+        laps.append(lap(field, batch, range(place, place + repeats)))
+    return laps
 
 
 def lap(field: Sequence[Contender], batch: Prompts, turns: Sequence[int]) -> Lap:
     """One batch decoded by all contenders, once for each turn; a turn says who begins."""
-    for one in field:
-        if one.builds:  # the batch's shape may need new programs
-            one.decode(batch)
-    runs: Lap = {one.name: [] for one in field}
+    for entrant in field:
+        if entrant.builds:  # the batch's shape may need new programs
+            entrant.decode(batch)
+    runs: Lap = {entrant.name: [] for entrant in field}
     for turn in turns:
         first = turn % len(field)
-        for one in [*field[first:], *field[:first]]:
-            runs[one.name].append(one.timed(batch))
+        for entrant in [*field[first:], *field[:first]]:
+            runs[entrant.name].append(entrant.timed(batch))
     return runs
 
 
 def without_loops(laps: Sequence[Lap]) -> tuple[list[Lap], int]:
     """The laps without a loop, or all laps where every one loops; and how many loop."""
-    sound = [one for one in laps if not any(run.loops for runs in one.values() for run in runs)]
+    sound = [runs for runs in laps if not has_loop(runs)]
     return sound or list(laps), len(laps) - len(sound)
+
+
+def has_loop(lap: Lap) -> bool:
+    """Whether any contender answers the batch with a loop."""
+    return any(run.loops for runs in lap.values() for run in runs)
 
 
 def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
     """What a race measured, as plain JSON."""
-    kept, loops = without_loops(laps)
-    return {
-        one.name: {
-            "block": one.block,
-            "seconds": [[run.seconds for run in each[one.name]] for each in kept],
-            "tokens": [each[one.name][0].tokens for each in kept],
-            "target_forwards": [
-                None if (counted := each[one.name][0].statistics) is None else counted.forwards
-                for each in kept
-            ],
+    sound, loops = without_loops(laps)
+    times = {}
+    for entrant in field:
+        batches = [runs[entrant.name] for runs in sound]
+        counts = [runs[0].statistics for runs in batches]
+        times[entrant.name] = {
+            "block": entrant.block,
+            "seconds": [seconds_of(runs) for runs in batches],
+            "tokens": [runs[0].tokens for runs in batches],
+            "target_forwards": [None if count is None else count.forwards for count in counts],
             "loops": loops,
         }
-        for one in field
-    }
+    return times
+
+
+def seconds_of(runs: Sequence[Timed]) -> list[float]:
+    """Seconds of some runs."""
+    return [run.seconds for run in runs]
 
 
 def by_kind(field: Sequence[Contender], times: Times) -> dict[str, Times]:
     """Times of baselines and of methods; a method that decodes exactly like a contender shares its
     times.
     """
-    methods = {
-        name: times[c.name]
-        for c in field
-        for name in (*([] if c.is_baseline else [c.name]), *c.also)
-    }
-    return {
-        "baselines": {c.name: times[c.name] for c in field if c.is_baseline},
-        "methods": methods,
-    }
+    kinds: dict[str, Times] = {"baselines": {}, "methods": {}}
+    for entrant in field:
+        kind = "baselines" if entrant.is_baseline else "methods"
+        kinds[kind][entrant.name] = times[entrant.name]
+        for method in entrant.also:
+            kinds["methods"][method] = times[entrant.name]
+    return kinds
 
 
 def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender], dict[str, str]]:
@@ -273,15 +196,15 @@ def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender]
     """
     able = []
     failed = {}
-    for one in field:
+    for entrant in field:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                one.decode(batch)
+                entrant.decode(batch)
         except Exception as error:  # libraries fail in many ways
-            failed[one.name] = f"{type(error).__name__}: {first_line(error)}"
+            failed[entrant.name] = f"{type(error).__name__}: {first_line(error)}"
         else:
-            able.append(one)
+            able.append(entrant)
     return able, failed
 
 
@@ -304,16 +227,14 @@ def side_by_side(
     prompts loop.
     """
     ways = {"plain": decoder.plain(), "strict": decoder.strict(), decoder.rule.id: decoder}
-    field = [contender(name, one, request, any_engine=True) for name, one in ways.items()]
+    field = [contender(name, way, request, any_engine=True) for name, way in ways.items()]
     laps, loops = without_loops(race(field, [[ids] for ids in prompts]))
-    runs = {name: [each[name][0] for each in laps] for name in ways}
-    return {
-        name: (
-            sum(run.seconds for run in some),
-            total([run.statistics or Statistics() for run in some]),
-        )
-        for name, some in runs.items()
-    }, loops
+    clocks = {}
+    for name in ways:
+        runs = [lap[name][0] for lap in laps]
+        counted = total([run.statistics or Statistics() for run in runs])
+        clocks[name] = (sum(seconds_of(runs)), counted)
+    return clocks, loops
 
 
 def pays_up_to(
@@ -326,13 +247,13 @@ def pays_up_to(
     busy machine.
     """
     plain = decoder.plain()
-    most = 0
+    largest = 0
     for size in sorted(sizes):
         batch = [prompts[place % len(prompts)] for place in range(size)]
         if rate(decoder, batch, request) <= rate(plain, batch, request):
             break
-        most = size
-    return most
+        largest = size
+    return largest
 
 
 def settle_batches(
@@ -342,87 +263,13 @@ def settle_batches(
     keep to it.
     """
     sizes = [*(size for size in BATCHES if size < len(prompts)), len(prompts)]
-    most = pays_up_to(
-        decoder, prompts, sizes, max_new_tokens=min(max_new_tokens, MEASURED), **request
-    )
-    decoder.speculate_up_to = most
-    return most
+    request["max_new_tokens"] = min(max_new_tokens, MEASURED)
+    decoder.speculate_up_to = pays_up_to(decoder, prompts, sizes, **request)
+    return decoder.speculate_up_to
 
 
 def rate(decoder: Decoder, batch: Prompts, request: dict[str, Any]) -> float:
     """New tokens per second, the better of two runs behind one that warms up."""
-    one = contender("", decoder, request, any_engine=True)
-    one.decode(batch)
-    return max(run.tokens / run.seconds for run in (one.timed(batch), one.timed(batch)))
-
-
-def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
-    """The draft, told to propose `block` tokens every time, or left to the defaults of transformers
-    (`DEFAULTS`).
-    """
-    # These three are read from the draft's own configuration; left alone they stop drafts early.
-    names = (
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "assistant_confidence_threshold",
-    )
-    draft.generation_config = GenerationConfig()
-    if block != DEFAULTS:
-        for name, value in zip(names, (block, "constant", 0.0), strict=True):
-            setattr(draft.generation_config, name, value)
-    return draft
-
-
-def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]]:
-    """Assisted generation (with a draft model) and prompt lookup of transformers, each at every
-    K.
-    """
-    found = {
-        LOOKUP: [
-            Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True)
-            for k in KS
-        ]
-    }
-    if pair.draft is not None:
-        found[ASSISTED] = [
-            Contender(ASSISTED, theirs(pair, request, k), k, True) for k in (*KS, DEFAULTS)
-        ]
-    return found
-
-
-def chosen(
-    pair: Any, request: dict[str, Any], development: Sequence[Sequence[int]]
-) -> tuple[list[Contender], dict[str, str]]:
-    """transformers' speculation, each at the K that is fastest on development prompts, and by name
-    what cannot run.
-    """
-    able = []
-    failed = {}
-    for name, variants in speculation(pair, request).items():
-        try:
-            able.append(fastest(variants, development))
-        # a draft whose vocabulary is padded otherwise, for instance; others can be timed
-        except UserError as error:
-            failed[name] = str(error)
-    return able, failed
-
-
-def fastest(variants: Sequence[Contender], development: Sequence[Sequence[int]]) -> Contender:
-    """The variant that decodes these development prompts in the least time, all of them side by
-    side.
-    """
-    numbered = [replace(one, name=str(place)) for place, one in enumerate(variants)]
-    left, failed = working(numbered, development[:1])  # warms up as well
-    if not left:
-        reason = next(iter(failed.values()))
-        raise UserError(
-            f"'{variants[0].name}' does not run with this pair ({reason}). Mend that, or leave it"
-            " out."
-        )
-    spent = {one.name: 0.0 for one in left}
-    for turn, ids in enumerate(development):
-        for name, (run,) in lap(left, [ids], [turn]).items():
-            spent[name] += run.seconds
-        least = min(spent[one.name] for one in left)
-        left = [one for one in left if spent[one.name] <= LOST * least]
-    return variants[int(min(left, key=lambda one: spent[one.name]).name)]
+    entrant = contender("", decoder, request, any_engine=True)
+    entrant.decode(batch)
+    return max(run.tokens / run.seconds for run in (entrant.timed(batch), entrant.timed(batch)))

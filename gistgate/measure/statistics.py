@@ -4,7 +4,7 @@ certificates.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,10 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from gistgate.core.utils import UserError
 
 Array = NDArray[np.float64]
-RESAMPLES = 9999  # bootstrap resamples, and how many are in memory at a time
+Figure = Callable[..., Any]
+"""Takes columns and `axis`, as numpy's reductions do."""
+RESAMPLES = 9999
 AT_ONCE = 500
-# rounds from which on a bootstrap is drawn: over three or four it holds far less often than it says
+"""Resamples that are in memory at a time."""
 FEWEST = 8
+"""Rounds from which on a bootstrap is drawn: over three or four it holds far less often than it
+says."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,13 @@ class Interval:
 
 
 def accuracy_difference(
-    loose: ArrayLike,
-    strict: ArrayLike,
-    level: float = 0.9,
-    seed: int = 0,
-    method: Literal["BCa", "percentile"] = "BCa",
+    loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0
 ) -> Interval:
-    """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that
+    """mean(loose - strict) with its paired BCa bootstrap interval over prompts; negative means that
     looseness costs.
     """
     a, b = paired(loose, strict)
-    return interval(np.mean, a - b, level=level, seed=seed, method=method)
+    return interval(np.mean, a - b, level=level, seed=seed, is_corrected=True)
 
 
 def ratio_of_sums(
@@ -56,27 +56,30 @@ def ratio_of_sums(
 
 
 def ratio_of_rates(
-    times: ArrayLike, tokens: ArrayLike, own_times: ArrayLike, own_tokens: ArrayLike, **more: Any
+    times: ArrayLike,
+    tokens: ArrayLike,
+    own_times: ArrayLike,
+    own_tokens: ArrayLike,
+    level: float = 0.9,
+    seed: int = 0,
 ) -> Interval:
     """Tokens per second of one way of decoding, divided by those of a reference (`times` and
     `tokens` [N]).
     """
     columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
-    if len({len(column) for column in columns}) > 1 or not all(
-        (column > 0).all() for column in columns
-    ):
+    if not all((column > 0).all() for column in columns):
         raise UserError(
             "A speed per token needs positive seconds and tokens for every prompt. Repeat the"
             " benchmark."
         )
-    return interval(
-        lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)),
-        *columns,
-        **more,
-    )
+
+    def ratio(t: Array, n: Array, s: Array, m: Array, axis: int) -> Any:
+        return t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis))
+
+    return interval(ratio, *columns, level=level, seed=seed)
 
 
-def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, Any]:
+def over_rounds(figure: Figure, *columns: ArrayLike) -> dict[str, Any]:
     """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are
     those of the rounds.
     """
@@ -89,22 +92,19 @@ def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, An
 
 
 def interval(
-    figure: Callable[..., Any],
+    figure: Figure,
     *columns: Array,
     level: float = 0.9,
     seed: int = 0,
-    method: Literal["BCa", "percentile"] = "percentile",
+    is_corrected: bool = False,
 ) -> Interval:
-    """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns
-    stay paired.
-
-    `figure` takes the columns and `axis`, as numpy's reductions do. BCa corrects the ends for bias
-    and acceleration (B. Efron, Journal of the American Statistical Association 82 (1987) 171).
+    """A figure of columns [N] with its percentile bootstrap interval; rows are drawn as a whole, so
+    columns stay paired. `is_corrected` asks for the ends of BCa.
     """
     value = float(figure(*columns, axis=-1))
-    num = len(columns[0])
     if all(np.ptp(column) == 0 for column in columns):  # every resample is the same
         return Interval(value, value, value)
+    num = len(columns[0])
     rng = np.random.default_rng(seed)
     drawn = []
     for first in range(0, RESAMPLES, AT_ONCE):
@@ -113,18 +113,31 @@ def interval(
     resampled = np.concatenate(drawn)
     tail = (1 - level) / 2
     ends = [tail, 1 - tail]
-    if method == "BCa":
-        from scipy.special import ndtr, ndtri  # a machine that only decodes need not have scipy
+    if is_corrected:
+        ends = corrected(ends, figure, columns, value, resampled)
+    low, high = (float(np.percentile(resampled, 100 * end)) for end in ends)
+    return Interval(value, low, high)
 
-        bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
-        without = np.array(
-            [figure(*(np.delete(column, row) for column in columns), axis=-1) for row in range(num)]
-        )
-        influence = (num - 1) * (without.mean() - without)
-        acceleration = (influence**3).sum() / num**3 / (6 * ((influence**2).sum() / num**2) ** 1.5)
-        shifted = [bias + ndtri(end) for end in ends]
-        ends = [float(ndtr(bias + one / (1 - acceleration * one))) for one in shifted]
-    return Interval(value, *(float(np.percentile(resampled, 100 * end)) for end in ends))
+
+def corrected(
+    ends: list[float], figure: Figure, columns: tuple[Array, ...], value: float, resampled: Array
+) -> list[float]:
+    """The ends of an interval, in shares of the resamples, corrected for bias and acceleration
+    (BCa: B. Efron, Journal of the American Statistical Association 82 (1987) 171).
+    """
+    from scipy.special import ndtr, ndtri  # a machine that only decodes need not have scipy
+
+    num = len(columns[0])
+    bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
+
+    def left_out(row: int) -> Any:
+        return figure(*(np.delete(column, row) for column in columns), axis=-1)
+
+    without = np.array([left_out(row) for row in range(num)])
+    influence = (num - 1) * (without.mean() - without)
+    acceleration = (influence**3).sum() / num**3 / (6 * ((influence**2).sum() / num**2) ** 1.5)
+    shifted = [bias + ndtri(end) for end in ends]
+    return [float(ndtr(bias + end / (1 - acceleration * end))) for end in shifted]
 
 
 def paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:

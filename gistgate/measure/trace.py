@@ -16,9 +16,8 @@ class TracedToken:
 
     text: str  # what it adds to the text
     reason: str  # strict, loose, carried, own or loop
-    kept: (
-        float | None
-    )  # the gate's probability that the draft token keeps the meaning; None where no gate judged it
+    # the gate's probability that the draft token keeps the meaning; None where no gate judged it
+    kept: float | None
     probability: float  # the target's probability of the token
 
 
@@ -26,8 +25,8 @@ class Watch(Observer):
     """Keeps what blocks say about the tokens that stay. Watches one row."""
 
     def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
-        self.tokenizer = tokenizer  # the prompt's ids
-        self.before = before
+        self.tokenizer = tokenizer
+        self.before = before  # the prompt's ids
         # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
         self._sent = 0
@@ -35,15 +34,13 @@ class Watch(Observer):
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
-        given = (
-            [None] * length if block.gate_probs is None else block.gate_probs[0, :length].tolist()
-        )
-        kept = [
-            None if one is None or one < 0 else one for one in given
-        ]  # below 0: no segment that one could judge
-        self.seen += zip(kept, block.draft_logprob[0, :length].exp().tolist(), strict=True)
-        own = block.logprobs[0, length, acceptance.own_ids[0]]
-        self.seen.append((None, float(own.exp())))
+        judged: list[float | None] = [None] * length
+        if block.gate_probs is not None:
+            # Below 0: no segment that a gate could judge.
+            judged = [prob if prob >= 0 else None for prob in block.gate_probs[0, :length].tolist()]
+        self.seen += zip(judged, block.draft_logprob[0, :length].exp().tolist(), strict=True)
+        added = block.logprobs[0, length, acceptance.own_ids[0]]
+        self.seen.append((None, float(added.exp())))
 
     def new(self, ids: Sequence[int], reasons: Sequence[int]) -> list[TracedToken]:
         """The tokens of an answer, as far as it is decoded, that were not asked for before."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gistgate.core.files import write_json
-from gistgate.measure import speed
+from gistgate.measure import baselines, speed
 from pipeline.decode import decoder_at, make_decoder
 from pipeline.methods import MethodParams
 from pipeline.operating import operating_point
@@ -50,7 +50,7 @@ def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> li
 
 def generates(pair: Pair, request: dict[str, Any]) -> speed.Contender:
     """transformers' `generate` without a draft."""
-    return speed.Contender("transformers_generate", speed.theirs(pair, request), 0, True)
+    return speed.Contender("transformers_generate", baselines.theirs(pair, request), 0, True)
 
 
 def slots_of(prompts: list[dict[str, Any]]) -> int:
@@ -67,9 +67,9 @@ def main() -> None:
     development = [
         prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
     ]
-    speculating, refused = speed.chosen(pair, request, development)
+    speculating, refused = baselines.chosen(pair, request, development)
     able, failed = speed.working(
-        [speed.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]]
+        [baselines.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]]
     )
     library = [generates(pair, request), *speculating, *able]
     field = [*ours(params, pair, request, params.benchmark.engine), *library]

@@ -3,7 +3,7 @@
 import pytest
 
 from gistgate.cli import main as cli
-from gistgate.measure import outlook
+from gistgate.measure import costs
 from tests.certificates.proofs import linear_gate, point, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -26,7 +26,7 @@ def pair(tmp_path_factory):
 def run(monkeypatch, capsys):
     """Call the command line; returns (status, stdout, stderr)."""
 
-    monkeypatch.setattr(outlook, "MOST", outlook.TURNS)  # a busy machine must not make tests slow
+    monkeypatch.setattr(costs, "MAX_TURNS", costs.TURNS)  # a busy machine must not make tests slow
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["gistgate", *map(str, arguments)])

@@ -36,10 +36,8 @@ def decoder(rule_id: str, noise: float = 0.03, **settings: Any) -> Decoder:
 @pytest.mark.parametrize("rule_id", RULES)
 def test_ids_are_those_of_strict_verification(rule_id: str):
     """Although the watched rule would keep loose tokens, unless it is lossless."""
-    watched, exact = (
-        decoder(rule_id, noise=0.1, **LOOSE.get(rule_id, {})),
-        decoder("exact", noise=0.1),
-    )
+    watched = decoder(rule_id, noise=0.1, **LOOSE.get(rule_id, {}))
+    exact = decoder("exact", noise=0.1)
     sampling = Sampling(0.0 if watched.rule.temperatures != "sampled" else 1.0)
     strict = exact.generate(BATCH, max_new_tokens=24, sampling=sampling)
     shadowed = shadow(watched).generate(BATCH, max_new_tokens=24, sampling=sampling)
@@ -77,34 +75,29 @@ RULE = Shadow(make_rule("prob", r=0.3))
 def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
     """The counters of one row after these blocks."""
     state: State = {}
-    for one in blocks:
-        state = rule.advance(one, settle(rule, one, state), state)
+    for drafted in blocks:
+        state = rule.advance(drafted, settle(rule, drafted, state), state)
     return {name: int(state[name]) for name in rule.counters}
 
 
 @pytest.mark.parametrize(
     "r, num, expected",
     [
-        (
-            0.3,
-            1,
-            (1, 4, 1, 1, 4, 1, 1),
-        ),  # the target refuses the second token, the rule would have kept all three
-        (
-            0.3,
-            4,
-            (4, 16, 4, 2, 8, 2, 2),
-        ),  # every second block is judged, and what differs is counted in these alone
+        # the target refuses the second token, the rule would have kept all three
+        (0.3, 1, (1, 4, 1, 1, 4, 1, 1)),
+        # every second block is judged, and what differs is counted in these alone
+        (0.3, 4, (4, 16, 4, 2, 8, 2, 2)),
         (0.3, 5, (5, 20, 5, 3, 12, 3, 3)),
-        (1.0, 2, (2, 4, 0, 2, 4, 0, 0)),  # a rule that keeps nothing more judges every block
+        # a rule that keeps nothing more judges every block
+        (1.0, 2, (2, 4, 0, 2, 4, 0, 0)),
     ],
 )
 def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(
     r: float, num: int, expected: tuple[int, ...]
 ):
     names = ("blocks", "first", "differing", "judged", "tokens", "loose", "carried")
-    found = counted(Shadow(make_rule("prob", r=r)), *[ONE] * num)
-    assert found == {f"shadow_{name}": value for name, value in zip(names, expected, strict=True)}
+    counts = counted(Shadow(make_rule("prob", r=r)), *[ONE] * num)
+    assert counts == {f"shadow_{name}": value for name, value in zip(names, expected, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -122,38 +115,28 @@ def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(
 def test_the_next_block_is_judged_where_the_loose_one_would_have_ended(
     blocks: list[Block], judged: list[int]
 ):
-    assert [
-        counted(RULE, *blocks[: num + 1])["shadow_judged"] for num in range(len(blocks))
-    ] == judged
+    counts = [counted(RULE, *blocks[:num]) for num in range(1, len(blocks) + 1)]
+    assert [count["shadow_judged"] for count in counts] == judged
 
 
 def test_every_row_has_its_own_counts():
     """Three blocks of many rows, and each row alone."""
-    rule, blocks = (
-        Shadow(make_rule("prob", r=0.05)),
-        [random_block(seed=seed, batch=12) for seed in (1, 2, 3)],
-    )
+    rule = Shadow(make_rule("prob", r=0.05))
+    blocks = [random_block(seed=seed, batch=12) for seed in (1, 2, 3)]
     state: State = {}
-    for one in blocks:
-        state = rule.advance(one, settle(rule, one, state), state)
+    for drafted in blocks:
+        state = rule.advance(drafted, settle(rule, drafted, state), state)
     for row in range(12):
-        alone = counted(rule, *(one.of_rows(torch.tensor([row])) for one in blocks))
+        alone = counted(rule, *(drafted.of_rows(torch.tensor([row])) for drafted in blocks))
         assert alone == {name: int(state[name][row]) for name in rule.counters}
     assert state["shadow_first"].unique().numel() > 2 and state["shadow_loose"].unique().numel() > 1
 
 
 def test_an_end_of_the_answer_is_the_own_token_of_its_block():
     """Behind the loosely accepted token the draft ends the answer, as the target does."""
-    one = block(
-        SURE[0],
-        TORN,
-        SURE[2],
-        SURE[3],
-        draft=[0, 1, 2],
-        protocol=torch.tensor([2]),
-        ends=torch.tensor([2]),
-    )
-    counts = counted(RULE, one)
+    end = torch.tensor([2])
+    ended = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=end, ends=end)
+    counts = counted(RULE, ended)
     assert (counts["shadow_first"], counts["shadow_loose"], counts["shadow_carried"]) == (3, 1, 0)
     assert counts["shadow_differing"] == 1
 
@@ -165,17 +148,14 @@ def test_the_watched_rule_keeps_its_own_memory():
     with pytest.raises(UserError, match="think markers"):
         Shadow(make_rule("trt-relaxed")).context(None, ())
     tokenizer = SimpleNamespace(get_vocab=lambda: {"<think>": 4, "</think>": 5})
-    assert Shadow(make_rule("trt-relaxed")).context(
-        tokenizer, ("<think>", "</think>")
-    ).protocol_ids == (4, 5)
+    context = Shadow(make_rule("trt-relaxed")).context(tokenizer, ("<think>", "</think>"))
+    assert context.protocol_ids == (4, 5)
     state = rule.advance(judged, settle(rule, judged, {}), {})
     state = rule.advance(judged, settle(rule, judged, state), state)
     once = rule.rule.advance(judged, settle(rule.rule, judged, {}), {})["uplink_bytes"]
     assert torch.equal(state["rule.uplink_bytes"], once * state["shadow_judged"])
-    assert state["shadow_judged"].unique().tolist() == [
-        1,
-        2,
-    ]  # blocks within a loose span are not met
+    # blocks within a loose span are not met
+    assert state["shadow_judged"].unique().tolist() == [1, 2]
 
 
 def test_a_watched_table_counts_judged_blocks_alone():

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gistgate.measure.speed import ASSISTED, LOOKUP, Contender, static
+from gistgate.measure.baselines import ASSISTED, LOOKUP, static
+from gistgate.measure.speed import Contender
 from pipeline.operating import Operating
 from pipeline.stages import benchmark as stage
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
@@ -67,7 +68,8 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
         "write_json": lambda _path, value: seen.update(written=value),
     }
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(stage if hasattr(stage, name) else stage.speed, name, stand_in)
+        places = [place for place in (stage, stage.baselines, stage.speed) if hasattr(place, name)]
+        monkeypatch.setattr(places[0], name, stand_in)
     stage.main()
     assert seen["development"] == [[7]] * 8 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
