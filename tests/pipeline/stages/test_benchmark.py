@@ -68,7 +68,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
         "write_json": lambda _path, value: seen.update(written=value),
     }
     for name, stand_in in stand_ins.items():
-        places = [place for place in (stage, stage.baselines, stage.speed) if hasattr(place, name)]
+        places = [place for place in (stage, stage.speed, stage.baselines) if hasattr(place, name)]
         monkeypatch.setattr(places[0], name, stand_in)
     stage.main()
     assert seen["development"] == [[7]] * 8 and seen["batches"] == [[[1, 2]], [[3]]]
