@@ -183,13 +183,11 @@ def retrieval_drafter(name: str, pair: Pair) -> Drafter | None:
         return corpus
     costs = read_params().choice
     options = [
-        Option(corpus),
-        Option(PromptLookup(), min_match=costs.min_match),
-        Option(ModelDrafter(pair.draft_model), cost=costs.cost),
+        Option(corpus, prior=costs.prior),
+        Option(PromptLookup(), min_match=costs.min_match, prior=costs.prior),
+        Option(ModelDrafter(pair.draft_model), cost=costs.cost, prior=costs.prior),
     ]
-    return AdaptiveDrafter(
-        options, costs.verify, block=costs.block, prior=costs.prior, weight=costs.weight
-    )
+    return AdaptiveDrafter(options, costs.verify, block=costs.block, weight=costs.weight)
 
 
 if __name__ == "__main__":

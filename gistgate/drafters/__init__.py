@@ -10,10 +10,8 @@ DRAFTERS: Registry[Any] = Registry(
         "model": "gistgate.drafters.model:ModelDrafter",
         "tree": "gistgate.trees.drafter:TreeDrafter",
         "lookup": "gistgate.drafters.text:PromptLookup",
-        "lookup-tree": "gistgate.trees.drafter:LookupTree",
         "suffix": "gistgate.drafters.suffix:SuffixDrafter",
         "recycle": "gistgate.drafters.text:TokenRecycling",
-        "cascade": "gistgate.drafters.cascade:CascadeDrafter",
         "hybrid": "gistgate.drafters.adaptive:ModelOrTextDrafter",
     },
 )

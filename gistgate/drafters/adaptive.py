@@ -8,19 +8,20 @@ for the price of v + n c plain forwards. B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.block import Draft
 from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
-from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import RowDrafter, occurrences, ragged
+
+MEMORY = 0.9  # what a round counts for after the next one
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,9 @@ class Option:
 
     drafter: Drafter
     cost: float = 0.0  # c: a drafted token in plain forwards of the target
-    min_match: int = (
-        0  # only where the latest so many tokens of the text occurred in it before; 0: always
-    )
-    prior: float | None = None  # acceptance that it begins every request with; None: that of all
+    # Only where the latest so many tokens of the text occurred in it before; 0: always.
+    min_match: int = 0
+    prior: float = 0.8  # acceptance that it begins every request with
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,14 @@ class Recent:
         """Tokens of a proposal; `otherwise` while there was none."""
         return round(self.proposed / self.rounds) if self.rounds else otherwise
 
-    def after(self, proposed: int, accepted: int, memory: float) -> Recent:
-        """With another round; what was before counts `memory` times as much."""
+    def after(self, proposed: int, accepted: int) -> Recent:
+        """With another round; what was before counts `MEMORY` times as much."""
         tested = accepted + (accepted < proposed)
-        before = (self.accepted, self.tested, self.proposed, self.rounds)
         return Recent(
-            *(a * memory + b for a, b in zip(before, (accepted, tested, proposed, 1), strict=True))
+            self.accepted * MEMORY + accepted,
+            self.tested * MEMORY + tested,
+            self.proposed * MEMORY + proposed,
+            self.rounds * MEMORY + 1,
         )
 
 
@@ -67,16 +69,27 @@ def speed(rate: float, num: int, cost: float, verify: float) -> float:
     return sum(rate**step for step in range(num + 1)) / (verify + num * cost)
 
 
+class Taken(NamedTuple):
+    """What a row has in a round."""
+
+    place: int  # the option that was taken, -1 for none
+    num: int  # tokens that it proposed
+    note: str  # how this is counted
+
+
+NONE = Taken(-1, 0, "choice_none")
+GAVE_UP = Taken(-1, 0, "choice_gave_up")
+
+
 @dataclass
 class RowChoice:
     """What is known of one row."""
 
     recent: list[Recent]  # of every option
-    taken: tuple[int, int] = (-1, 0)  # the option that was taken and the tokens it proposed
-    guess: tuple[int, list[int]] = (
-        0,
-        [],
-    )  # length of the text, and what it proposed itself that was not taken
+    taken: Taken = NONE
+    # Tokens that the text itself proposed and that were not taken, and where they would stand.
+    guess: list[int] = field(default_factory=list)
+    guess_start: int = 0
 
 
 class AdaptiveDrafter(RowDrafter):
@@ -84,176 +97,148 @@ class AdaptiveDrafter(RowDrafter):
     `choice_gave_up`.
     """
 
-    learns = True
-
     def __init__(
-        self,
-        options: Sequence[Option],  # drafters of chains, of which at most one has a model
-        verify: float = 1.0,  # v, reading a draft in plain forwards of the target
-        *,
-        # tokens that promises are compared at; not the round's K, which depends on other rows
-        block: int = 8,
-        prior: float = 0.8,  # acceptance that a drafter begins every request with
-        # tested tokens that the prior counts for: few give up after one unlucky round
-        weight: float = 16.0,
-        memory: float = 0.9,  # what a round counts for after the next one
+        self, options: Sequence[Option], verify: float, *, block: int, weight: float
     ) -> None:
-        drafters = [option.drafter for option in options]
-        with_model = [place for place, one in enumerate(drafters) if one.model is not None]
-        if not options or len(with_model) > 1 or any(one.nodes for one in drafters):
-            raise UserError(
-                "choice: the options are one or more drafters of chains, at most one of them a"
-                " model."
-            )
-        costs = [min(option.cost, option.min_match) for option in options]
-        if not (
-            verify > 0
-            and block >= 1
-            and min(costs) >= 0
-            and 0 <= prior <= 1
-            and weight > 0
-            and 0 < memory <= 1
-        ):
-            raise UserError(
-                "choice: verify and weight are above 0, block 1 or more, costs 0 or more, others"
-                " shares."
-            )
+        """Choose among `options`, drafters of chains, of which at most one has a model.
+
+        `verify` is v, reading a draft in plain forwards of the target. Promises are compared at
+        `block` tokens and not at the round's K, which depends on other rows. A prior counts for
+        `weight` tested tokens: with a large one few give up after one unlucky round.
+        """
         self.options = tuple(options)
         self.verify = verify
         self.block = block
-        self.memory = memory
-        self.gives_q = all(one.gives_q for one in drafters)
-        self.layers = frozenset().union(*(one.layers for one in drafters))
-        priors = [prior if option.prior is None else option.prior for option in options]
-        self._fresh = [Recent(one * weight, weight) for one in priors]
-        self._keeper = with_model[0] if with_model else 0
-        self.model = drafters[self._keeper].model
-        self._asked: list[int] = []
+        self.drafters = [option.drafter for option in options]
+        with_model = [drafter for drafter in self.drafters if drafter.model is not None]
+        # The drafter whose memory of the texts is kept.
+        self.keeper = with_model[0] if with_model else self.drafters[0]
+        self.model = self.keeper.model
+        self._fresh = [Recent(option.prior * weight, weight) for option in options]
+        self._proposing: list[int] = []
         super().start(1)
 
     def new_row(self) -> RowChoice:
+        """A row that knows the priors alone."""
         return RowChoice(list(self._fresh))
 
     def start(self, batch: int) -> None:
         super().start(batch)
-        self._asked = []
-        for option in self.options:
-            option.drafter.start(batch)
+        self._proposing = []
+        for drafter in self.drafters:
+            drafter.start(batch)
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **request: Any) -> Draft:
         drafts: dict[int, Draft] = {}
-        rows = self.rows_of(texts)
-        notes = [""] * len(texts)
 
-        def ask(place: int) -> Draft:
+        def draft_of(place: int) -> Draft:
             if place not in drafts:
-                drafter = self.options[place].drafter
+                drafter = self.drafters[place]
                 drafts[place] = drafter.propose(texts, num_draft, vocabulary=vocabulary, **request)
             return drafts[place]
 
-        for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            row.taken, notes[at] = self._pick(at, text, ask)
-        self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
-        joined = replace(join(drafts, [row.taken for row in rows], vocabulary), notes=notes)
+        for index, (row, text) in enumerate(zip(self.rows_of(texts), texts, strict=True)):
+            row.taken = self._pick(index, text, draft_of)
+        self._proposing = [place for place, draft in drafts.items() if draft.ids.shape[1]]
+        taken = [row.taken for row in self.rows]
+        joined = replace(join(drafts, taken, vocabulary), notes=[row.note for row in taken])
         if not joined.ids.shape[1]:  # an empty draft is never settled
             self._tell([0] * len(texts))
         return joined
 
-    def _pick(
-        self, row: int, text: Sequence[int], ask: Callable[[int], Draft]
-    ) -> tuple[tuple[int, int], str]:
-        """The option that a row takes with the tokens it found, (-1, 0) for none, and how this is
-        counted.
-        """
-        wishes = self.wishes(row, text)
-        for place in wishes or ():
-            if found := int(ask(place).valid[row].sum()):
-                return (place, found), f"choice_{place}"
-        return (-1, 0), "choice_gave_up" if wishes is None else "choice_none"
+    def _pick(self, index: int, text: Sequence[int], draft_of: Callable[[int], Draft]) -> Taken:
+        """What row `index` has: the most promising option that proposes something."""
+        promising = self.promising(index, text)
+        if promising is None:
+            return GAVE_UP
+        for place in promising:
+            num = num_proposed(draft_of(place), index)
+            if num:
+                return Taken(place, num, f"choice_{place}")
+        return NONE
 
-    def wishes(self, row: int, text: Sequence[int]) -> list[int] | None:
-        """Options worth asking, the most promising first; None when none ever will be in this
-        request.
+    def promising(self, index: int, text: Sequence[int]) -> list[int] | None:
+        """Options of row `index` worth asking, the most promising first; None when none ever will
+        be in this request.
         """
         speeds = [
             speed(recent.rate, self.block, option.cost, self.verify)
-            for option, recent in zip(self.options, self.rows[row].recent, strict=True)
+            for option, recent in zip(self.options, self.rows[index].recent, strict=True)
         ]
-        paying = [place for place, found in enumerate(speeds) if found > 1]
+        paying = [place for place, promise in enumerate(speeds) if promise > 1]
         if not paying:  # now nothing is tried any more, so that no rate will change
             return None
         longest = max(self.options[place].min_match for place in paying)
         match = next((length for length, _ in occurrences(text, longest)), 0)
         paying = [place for place in paying if self.options[place].min_match <= match]
-        return sorted(paying, key=lambda place: -speeds[place])
-
-    def observe(self, block: Block, acceptance: Acceptance) -> None:
-        """Let those learn that do."""
-        for option in self.options:
-            option.drafter.observe(block, acceptance)
+        return sorted(paying, key=speeds.__getitem__, reverse=True)
 
     def keep(self, accepted: Sequence[int]) -> None:
         for row, num in zip(self.rows, accepted, strict=True):
-            place, found = row.taken
+            place = row.taken.place
             if place >= 0:
-                row.recent[place] = row.recent[place].after(found, num, self.memory)
+                row.recent[place] = row.recent[place].after(row.taken.num, num)
         self._tell(accepted)
 
     def _tell(self, accepted: Sequence[int]) -> None:
         """Tell those that proposed what stayed: nothing where a row took another one's."""
-        for asked in self._asked:
-            mine = [
-                num if row.taken[0] == asked else 0
+        for place in self._proposing:
+            stayed = [
+                num if row.taken.place == place else 0
                 for row, num in zip(self.rows, accepted, strict=True)
             ]
-            self.options[asked].drafter.keep(mine)
-        self._asked = []
+            self.drafters[place].keep(stayed)
+        self._proposing = []
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
-        for option in self.options:
-            option.drafter.select(rows)
+        for drafter in self.drafters:
+            drafter.select(rows)
 
     def admit(
         self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
     ) -> None:
         super().admit(present, texts, caches, lengths)
-        nothing = [RowCache([]) for _ in texts], [0] * len(texts)
-        for place, option in enumerate(self.options):
-            option.drafter.admit(
-                present, texts, *((caches, lengths) if place == self._keeper else nothing)
-            )
+        for drafter in self.drafters:
+            if drafter is self.keeper:
+                drafter.admit(present, texts, caches, lengths)
+            else:
+                drafter.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
 
     def read(self, texts: Texts) -> list[RowCache]:
-        return self.options[self._keeper].drafter.read(texts)
+        return self.keeper.read(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
-        return self.options[self._keeper].drafter.snapshot(rows)
+        return self.keeper.snapshot(rows)
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.start(len(lengths))
-        self.options[self._keeper].drafter.restore(caches, lengths)
+        self.keeper.restore(caches, lengths)
 
 
-def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary: int) -> Draft:
-    """Of each row the draft that was taken; with probabilities where one has some; tokens of others
-    are certain.
+def num_proposed(draft: Draft, row: int) -> int:
+    """Tokens that a draft proposes to a row."""
+    return int(draft.valid[row].sum())
+
+
+def join(drafts: Mapping[int, Draft], taken: Sequence[Taken], vocabulary: int) -> Draft:
+    """Of each row the draft that was taken. Where one of the drafts has probabilities, the joined
+    one has some, too: tokens of the others are certain.
     """
-    draft = ragged(
-        [
-            drafts[at].ids[row, :found].tolist() if found else []
-            for row, (at, found) in enumerate(taken)
-        ]
-    )
-    draft = replace(draft, forwards=sum(one.forwards for one in drafts.values()))
-    given = {place: one.q for place, one in drafts.items() if one.q is not None}
-    if not given or not draft.ids.shape[1]:
-        return draft
-    q_BKV = torch.nn.functional.one_hot(draft.ids, vocabulary).to(next(iter(given.values())))
-    for row, (place, found) in enumerate(taken):
-        if place in given:
-            q_BKV[row, :found] = given[place][row, :found]
-    return replace(draft, q=q_BKV)
+    chains = [
+        drafts[place].ids[row, :num].tolist() if num else []
+        for row, (place, num, _) in enumerate(taken)
+    ]
+    forwards = sum(draft.forwards for draft in drafts.values())
+    joined = replace(ragged(chains), forwards=forwards)
+    probs = {place: draft.q for place, draft in drafts.items() if draft.q is not None}
+    if not probs or not joined.ids.shape[1]:
+        return joined
+    q_BKV = torch.nn.functional.one_hot(joined.ids, vocabulary).to(next(iter(probs.values())))
+    for row, (place, num, _) in enumerate(taken):
+        if place in probs:
+            q_BKV[row, :num] = probs[place][row, :num]
+    return replace(joined, q=q_BKV)
 
 
 @dataclass(frozen=True)
@@ -262,28 +247,26 @@ class Costs:
 
     step: float  # one plain target step, in seconds
     draft: float  # c: one draft step, in target steps
-    verify: Mapping[
-        int, float
-    ]  # v(K): verifying K drafted tokens and the one before them, in target steps, by K
+    # v(K): reading K drafted tokens and the one before them, in target steps, by K.
+    verify: Mapping[int, float]
 
     def verification(self, block: float) -> float:
         """v at any K: linear between the measured ones, and the nearest of them outside."""
-        known = sorted(self.verify)
-        return float(np.interp(block, known, [self.verify[k] for k in known]))
+        measured = sorted(self.verify)
+        return float(np.interp(block, measured, [self.verify[num] for num in measured]))
 
 
-UNPROVEN = (
-    0.5  # acceptance that a text begins requests with, and the tested tokens that it counts for
-)
-WEIGHT = 8.0
+UNPROVEN = 0.5  # acceptance that a text begins requests with
+WEIGHT = 8.0  # tested tokens that the acceptance at the beginning counts for
 
 
 class ModelOrTextDrafter(AdaptiveDrafter):
-    """A choice between the request's own text and a draft model, by the tokens that each has
-    found.
+    """A choice between the request's own text and a draft model, by the tokens that each
+    proposes.
     """
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
+        """`costs` are those of the pair, `block` is the K of the draft model's first proposal."""
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
         super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
         self.stopping = drafter.stopping
@@ -293,32 +276,36 @@ class ModelOrTextDrafter(AdaptiveDrafter):
     @property
     def binding(self) -> dict[str, object]:
         verify = {str(num): price for num, price in sorted(self.costs.verify.items())}
-        model = self.options[1].drafter.binding
-        return {**model, "cost": self.costs.draft, "verify": verify, "block": self.block}
+        costs = {"cost": self.costs.draft, "verify": verify, "block": self.block}
+        return {**self.keeper.binding, **costs}
 
-    def _pick(
-        self, row: int, text: Sequence[int], ask: Callable[[int], Draft]
-    ) -> tuple[tuple[int, int], str]:
-        known = self.rows[row]
-        start, guess = known.guess
-        written = list(text[start : start + len(guess)])
-        if guess and written:  # an untaken proposal counts by how much of it was written after all
-            agreed = next(
-                (n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b),
-                len(written),
-            )
-            known.recent[0] = known.recent[0].after(len(written), agreed, self.memory)
-        suffix = ask(0)
-        found = int(suffix.valid[row].sum())
-        by_text, by_model = known.recent
-        drafted = by_model.drafted(self.block)
-        v = self.costs.verification
-        promised = speed(by_text.rate, found, 0.0, v(found))
-        drafting = speed(by_model.rate, drafted, self.costs.draft, v(drafted))
-        known.guess = (len(text), suffix.ids[row, :found].tolist())
-        if found and promised >= max(drafting, 1.0):
-            known.guess = (0, [])
-            return (0, found), "choice_0"
+    def _pick(self, index: int, text: Sequence[int], draft_of: Callable[[int], Draft]) -> Taken:
+        row = self.rows[index]
+        judge_guess(row, text)
+        by_text, by_model = row.recent
+        verification = self.costs.verification
+        copied = draft_of(0)
+        num_copied = num_proposed(copied, index)
+        copying = speed(by_text.rate, num_copied, 0.0, verification(num_copied))
+        num_drafted = by_model.drafted(self.block)
+        drafting = speed(by_model.rate, num_drafted, self.costs.draft, verification(num_drafted))
+        if num_copied and copying >= max(drafting, 1.0):
+            return Taken(0, num_copied, "choice_0")
+        row.guess = copied.ids[index, :num_copied].tolist()
+        row.guess_start = len(text)
         if drafting <= 1:
-            return (-1, 0), "choice_gave_up"
-        return (1, int(ask(1).valid[row].sum())), "choice_1"
+            return GAVE_UP
+        return Taken(1, num_proposed(draft_of(1), index), "choice_1")
+
+
+def judge_guess(row: RowChoice, text: Sequence[int]) -> None:
+    """Count what the text proposed and nobody took by how much of it was written after all."""
+    written = text[row.guess_start : row.guess_start + len(row.guess)]
+    if written:
+        agreeing = 0
+        for token, guess in zip(written, row.guess, strict=False):
+            if token != guess:
+                break
+            agreeing += 1
+        row.recent[0] = row.recent[0].after(len(written), agreeing)
+    row.guess = []

@@ -44,16 +44,15 @@ class ModelDrafter(Drafter):
         uniforms = request["uniforms"]
         ids, valid = left_padded(self.reader.unread(texts), device)
         tokens = []
-        rows = []
+        probs = []
         self._drafts = None if self.stopping is None else Drafts(self.stopping, len(texts))
         for step in range(num_draft):
-            z_BV = sampling.logits(
-                self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]]
-            )
+            z_BV = self.reader.read(ids, valid, keep=1)[:, -1, : request["vocabulary"]]
+            z_BV = sampling.logits(z_BV)
             x_B = z_BV.argmax(-1)
             if not sampling.greedy or request["want_q"]:
                 q_BV = z_BV.softmax(-1)
-                rows.append(q_BV)
+                probs.append(q_BV)
                 if not sampling.greedy:
                     assert uniforms is not None
                     x_B = draw(q_BV, uniforms[:, step].to(device))
@@ -64,12 +63,11 @@ class ModelDrafter(Drafter):
                 break
         self._drafted = len(tokens)
         x_BK = torch.stack(tokens, dim=1)
-        q_BKV = torch.stack(rows, dim=1) if rows else None
-        valid_BK = (
-            torch.ones_like(x_BK, dtype=torch.bool)
-            if self._drafts is None
-            else self._drafts.valid(x_BK)
-        )
+        q_BKV = torch.stack(probs, dim=1) if probs else None
+        if self._drafts is None:
+            valid_BK = torch.ones_like(x_BK, dtype=torch.bool)
+        else:
+            valid_BK = self._drafts.valid(x_BK)
         return Draft(x_BK, valid_BK, q_BKV, forwards=len(tokens))
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:

@@ -1,5 +1,5 @@
 """When a draft ends: behind the first token that is too unlikely to survive for what it costs
-(docs/drafts.md).
+(after SpecDec++, arXiv 2405.19715).
 
 Sampled requests stay lossless because a token that was drawn is always proposed, also the one that
 ends the draft.
@@ -7,87 +7,71 @@ ends the draft.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError, dataclass_from, refusing
 
-IDENTITY = (
-    (0.0, 0.0),
-    (1.0, 1.0),
-)  # the draft's probability taken for the probability that a token is accepted
+# The draft's probability taken for the probability that a token is accepted.
+IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 
 
 @dataclass(frozen=True)
 class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
-    floor: float  # estimated survival below which a draft ends, in [0, 1]
-    points: tuple[tuple[float, float], ...] = (
-        IDENTITY  # (probability, share accepted), linear between and rising
-    )
-    joint: bool = (
-        True  # the survival of all tokens so far; False: of the last one, given those before it
-    )
-    measured: dict[str, Any] = field(
-        default_factory=dict
-    )  # what it was made for: rule, settings, K, costs and counts
+    floor: float  # estimated survival of a whole draft below which it ends, in [0, 1]
+    # (probability of a token, share that is accepted), linear between the points and rising.
+    points: tuple[tuple[float, float], ...] = IDENTITY
+    # What it was made for: rule, settings, K, costs and counts.
+    measured: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        flat = [value for point in self.points for value in point]
-        rises = all(
-            a[0] < b[0] and a[1] <= b[1] for a, b in zip(self.points, self.points[1:], strict=False)
-        )
-        if (
-            not all(0 <= value <= 1 for value in (self.floor, *flat))
-            or not rises
-            or not self.points
-        ):
+        confidences = [confidence for confidence, _ in self.points]
+        shares = [share for _, share in self.points]
+        rises = confidences == sorted(set(confidences)) and shares == sorted(shares)
+        within = all(0 <= value <= 1 for value in (self.floor, *confidences, *shares))
+        if not (self.points and rises and within):
             raise UserError(
                 "stopping: floor and points lie in [0, 1], and points rise. See `gistgate"
                 " fit-draft`."
             )
 
-    def acceptance(self, confidence: float) -> float:
-        """How often a token of this draft probability is accepted."""
-        place = bisect_right([x for x, _ in self.points], confidence)
-        if place in (0, len(self.points)):
-            return self.points[0 if place == 0 else -1][1]
-        (x0, y0), (x1, y1) = self.points[place - 1 : place + 1]
-        return y0 + (y1 - y0) * (confidence - x0) / (x1 - x0)
+    def acceptance(self, confidence: Any) -> Any:
+        """How often tokens of these draft probabilities are accepted: a number, or an array."""
+        return np.interp(confidence, *zip(*self.points, strict=True))
+
+    def after(self, survival: Any, confidence: Any) -> Any:
+        """The survival of drafts with one more token of this probability."""
+        return survival * self.acceptance(confidence)
 
     def length(self, confidences: Sequence[float]) -> int:
         """Tokens of a draft with these probabilities, at least one where there is one."""
-        estimate = 1.0
+        survival = 1.0
         for place, confidence in enumerate(confidences):
-            estimate = self.after(estimate, confidence)
-            if estimate < self.floor:
+            survival = self.after(survival, confidence)
+            if survival < self.floor:
                 return place + 1
         return len(confidences)
 
-    def after(self, estimate: float, confidence: float) -> float:
-        """The estimate with one more token."""
-        return self.acceptance(confidence) * (estimate if self.joint else 1.0)
-
     @property
     def binding(self) -> dict[str, Any]:
-        """What decides proposals, as plain JSON."""
-        return {
-            "floor": self.floor,
-            "joint": self.joint,
-            "points": [list(point) for point in self.points],
-        }
+        """What decides proposals, as plain JSON; `joint` says that the survival is of all tokens so
+        far.
+        """
+        points = [list(point) for point in self.points]
+        return {"floor": self.floor, "joint": True, "points": points}
 
     def save(self, path: str | Path) -> None:
         """Write the policy as JSON."""
-        write_json(path, asdict(self))
+        write_json(path, {**self.binding, "measured": self.measured})
 
 
 class Drafts:
@@ -95,46 +79,34 @@ class Drafts:
 
     def __init__(self, stopping: Stopping, batch: int) -> None:
         self.stopping = stopping
-        self.estimates = [1.0] * batch
-        self.lengths = [0] * batch
+        self.survival = np.ones(batch)
+        self.lengths = torch.zeros(batch, dtype=torch.long)
 
     def add(self, z_BV: Tensor, x_B: Tensor) -> bool:
         """Take in processed draft logits and the tokens drawn from them; True once every row has
         ended its draft.
         """
-        confidences = (
-            (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
-        )
-        for row, confidence in enumerate(confidences):
-            if self.estimates[row] >= self.stopping.floor:  # it still drafts
-                self.lengths[row] += 1
-                self.estimates[row] = self.stopping.after(self.estimates[row], confidence)
-        return max(self.estimates) < self.stopping.floor
+        x_logit_B = z_BV.gather(-1, x_B[:, None]).squeeze(-1)
+        confidence_B = (x_logit_B - z_BV.logsumexp(-1)).double().exp().cpu().numpy()
+        drafts_B = self.survival >= self.stopping.floor
+        self.lengths += torch.from_numpy(drafts_B)
+        survival = self.stopping.after(self.survival, confidence_B)
+        self.survival = np.where(drafts_B, survival, self.survival)
+        return bool(self.survival.max() < self.stopping.floor)
 
-    def valid(self, like: Tensor) -> Tensor:
-        """Which tokens are proposed, in the shape [B, K] of `like`."""
-        lengths = torch.tensor(self.lengths, device=like.device)
-        return torch.arange(like.shape[1], device=like.device) < lengths[:, None]
+    def valid(self, x_BK: Tensor) -> Tensor:
+        """Which of these tokens are proposed [B, K]."""
+        places_K = torch.arange(x_BK.shape[1], device=x_BK.device)
+        return places_K < self.lengths.to(x_BK.device)[:, None]
 
 
-def stopping_from(said: Any) -> Stopping:
-    """A policy from what a user says: a number, which is a confidence threshold as in transformers,
-    or a file.
-    """
-    try:
-        threshold = float(said)
-    except (TypeError, ValueError):
-        value = read_json(said)
-        with refusing(
-            f"{said} says nothing about when drafts end", "Write it with `gistgate fit-draft`."
-        ):
-            points = tuple((float(x), float(y)) for x, y in value["points"])
-            return dataclass_from(
-                Stopping, {**value, "points": points, "floor": float(value["floor"])}
-            )
-    if not 0 <= threshold <= 1:
-        raise UserError(
-            f"No draft ends at {said}. Give a probability, or a file that `gistgate fit-draft`"
-            " wrote."
-        )
-    return Stopping(threshold, joint=False)
+def stopping_from(path: str | Path) -> Stopping:
+    """The policy in a file of `gistgate fit-draft`; UserError where it holds none."""
+    value = read_json(str(path))
+    with refusing(
+        f"{path} says nothing about when drafts end", "Write it with `gistgate fit-draft`."
+    ):
+        points = tuple((float(confidence), float(share)) for confidence, share in value["points"])
+        value = {**value, "points": points, "floor": float(value["floor"])}
+        value.pop("joint", None)
+        return dataclass_from(Stopping, value)

@@ -41,16 +41,15 @@ class DecodeOptions:
         str | None, "Weights of the draft: int8, int4 or none (on processors)."
     ] = None
     stop_drafting: Annotated[
-        str | None, "File of fit-draft, or a confidence such as 0.4, below which drafts end."
+        str | None, "File of fit-draft, which says when drafts end."
     ] = None
     draft_vocabulary: Annotated[
         str | None, "File of draft-vocabulary: tokens that the draft may propose."
     ] = None
     drafter: Annotated[
         str | None,
-        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, hybrid, sen, sen-lexical,"
-        " sen-tree, sen-tree-lexical, corpus or none; default: the certified one, else model with a"
-        " draft.",
+        "model, tree, lookup, suffix, recycle, hybrid, sen, sen-lexical, sen-tree,"
+        " sen-tree-lexical, corpus or none; default: the certified one, else model with a draft.",
     ] = None
     datastore: Annotated[
         str | None, "Folder of a datastore, for the drafters that begin with sen."

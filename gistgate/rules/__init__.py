@@ -70,21 +70,22 @@ def complete(rule_id: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_rule(rule_id: str, **settings: Any) -> Rule:
-    """The rule of that id (or preset) with these settings."""
+    """The rule of that id (or preset) with these settings; UserError where one does not fit."""
     rule_id, preset = meant(rule_id)
     settings = {**preset, **settings}
     kind = RULES[rule_id]
-    known = hints(kind)
+    annotations = hints(kind)
     for name, value in settings.items():
-        if name not in known:
+        if name not in annotations:
             raise UserError(
-                f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, list(known))}"
+                f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, annotations)}"
             )
         # Infinite numbers are settings too: some rules are strict there, or accept everything.
-        is_infinite = isinstance(value, float) and math.isinf(value)
-        if not fits(0.0 if is_infinite else value, known[name]):
+        finite = 0.0 if isinstance(value, float) and math.isinf(value) else value
+        if not fits(finite, annotations[name]):
             raise UserError(
-                f"{rule_id}: '{name}' is {shown(value)}, but it has to be {in_words(known[name])}."
+                f"{rule_id}: '{name}' is {shown(value)}, but it has to be"
+                f" {in_words(annotations[name])}."
             )
     rule: Rule = kind(**settings)
     return rule

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Rule, State, own_token, target_draw
+from gistgate.core.rule import Rule, State, own_token, row_at, target_draw
 from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
@@ -28,9 +28,7 @@ def draft_probs(block: Block) -> Tensor:
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; never below 0, at most about
-    23.
-    """
+    """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; from 0 to about 23."""
     return (torch.xlogy(p, p) - torch.xlogy(p, q.clamp_min(LOG_FLOOR))).sum(-1).clamp_min(0)
 
 
@@ -41,8 +39,8 @@ def js(p: Tensor, q: Tensor) -> Tensor:
 
 
 def ag(p: Tensor, q: Tensor) -> Tensor:
-    """The arguments of `js` the other way round: the mean divergence of the midpoint from both; at
-    most about 11.
+    """The mean divergence of the midpoint from both, `js` with reversed arguments; at most about
+    11.
     """
     middle = (p + q) / 2
     return (kl(middle, p) + kl(middle, q)) / 2
@@ -54,15 +52,19 @@ def tv(p: Tensor, q: Tensor) -> Tensor:
 
 
 def coarse(p: Tensor, q: Tensor, k: int = 50) -> tuple[Tensor, Tensor]:
-    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; as they are
-    for a small V.
+    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; unchanged for
+    a small V.
     """
     if p.shape[-1] <= k:
         return p, q
     p_top, index = p.topk(k, dim=-1)
-    q_top = q.gather(-1, index)
-    p_rest, q_rest = ((1 - top.sum(-1, keepdim=True)).clamp_min(0) for top in (p_top, q_top))
-    return torch.cat([p_top, p_rest], dim=-1), torch.cat([q_top, q_rest], dim=-1)
+    return with_remainder(p_top), with_remainder(q.gather(-1, index))
+
+
+def with_remainder(probs: Tensor) -> Tensor:
+    """Some probabilities of a distribution and, behind them, what they leave of 1."""
+    remainder = (1 - probs.sum(-1, keepdim=True)).clamp_min(0)
+    return torch.cat([probs, remainder], dim=-1)
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -86,9 +88,8 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     reversed), "kl" KL(q || p) as there.
     """
 
-    threshold: float = (
-        0.4  # in nats, for "tv" a share; below 0 none; it means something else for every div
-    )
+    # Largest divergence in nats, for "tv" a share; below 0 none. Every `div` has its own scale.
+    threshold: float = 0.4
     div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
     reduced: bool = True  # strict OR fuzzy; False: fuzzy alone
     # What replaces a refused token in sampled requests: the residual, which keeps the reduced
@@ -105,13 +106,12 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  Div(p_j, q_j) <= threshold
-        return (
-            DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block))
-            <= self.threshold
-        )
+        divergence_BK = DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block))
+        return divergence_BK <= self.threshold
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
-        return (target_draw if self.replacement == "p" else own_token)(block, length_B)
+        replace = target_draw if self.replacement == "p" else own_token
+        return replace(block, length_B)
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,12 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     whatever the token.
     """
 
-    # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
+    # Largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes.
     tau: float = 0.4
-    max_p: PositiveShare = (
-        0.9  # guard: where the target's best token is more probable, it is strict; 1: no guard
-    )
-    temperature: Positive = (
-        1.0  # applied to both distributions before the comparison, in addition to the request's
-    )
+    # Guard: where the target's best token is more probable, the rule is strict; 1: no guard.
+    max_p: PositiveShare = 0.9
+    # Applied to both distributions before the comparison, in addition to the request's.
+    temperature: Positive = 1.0
     needs = frozenset({"q"})
     grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
     variants = ({}, {"max_p": 1.0})
@@ -143,10 +141,9 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
         q_BKV = draft_probs(block)
         if self.temperature == 1:
             return logprobs_BKV.exp(), q_BKV
+        p_BKV = (logprobs_BKV / self.temperature).softmax(-1)
         sharpened_BKV = q_BKV.pow(1 / self.temperature)
-        return (logprobs_BKV / self.temperature).softmax(-1), sharpened_BKV / sharpened_BKV.sum(
-            -1, keepdim=True
-        )
+        return p_BKV, sharpened_BKV / sharpened_BKV.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
     # What stands in place of a refused token in greedy requests; nu may prefer a token that neither
     # model does.
     replacement: Literal["argmax_p", "argmax_nu"] = "argmax_p"
-    # strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match
+    # Strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match.
     superset: bool = True
     needs = frozenset({"q"})
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
@@ -173,12 +170,13 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
         if self.w == 1:  # rounding can make two probabilities equal whose logits are not
             return block.strict
         if block.greedy:
-            probs = block.probs[:, :-1]
+            # accept(j)  <=>  x_j = argmax nu_j
+            p_BKV = block.probs[:, :-1]
             return block.draft_ids == self.favourite(
-                block.logits[:, :-1], probs, draft_probs(block)
+                block.logits[:, :-1], p_BKV, draft_probs(block)
             )
         assert block.uniforms is not None
-        # u <= 1 - w + w p(x) / q(x)
+        # accept(j)  <=>  u_j <= nu_j(x_j) / q_j(x_j)
         nu_x_BK = (1 - self.w) * block.draft_q + self.w * block.draft_logprob.exp()
         return block.uniforms[:, :-1] * block.draft_q <= nu_x_BK
 
@@ -186,9 +184,8 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
         """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target
         may write.
         """
-        nu = ((1 - self.w) * q).add_(
-            p, alpha=self.w
-        )  # few passes: a vocabulary can have 150,000 tokens
+        # In place, as a vocabulary can have 150,000 tokens.
+        nu = ((1 - self.w) * q).add_(p, alpha=self.w)
         return nu.masked_fill_(logits == -torch.inf, -1.0).argmax(-1)
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
@@ -196,14 +193,22 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
         num = block.draft_ids.shape[1]
         if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
             return own_B
-        own = (torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1))
-        favourite_B = self.favourite(block.logits[own], block.probs[own], draft_probs(block)[own])
-        refused_B = length_B < block.valid.sum(-1)
+        rows = (block.logits, block.probs, draft_probs(block))
+        place_B = length_B.clamp_max(num - 1)
+        favourite_B = self.favourite(*(row_at(values, place_B) for values in rows))
+        is_replaced_B = length_B < block.valid.sum(-1)
         if block.protocol is not None:
-            refused_B = refused_B & ~torch.isin(
-                torch.stack([own_B, favourite_B]), block.protocol
-            ).any(0)
-        return torch.where(refused_B, favourite_B, own_B)
+            steers_B = torch.isin(torch.stack([own_B, favourite_B]), block.protocol).any(0)
+            is_replaced_B = is_replaced_B & ~steers_B
+        return torch.where(is_replaced_B, favourite_B, own_B)
+
+
+def ahead(flags_BK: Tensor, window: int, behind: bool = False) -> Tensor:
+    """The flags of the next `window` positions [B, K, W]; `behind` the last position all are
+    alike.
+    """
+    padded = F.pad(flags_BK, (0, window + 1), value=behind)
+    return padded.unfold(-1, window + 1, 1)[:, :-1, 1:]
 
 
 @dataclass(frozen=True)
@@ -212,12 +217,12 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     set otherwise.
     """
 
-    # undecided from here on: nats for "top3", share of ln V for "normalised"; above ln 3 (1) strict
+    # The target is undecided from here on: nats for "top3" (above ln 3 strict), a share of ln V for
+    # "normalised" (above 1 strict).
     theta: float = 0.3
     window: Natural = 6  # matches that have to follow the mismatch, in tokens
-    strict_window: bool = (
-        True  # the window must fit the block (its last `window` positions are strict), or is cut
-    )
+    # The window must fit the block (its last `window` positions are strict); False: it is cut.
+    strict_window: bool = True
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
     p_min: Annotated[float, Between(0, 1, below=True)] = 0.0  # smallest p(x); none is published
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
@@ -226,18 +231,18 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
         m_BK = block.strict
-        ent = (
-            block.entropy3
-            if self.entropy == "top3"
-            else block.entropy / math.log(block.logits.shape[-1])
-        )
-        # Behind the draft's end a window counts as failed (strict windows) or as held (windows cut
-        # at the end).
+        undecided_BK = self.entropy_of(block)[:, :-1] >= self.theta
+        # Behind the draft's end a window counts as failed, or as held where it is cut there.
         follows_BK = m_BK if self.strict_window else m_BK | ~block.valid
-        padded = F.pad(follows_BK, (0, self.window + 1), value=not self.strict_window)
-        agrees_BK = padded.unfold(-1, self.window + 1, 1)[:, :-1, 1:].all(-1)
+        agrees_BK = ahead(follows_BK, self.window, behind=not self.strict_window).all(-1)
         probable_BK = block.draft_logprob >= (math.log(self.p_min) if self.p_min else -torch.inf)
-        return m_BK | ((ent[:, :-1] >= self.theta) & agrees_BK & probable_BK)
+        return m_BK | (undecided_BK & agrees_BK & probable_BK)
+
+    def entropy_of(self, block: Block) -> Tensor:
+        """The entropy that theta is compared with [B, K + 1]."""
+        if self.entropy == "top3":
+            return block.entropy3
+        return block.entropy / math.log(block.logits.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -246,18 +251,15 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     mismatches follow.
     """
 
-    gamma: float = (
-        0.05  # entropy above which the target counts as undecided, as a share of ln V; 1 is strict
-    )
+    # Entropy above which the target counts as undecided, as a share of ln V; 1 is strict.
+    gamma: float = 0.05
     k: Natural = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route
-    window: Count = (
-        4  # following positions among which mismatches are counted; fewer at the end of a draft
-    )
-    # largest share of mismatches in the window that counts as calm; below 0 closes this route
+    # Following positions among which mismatches are counted; fewer at the end of a draft.
+    window: Count = 4
+    # Largest share of mismatches in the window that counts as calm; below 0 closes this route.
     tau_c: float = 0.25
-    con_requires_topk: bool = (
-        False  # plausible and calm (the authors' text), or either (the authors' equation)
-    )
+    # Plausible and calm (the authors' text), or either (the authors' equation).
+    con_requires_topk: bool = False
     full_window: bool = False  # True: a window that the draft does not fill is never calm
     temperatures = "greedy"
     alternative = "'fly'"
@@ -267,12 +269,10 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))
         share_BK = block.entropy[:, :-1] / math.log(block.logits.shape[-1])
-        undecided_BK = (
-            share_BK.clamp_max(1.0) > self.gamma
-        )  # rounding must not lift an even spread above 1
-        plausible_BK = block.draft_rank < (
-            self.k if self.k > 1 else 0
-        )  # a tie with t* has rank 0 as well
+        # Rounding must not lift an even spread above 1.
+        undecided_BK = share_BK.clamp_max(1.0) > self.gamma
+        # A tie with t* has rank 0 as well, so that k = 1 has to tolerate nothing.
+        plausible_BK = block.draft_rank < (self.k if self.k > 1 else 0)
         calm_BK = self.density(block) <= self.tau_c
         either_BK = plausible_BK & calm_BK if self.con_requires_topk else plausible_BK | calm_BK
         return block.strict | (undecided_BK & either_BK)
@@ -281,12 +281,7 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
         """R, the share of mismatches among the next `window` positions of the draft [B, K]; 1 where
         none follows.
         """
-
-        def count_ahead(flags_BK: Tensor) -> Tensor:
-            padded = F.pad(flags_BK.float(), (0, self.window + 1))
-            return padded.unfold(-1, self.window + 1, 1)[:, :-1, 1:].sum(-1)
-
-        following_BK = count_ahead(block.valid)
-        misses_BK = count_ahead(block.valid & ~block.strict)
-        known_BK = following_BK >= (self.window if self.full_window else 1)
-        return torch.where(known_BK, misses_BK / following_BK.clamp_min(1.0), 1.0)
+        following_BK = ahead(block.valid, self.window).sum(-1)
+        misses_BK = ahead(block.valid & ~block.strict, self.window).sum(-1)
+        counts_BK = following_BK >= (self.window if self.full_window else 1)
+        return torch.where(counts_BK, misses_BK / following_BK.clamp_min(1), 1.0)

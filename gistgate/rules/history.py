@@ -19,9 +19,8 @@ from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.rule import Context, Rule, State
 from gistgate.core.utils import Amount, Natural, Positive, UserError
 
-STRIDE = (
-    1 << 31
-)  # the key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary
+# The key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary.
+STRIDE = 1 << 31
 CAPACITY = 1 << 16  # pairs that a table holds unless told otherwise: 1.5 MB
 
 
@@ -31,16 +30,11 @@ class PairCounts:
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        if capacity < 1:
-            raise UserError(
-                f"A table of pair counts has capacity {capacity}, but it must hold 1 pair or more."
-            )
         self.capacity = capacity
         self.keys = torch.empty(0, dtype=torch.long)
         self.counts = torch.empty(0, dtype=torch.long)
-        self.seen = torch.empty(
-            0, dtype=torch.long
-        )  # when each pair was met last, in calls of `add`
+        # When each pair was met last, in calls of `add`.
+        self.seen = torch.empty(0, dtype=torch.long)
         self.clock = 0
         self.num_ids = 0  # one more than the largest token id of a table that was read from a file
 
@@ -62,8 +56,7 @@ class PairCounts:
         keys, counts = pair_key(x, t).unique(return_counts=True)
         self._insert(keys[self._count(keys) == 0])
         place = torch.searchsorted(self.keys, keys)
-        # Out of place: a table filled while decoding (inference mode) can be filled on outside of
-        # it.
+        # Out of place: a table filled in inference mode can be filled on outside of it.
         self.counts = self.counts.index_add(0, place, counts)
         self.seen = self.seen.index_fill(0, place, self.clock)
         self.clock += 1
@@ -95,11 +88,9 @@ class PairCounts:
     def to(self, device: torch.device) -> None:
         """Move the table."""
         if self.keys.device != device:
-            self.keys, self.counts, self.seen = (
-                self.keys.to(device),
-                self.counts.to(device),
-                self.seen.to(device),
-            )
+            self.keys = self.keys.to(device)
+            self.counts = self.counts.to(device)
+            self.seen = self.seen.to(device)
 
     def _count(self, key: Tensor) -> Tensor:
         if not len(self):
@@ -111,17 +102,12 @@ class PairCounts:
         """Insert ascending unknown keys in linear time; sorting again would cost more than a round
         saves.
         """
-        at = torch.searchsorted(self.keys, new) + torch.arange(len(new), device=new.device)
-        size = len(self) + len(new)
-        is_old = torch.ones(size, dtype=torch.bool, device=new.device).index_fill(0, at, False)
-        old = is_old.nonzero().squeeze(-1)
-        keys, counts, seen = (
-            column.new_zeros(size).index_copy(0, old, column)
-            for column in (self.keys, self.counts, self.seen)
-        )
-        self.keys = keys.index_copy(0, at, new)
-        self.counts = counts
-        self.seen = seen
+        place = torch.searchsorted(self.keys, new) + torch.arange(len(new), device=new.device)
+        empty = new.new_zeros(len(self) + len(new))
+        is_old = torch.ones_like(empty, dtype=torch.bool).index_fill(0, place, False)
+        self.keys = empty.masked_scatter(is_old, self.keys).index_copy(0, place, new)
+        self.counts = empty.masked_scatter(is_old, self.counts)
+        self.seen = empty.masked_scatter(is_old, self.seen)
 
     def _forget(self) -> None:
         """Drop the pairs that were met longest ago, a sixteenth of the table at a time, so that
@@ -158,11 +144,10 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
 
     tau_c: Positive = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
     min_count: Natural = 6  # the paper's lambda: a pair is known after more refusals than this
-    table: Literal["frozen", "online"] = (
-        "frozen"  # counts from calibration only; or they go on (the paper)
-    )
+    # Counts come from calibration only; or they go on while decoding (the paper).
+    table: Literal["frozen", "online"] = "frozen"
     counts: str | Path | PairCounts | None = (
-        None  # a file, or a table; an online one may begin with nothing
+        None  # a file, or a table; None: an online one is empty
     )
     grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
     variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
@@ -196,10 +181,6 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         # The table itself, not its address: that may be another table's once this one is gone.
         return (repr(self), self.pairs, self.pairs.clock)
 
-    def to(self, device: torch.device) -> None:
-        """Move the table."""
-        self.pairs.to(device)
-
     def accept(self, block: Block, state: State) -> Tensor:
         if self.pairs.num_ids > block.logits.shape[-1]:
             raise UserError(
@@ -218,10 +199,14 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         that ended it.
         """
         if self.table == "online":
-            place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
-            met_BK = refusals(block) & (place_K <= acceptance.length[:, None])
+            met_BK = refusals(block) & (places(block) <= acceptance.length[:, None])
             self.pairs.add(block.draft_ids[met_BK], block.top_ids[:, :-1][met_BK])
         return state
+
+
+def places(block: Block) -> Tensor:
+    """The places of the drafted tokens, from 0 [K]."""
+    return torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
 
 
 def refusals(block: Block) -> Tensor:
@@ -241,13 +226,16 @@ def met_so_far(block: Block) -> Tensor:
 @dataclass(frozen=True)
 class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     """Regret budget (huggingface/transformers#48636): accept while a request's sum of max z - z(x)
-    stays in it. ASD (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its
-    published setting."""
+    stays in it.
+
+    ASD (arXiv 2608.03447) adds two limits: budget 8 with share 0.25 and most 2 is its published
+    setting.
+    """
 
     budget: Amount = 2.0  # logits (nats) that one request may spend; 0 is strict
-    # of ASD, g: nats that a token may cost for each token of the block from it on; 0: no limit
+    # ASD's g: nats that a token may cost for each token of the block from it on; 0: no limit.
     share: Amount = 0.0
-    most: Natural = 0  # of ASD, m: loose tokens in a block; 0: no limit
+    most: Natural = 0  # ASD's m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     counters = ("spent",)
@@ -257,28 +245,26 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     def accept(self, block: Block, state: State) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
             return block.strict
-        # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all
-        # before it stay
-        after_BK = spent(block, state)[:, None] + regret(block).cumsum(-1)
-        within_BK = after_BK <= self.budget
+        # accept(j)  <=>  spent + r_0 + .. + r_j <= budget, where r_i = max z_i - z_i(x_i)
+        regret_BK = regret(block)
+        accepted_BK = spent(block, state)[:, None] + regret_BK.cumsum(-1) <= self.budget
         if self.share:  # r_j <= g (K - j), j from 0
-            left_K = torch.arange(block.draft_ids.shape[1], 0, -1, device=block.draft_ids.device)
-            within_BK &= regret(block) <= self.share * left_K
-        return within_BK & (refusals(block).cumsum(-1) <= self.most) if self.most else within_BK
+            left_K = block.draft_ids.shape[1] - places(block)
+            accepted_BK &= regret_BK <= self.share * left_K
+        if self.most:
+            accepted_BK &= refusals(block).cumsum(-1) <= self.most
+        return accepted_BK
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         """Add the logits that the accepted tokens cost to "spent" [B]."""
-        place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
-        kept_BK = place_K < acceptance.length[:, None]
-        return {
-            **state,
-            "spent": spent(block, state) + torch.where(kept_BK, regret(block), 0.0).sum(-1),
-        }
+        stays_BK = places(block) < acceptance.length[:, None]
+        cost_B = torch.where(stays_BK, regret(block), 0.0).sum(-1)
+        return {**state, "spent": spent(block, state) + cost_B}
 
 
 def spent(block: Block, state: State) -> Tensor:
     """What each request has spent so far [B]."""
-    return state.get("spent", block.logits.new_zeros(block.logits.shape[0]))
+    return state.get("spent", block.logits.new_zeros(len(block.logits)))
 
 
 def regret(block: Block) -> Tensor:
@@ -287,4 +273,4 @@ def regret(block: Block) -> Tensor:
     """
     # Both stand under the same normaliser, which cancels.
     gap_BK = block.top_logprob[:, :-1] - block.draft_logprob
-    return torch.where(block.valid & ~block.strict, gap_BK, 0.0)
+    return torch.where(refusals(block), gap_BK, 0.0)

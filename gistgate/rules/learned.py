@@ -22,7 +22,7 @@ class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
     calibrated gate.
     """
 
-    # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    # Largest tolerated probability that the draft token changes the meaning; below 0 is strict.
     risk: Risk = 0.05
     grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
     needs = frozenset({"gate"})
@@ -43,9 +43,8 @@ class Judge(Rule, id="judge", knob="delta", looser="down"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         probs_BK = kept_probs(block, self.id)
-        return (
-            block.strict if self.delta >= 1 else probs_BK > self.delta
-        )  # a rounded probability cannot pass at 1
+        # A probability that was rounded up must not pass at 1.
+        return probs_BK > self.delta if self.delta < 1 else block.strict
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     `autojudge`.
     """
 
-    # largest tolerated probability that the draft token changes the meaning; below 0 is strict
+    # Largest tolerated probability that the draft token changes the meaning; below 0 is strict.
     risk: Risk = 0.05
     w: Share = 0.3  # weight of the target in the mixture, in [0, 1]; 1 is strict
     grid = AutoJudge.grid
@@ -65,6 +64,7 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
 
     @cached_property
     def mixture(self) -> Ensemble:
+        """The rule `ensemble` at the same w."""
         return Ensemble(w=self.w)
 
     def accept(self, block: Block, state: State) -> Tensor:
@@ -72,18 +72,19 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
         return self.mixture.accept(block, state) & harmless_BK
 
 
-ID_BYTES = 4  # of one token id, and of one number of a state in half precision
-NUMBER_BYTES = 2
+ID_BYTES = 4  # of one token id
+NUMBER_BYTES = 2  # of one number of a state in half precision
 
 
-class Costs(Context):
+class RequestCosts(Context):
     """Fills `Block.cost` where a request names its cost."""
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """The cost of each row [B], 0 for a row that names none; nothing where no row does."""
-        if all(row.cost is None for row in rows):
+        costs = [row.cost for row in rows]
+        if not any(cost is not None for cost in costs):
             return {}
-        return {"cost": torch.tensor([row.cost or 0.0 for row in rows], device=block.logits.device)}
+        return {"cost": torch.tensor([cost or 0.0 for cost in costs], device=block.logits.device)}
 
 
 @dataclass(frozen=True)
@@ -98,26 +99,25 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     risk: Risk = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost
     kappa: Amount = 0.0  # probability of harm that the full cost adds; at 0 costs change nothing
     limit: Share = 1.0  # largest tolerated probability of harm: set it to what calibration allowed
-    upload: Literal["all", "mismatch"] = (
-        "all"  # draft states that are sent; only the byte counter depends on it
-    )
+    # Which draft states are sent; only the byte counter depends on it.
+    upload: Literal["all", "mismatch"] = "all"
     width: Natural = 2048  # numbers in one draft state
     needs = frozenset({"gate"})
     counters = ("uplink_bytes",)
-    grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
+    grid = AutoJudge.grid
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """What a round costs each request."""
-        return Costs()
+        return RequestCosts()
 
     def accept(self, block: Block, state: State) -> Tensor:
         probs_BK = kept_probs(block, self.id)
         if self.risk < 0:
             return block.strict
-        # P(harm) <= thr(c) = min(thr_0 + kappa c, limit)
+        # accept(j)  <=>  P(harm) <= min(risk + kappa cost, limit)
         cost_B = probs_BK.new_zeros(len(probs_BK)) if block.cost is None else block.cost.clamp(0, 1)
-        threshold_B1 = (self.risk + self.kappa * cost_B).clamp_max(self.limit)[:, None]
-        return 1 - probs_BK <= threshold_B1
+        threshold_B = (self.risk + self.kappa * cost_B).clamp_max(self.limit)
+        return 1 - probs_BK <= threshold_B[:, None]
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from gistgate.core.block import Block
 from gistgate.core.rule import Rule, State, own_token
 
+TINY = torch.finfo(torch.float64).tiny  # keeps quotients finite
+
 
 @dataclass(frozen=True)
 class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
@@ -23,7 +25,7 @@ class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True,
             return block.strict
         assert block.uniforms is not None
         passed_BK = (block.uniforms[:, :-1] <= passing(block)) & block.valid
-        # j stays if it or any later prefix passes
+        # accept(j)  <=>  u_i <= h_i for some i >= j
         return passed_BK.flip(-1).long().cumsum(-1).flip(-1) > 0
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
@@ -38,11 +40,9 @@ def path_ratios(block: Block) -> Tensor:
     ratios = [torch.ones_like(block.logits[:, 0, 0], dtype=torch.float64)]
     for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1), strict=True):
         reached_B = ratios[-1] * p_B
-        # a token with p = 0 ends the path for every q
+        # A token with p = 0 ends the path for every q.
         full_B = (reached_B >= q_B) & (reached_B > 0)
-        ratios.append(
-            torch.where(full_B, 1.0, reached_B / q_B.clamp_min(torch.finfo(torch.float64).tiny))
-        )
+        ratios.append(torch.where(full_B, 1.0, reached_B / q_B.clamp_min(TINY)))
     return torch.stack(ratios, dim=1)
 
 
@@ -52,9 +52,8 @@ def passing(block: Block) -> Tensor:
     h_j = S_j / (S_j + 1 - P_j) with S_j = sum [P_j p - q]_+ over the tokens behind x_j, and h_j =
     P_j at the end.
     """
-    num = block.draft_ids.shape[1]
     ratio_BK = path_ratios(block)[:, 1:]
-    if num < 2:
+    if block.draft_ids.shape[1] < 2:
         return ratio_BK
     here_BK = ratio_BK[:, :-1]
     if block.q is None:  # q is 1 for x_{j+1}, so only the other tokens contribute
@@ -63,10 +62,8 @@ def passing(block: Block) -> Tensor:
         p_BKV = block.logprobs[:, 1:-1].double().exp()
         mass_BK = (here_BK[..., None] * p_BKV - block.q[:, 1:].double()).clamp_min(0).sum(-1)
     whole_BK = mass_BK + (1 - here_BK)
-    # 0 / 0 means P = 1 and p = q: the next prefix passes in any case
-    inner_BK = torch.where(
-        whole_BK > 0, mass_BK / whole_BK.clamp_min(torch.finfo(torch.float64).tiny), 1.0
-    )
+    # 0 / 0 means P = 1 and p = q: the next prefix passes in any case.
+    inner_BK = torch.where(whole_BK > 0, mass_BK / whole_BK.clamp_min(TINY), 1.0)
     is_inner_BK = F.pad(block.valid[:, 1:], (0, 1))  # another drafted token follows
     return torch.where(is_inner_BK, F.pad(inner_BK, (0, 1)), ratio_BK)
 

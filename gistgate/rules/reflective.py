@@ -22,10 +22,8 @@ from gistgate.rules.thresholds import Typical
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
 """Our own words between the two readings; the paper's are not published."""
 
-BASES: dict[str, Rule] = {
-    "exact": Exact(),
-    "typical": Typical(),
-}  # rules that may judge the mixture
+BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}
+"""Rules that may judge the mixture."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,13 @@ class Rereader(Verifier):
     first one differs.
     """
 
-    second: Tensor | None = (
-        None  # the rows of the second copy [B, K, V], where both copies were read in one forward
-    )
+    # The rows of the second copy [B, K, V], where both copies were read in one forward.
+    second: Tensor | None = None
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
-        asked = reflection(parts)
-        return len(asked.prompt_ids) + asked.tail + 2 * parts.block
+        context = reflection(parts)
+        return len(context.prompt_ids) + context.tail + 2 * parts.block
 
     def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
         self.second = None
@@ -64,15 +61,15 @@ class Rereader(Verifier):
         num = draft.ids.shape[1]
         if not num or reflection(self.parts).mode != "joint" or self._apart(rows):
             return super().read(ids, valid, draft, rows)
-        more, counts = self._appendix(draft, rows)
-        known = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
-        both = torch.cat([ids, more], dim=1)
-        both_valid = torch.cat([known, counts], dim=1)
-        z = self.reader.read(both, both_valid, num + 1 + more.shape[1])[
-            ..., : self.parts.vocabulary
-        ]
+        if valid is None:
+            valid = torch.ones_like(ids, dtype=torch.bool)
+        appendix, counts = self._appendix(draft, rows)
+        ids = torch.cat([ids, appendix], dim=1)
+        valid = torch.cat([valid, counts], dim=1)
+        length = appendix.shape[1]
+        z = self.reader.read(ids, valid, num + 1 + length)[..., : self.parts.vocabulary]
         for layer, state in self.states.items():
-            self.states[layer] = state[:, : state.shape[1] - more.shape[1]]
+            self.states[layer] = state[:, :-length]
         self._forget(counts)
         self.second = z[:, -num - 1 : -1]
         return z[:, : num + 1]
@@ -106,23 +103,25 @@ class Rereader(Verifier):
         """The rows of the second copy [B, K, V], read row by row without gaps; zeros where the
         first reading agrees.
         """
-        z = torch.zeros(*draft.ids.shape, self.parts.vocabulary, device=draft.ids.device)
+        z_BKV = torch.zeros(*draft.ids.shape, self.parts.vocabulary, device=draft.ids.device)
         ids, counts = self._appendix(draft, rows)
-        for place in (place for place, again in enumerate(differs) if again):
-            reader = Reader(self.parts.target, 1)
-            num = int(draft.valid[place].sum())
-            reader.restore(self.reader.snapshot([place]), [self.reader.known[place]])
-            read = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
-            z[place, :num] = read[0, :-1, : self.parts.vocabulary]
-        return z
+        for place, again in enumerate(differs):
+            if again:
+                reader = Reader(self.parts.target, 1)
+                reader.restore(self.reader.snapshot([place]), [self.reader.known[place]])
+                num = int(draft.valid[place].sum())
+                z = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
+                z_BKV[place, :num] = z[0, :-1, : self.parts.vocabulary]
+        return z_BKV
 
     def _appendix(self, draft: Draft, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """What is read behind the draft: ids [B, R + K] and which of them count."""
-        asked = reflection(self.parts)
-        texts = [row.text for row in rows]
-        between = [[*asked.prompt_ids, *text[max(0, len(text) - asked.tail) :]] for text in texts]
+        context = reflection(self.parts)
+        tails = [row.text[max(0, len(row.text) - context.tail) :] for row in rows]
+        between = [[*context.prompt_ids, *tail] for tail in tails]
         ids, valid = left_padded(between, draft.ids.device)
-        valid = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        if valid is None:
+            valid = torch.ones_like(ids, dtype=torch.bool)
         return torch.cat([ids, draft.ids], dim=1), torch.cat([valid, draft.valid], dim=1)
 
     def _forget(self, valid: Tensor) -> None:
@@ -145,8 +144,7 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
     """
 
     alpha: Share = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
-    # What judges z_mix: the lossless test, or typical acceptance as published (the same when
-    # greedy).
+    # What judges z_mix: the lossless test, or typical acceptance as published (alike if greedy).
     base: Literal["exact", "typical"] = "exact"
     # Both readings in one forward, always; or a forward of its own, only where the first one
     # differs.
@@ -173,9 +171,8 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
 
     def accept(self, block: Block, state: State) -> Tensor:
         assert block.second is not None, "the decoder reads the draft a second time"
-        z_BKV = torch.cat(
-            [self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], dim=1
-        )
+        mixed_BKV = self.mix(block.logits[:, :-1], block.second)
+        z_BKV = torch.cat([mixed_BKV, block.logits[:, -1:]], dim=1)
         return BASES[self.base].accept(replace(block, logits=z_BKV), state)
 
     def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:

@@ -31,15 +31,13 @@ class Prob(Rule, id="prob", knob="r", looser="down"):
 class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
     """Accept where p(x) / p(t*) >= r."""
 
-    r: PositiveShare = (
-        0.3  # smallest ratio of the draft token's probability to the best token's; 1 is strict
-    )
+    # Smallest ratio of the draft token's probability to the best token's; 1 is strict.
+    r: PositiveShare = 0.3
     grid = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if (
-            self.r == 1
-        ):  # neither a tie with t* nor, when sampling, t* itself is a reason to overrule the strict test
+        # Neither a tie with t* nor, when sampling, t* itself may overrule the strict test at 1.
+        if self.r == 1:
             return block.strict
         return block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.r)
 
@@ -52,7 +50,7 @@ class TopK(Rule, id="top-k", knob="k", looser="up"):
     grid = (2, 3, 4, 5, 6, 8, 10, 15, 20)
 
     def accept(self, block: Block, state: State) -> Tensor:
-        return (block.draft_rank < self.k) if self.k > 1 else block.strict
+        return block.draft_rank < self.k if self.k > 1 else block.strict
 
 
 @dataclass(frozen=True)
@@ -81,20 +79,16 @@ class Typical(Rule, id="typical", knob="scale", looser="down"):
     requests are exact.
     """
 
-    scale: Amount = (
-        1.0  # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict
-    )
+    # 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta it is strict.
+    scale: Amount = 1.0
     eps: PositiveShare = 0.09  # probability that is always enough (form "medusa")
-    delta: Positive = (
-        0.3  # share of exp(-H), the probability of equally likely tokens, that is enough ("medusa")
-    )
+    # Share of exp(-H), the probability of equally likely tokens, that is enough ("medusa").
+    delta: Positive = 0.3
     form: Literal["medusa", "ascend"] = "medusa"
-    superset: bool = (
-        True  # strict OR typical; False, as published, can refuse what exact sampling accepts
-    )
-    greedy: Literal["exact", "raw"] = (
-        "exact"  # greedy requests: the argmax alone, or judged by p at temperature 1
-    )
+    # Strict OR typical; False, as published, can refuse what exact sampling accepts.
+    superset: bool = True
+    # Greedy requests keep the argmax alone, or are judged by p at temperature 1.
+    greedy: Literal["exact", "raw"] = "exact"
     grid = (5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
     variants = ({"greedy": "raw"}, {"greedy": "raw", "form": "ascend"})
 
@@ -132,7 +126,7 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
         if block.greedy:  # undefined; the decoder refuses such a request
             return block.strict
         assert block.uniforms is not None
-        # u <= p(x) / (l q(x))
+        # accept(j)  <=>  u_j <= p(x_j) / (l q(x_j))
         return block.uniforms[:, :-1] * self.lenience * block.draft_q <= block.draft_logprob.exp()
 
 
@@ -142,12 +136,9 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
     single.
     """
 
-    acc: PositiveShare = (
-        1.0  # what p(x) is divided by before the draw; 1 is lossless; without effect when greedy
-    )
-    single: PositiveShare = (
-        1.0  # target probability that is enough without a draw, in (0, 1]; 1 is lossless
-    )
+    # What p(x) is divided by before the draw; 1 is lossless; without effect when greedy.
+    acc: PositiveShare = 1.0
+    single: PositiveShare = 1.0  # target probability that is enough without a draw; 1 is lossless
     superset = False
     grid = (0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01)
 
@@ -163,7 +154,9 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
             return block.strict | sure_BK
         assert block.uniforms is not None
         u_BK = block.uniforms[:, :-1]
-        lossless_BK = (u_BK <= p_BK) & (p_BK > 0)  # what remains where looseness is not allowed
+        # accept(j)  <=>  u_j <= p(x_j), or, where looseness is allowed, u_j <= p(x_j) / acc or
+        # p(x_j) >= single
+        lossless_BK = (u_BK <= p_BK) & (p_BK > 0)
         return lossless_BK | (((u_BK * self.acc <= p_BK) | sure_BK) & allowed(block))
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
@@ -186,7 +179,7 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
     beside it is lossless.
     """
 
-    # ratio of the logits above which both count; 1 is strict for positive ones, infinity for all
+    # Ratio of the logits above which both count; 1 is strict for positive ones, infinity for all.
     theta: Logits = 0.9
     grid = (0.99, 0.98, 0.97, 0.95, 0.92, 0.9, 0.87, 0.83, 0.8, 0.7, 0.5, 0.0)
 
@@ -224,7 +217,8 @@ class Thinking(Context):
         """
         now_B = torch.tensor([self.is_thinking(row) for row in rows], device=block.draft_ids.device)
         ends_BK = (block.draft_ids == self.markers[1]).long()
-        return {"thinking": now_B[:, None] & (ends_BK.cumsum(-1) - ends_BK == 0)}
+        ended_before_BK = ends_BK.cumsum(-1) - ends_BK > 0
+        return {"thinking": now_B[:, None] & ~ended_before_BK}
 
     def is_thinking(self, row: Any) -> bool:
         """Whether the text of a row ends between the markers; only what is new of it is read."""
@@ -249,8 +243,8 @@ def find_markers(tokenizer: Any, names: Sequence[str]) -> tuple[int, int]:
                 " think_markers=(begin, end) with the model's own, or set scope: all to apply the"
                 " rule everywhere."
             )
-    begin, end = (vocabulary[name] for name in names)
-    return begin, end
+    begin, end = names
+    return vocabulary[begin], vocabulary[end]
 
 
 def between_markers(ids: Sequence[int], thinking: bool, markers: tuple[int, int]) -> bool:
@@ -271,14 +265,12 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     share of p(t*): p(x) >= (1 - delta) p(t*). From 0 (strict) to 1 (top k alone) both modes loosen.
     """
 
-    delta: Share = (
-        0.6  # how far below the best token a tolerated one may lie, see mode; 0 is strict
-    )
+    # How far below the best token a tolerated one may lie, see mode; 0 is strict.
+    delta: Share = 0.6
     k: Count = 10  # rank, counted from 1, that is still tolerated; 1 is strict
     mode: Literal["diff", "ratio"] = "diff"
-    scope: Literal["think", "all"] = (
-        "think"  # only between the markers, or everywhere (models that do not think)
-    )
+    # Only between the markers, or everywhere (models that do not think).
+    scope: Literal["think", "all"] = "think"
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -286,16 +278,16 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """Where the think markers are; of no interest where the rule applies everywhere."""
-        return (
-            Context() if self.scope == "all" else Thinking(find_markers(tokenizer, think_markers))
-        )
+        if self.scope == "all":
+            return Context()
+        return Thinking(find_markers(tokenizer, think_markers))
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.delta == 0 or self.k == 1:  # a tie with t* is no reason to overrule the strict test
             return block.strict
         p_BK = block.draft_logprob.exp()
         top_BK = block.top_logprob[:, :-1].exp()
-        slack_BK = self.delta * (top_BK if self.mode == "ratio" else torch.ones_like(top_BK))
+        slack_BK = self.delta * top_BK if self.mode == "ratio" else self.delta
         near_BK = (top_BK - p_BK <= slack_BK) & (block.draft_rank < self.k)
         if self.scope == "all":
             return near_BK

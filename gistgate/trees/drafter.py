@@ -1,27 +1,23 @@
-"""Drafters of trees: a draft model level by level, and prompt lookup over several earlier
-occurrences.
+"""Drafts of a model as trees, grown level by level.
 
-Axis letters: B rows, W nodes read at a time, R nodes read so far, M candidates, N nodes of the
-    tree, V vocabulary.
+Axis letters: B rows, W nodes read at a time, b successors of each, R nodes read so far, M
+    candidates, N nodes of the tree, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft
-from gistgate.core.drafter import Drafter, Request, Texts
+from gistgate.core.drafter import Request, Texts
 from gistgate.core.reader import left_padded
 from gistgate.core.rule import draw
-from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.drafters.text import occurrences, shared
-from gistgate.trees.tree import Candidate, Trees, merge, tree_layout
+from gistgate.trees.tree import Trees, tree_layout
 
 
 class Growth:
@@ -34,14 +30,9 @@ class Growth:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         self.ids = empty  # token of each candidate [B, M]
         self.source = empty  # which read node it follows [B, M]; -1: the text
-        self.score = empty.double()  # ln q of its path [B, M]
-        self.survival = (
-            empty.double()
-        )  # estimated survival of each candidate [B, M], where `stopping` ends drafts
-        self.open = (
-            empty.bool()
-        )  # whether each candidate has survivors enough to be followed [B, M]
-        self.proposed = empty.bool()  # whether what each candidate follows is open [B, M]
+        # ln q of its path [B, M]; minus infinity behind a candidate that is not to be followed.
+        self.score = empty.double()
+        self.survival = empty.double()  # estimated by `stopping`; 1 without one [B, M]
         self.read = empty  # which candidate each read node is [B, R]
         self.read_parents = empty  # which read node each read node follows [B, R]; -1: the text
         self._q: list[Tensor] = []
@@ -59,95 +50,103 @@ class Growth:
         """R, candidates that were read."""
         return self.read.shape[1]
 
-    def add(self, q_BWV: Tensor, tokens: Tensor) -> None:
-        """Successors `[B, W, branch]` of the nodes just read (at first: the text), and what these
-        say about them.
+    @property
+    def proposed(self) -> Tensor:
+        """Candidates that may stand in the draft [B, M]."""
+        return self.score > -torch.inf
+
+    @property
+    def followed_score(self) -> Tensor:
+        """The scores of candidates that survive often enough to be followed, else minus infinity
+        [B, M].
+        """
+        if self.stopping is None:
+            return self.score
+        return self.score.masked_fill(self.survival < self.stopping.floor, -torch.inf)
+
+    def add(self, q_BWV: Tensor, tokens_BWb: Tensor) -> None:
+        """Add successors of the nodes just read (at first: the text), and what these say about
+        them.
         """
         self._q.append(q_BWV)
-        batch, width, branch = tokens.shape
-        follows = torch.ones(batch, width, dtype=torch.bool, device=tokens.device)
-        estimate = follows.double()
-        above = follows.double().log()
+        q_BWb = q_BWV.gather(-1, tokens_BWb).double()
+        score_BW1 = torch.zeros_like(q_BWb[..., :1])
+        survival_BW1 = torch.ones_like(score_BW1)
         if self.num_read:
-            last = self.read[:, -width:]
-            above, follows, estimate = (
-                one.gather(1, last) for one in (self.score, self.open, self.survival)
-            )
-        q_BWb = q_BWV.gather(-1, tokens).double()
-        score = above[..., None] + q_BWb.log()
-        proposed = follows.repeat_interleave(branch, 1)
-        survival = estimate.repeat_interleave(branch, 1)
-        lives = proposed
+            above_BW = self.read[:, -tokens_BWb.shape[1] :]
+            score_BW1 = self.followed_score.gather(1, above_BW)[..., None]
+            survival_BW1 = self.survival.gather(1, above_BW)[..., None]
+        survival_BWb = survival_BW1.expand_as(q_BWb)
         if self.stopping is not None:
-            told = zip(survival.flatten().tolist(), q_BWb.flatten().tolist(), strict=True)
-            survival = (
-                torch.tensor([self.stopping.after(*one) for one in told])
-                .to(survival)
-                .view_as(survival)
-            )
-            lives = proposed & (survival >= self.stopping.floor)
+            estimates = self.stopping.after(survival_BWb.cpu().numpy(), q_BWb.cpu().numpy())
+            survival_BWb = torch.from_numpy(estimates).to(q_BWb)
         self._level = self.size
-        self.ids = torch.cat([self.ids, tokens.flatten(1)], dim=1)
-        self.score = torch.cat([self.score, score.flatten(1)], dim=1)
-        self.source = torch.cat([self.source, self._frontier.repeat_interleave(branch, 1)], dim=1)
-        self.survival = torch.cat([self.survival, survival], dim=1)
-        self.open = torch.cat([self.open, lives], dim=1)
-        self.proposed = torch.cat([self.proposed, proposed], dim=1)
+        source_BWb = self._frontier[..., None].expand_as(tokens_BWb)
+        self.ids = appended(self.ids, tokens_BWb)
+        self.source = appended(self.source, source_BWb)
+        self.score = appended(self.score, score_BW1 + q_BWb.log())
+        self.survival = appended(self.survival, survival_BWb)
 
     def ended(self) -> bool:
         """Whether no candidate of the last level is worth following, in any row."""
-        return not bool(self.open[:, self._level :].any())
+        return bool((self.followed_score[:, self._level :] == -torch.inf).all())
 
     def advance(self, width: int) -> Tensor:
         """Choose the most probable of the candidates just added to be read next; their tokens [B,
         W].
         """
-        fresh = self.score.masked_fill(~self.open, -torch.inf)[:, self._level :]
-        best = fresh.topk(min(width, fresh.shape[1]), dim=-1).indices.sort(-1).values + self._level
-        self._frontier = (self.num_read + torch.arange(best.shape[1], device=best.device)).expand(
-            len(best), -1
-        )
-        self.read = torch.cat([self.read, best], dim=1)
-        self.read_parents = torch.cat([self.read_parents, self.source.gather(1, best)], dim=1)
+        fresh = self.followed_score[:, self._level :]
+        width = min(width, fresh.shape[1])
+        best = fresh.topk(width, dim=-1).indices.sort(-1).values + self._level
+        numbers = self.num_read + torch.arange(width, device=best.device)
+        self._frontier = numbers.expand(len(best), -1)
+        self.read = appended(self.read, best)
+        self.read_parents = appended(self.read_parents, self.source.gather(1, best))
         return self.ids.gather(1, best)
 
     def draft(self, num_nodes: int, forwards: int, with_q: bool) -> Draft:
         """The most probable candidates as a tree; a path never loses its beginning, which is at
         least as probable.
         """
-        num_nodes = min(num_nodes, int(self.proposed.sum(-1).max()))
-        score = self.score.masked_fill(~self.proposed, -torch.inf)
-        order = score.sort(dim=-1, descending=True, stable=True).indices[:, :num_nodes]
-        left_out = ~self.proposed.gather(
-            1, order
-        )  # of rows that propose fewer nodes: they stand behind all others
-        self._chosen = chosen = (order + self.size * left_out).sort(-1).values % self.size
+        self._chosen = chosen = self._best(min(num_nodes, int(self.proposed.sum(-1).max())))
         source = self.source.gather(1, chosen)
-        place = torch.full_like(self.ids, -1).scatter(
-            1, chosen, torch.arange(chosen.shape[1]).to(chosen).expand_as(chosen)
-        )
         parents = torch.full_like(source, -1)
         if self.num_read:
-            above = place.gather(1, self.read.gather(1, source.clamp_min(0)))
+            nodes = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+            node_of = torch.full_like(self.ids, -1).scatter(1, chosen, nodes)
+            above = node_of.gather(1, self.read.gather(1, source.clamp_min(0)))
             parents = torch.where(source >= 0, above, -1)
-        q = torch.cat(self._q, dim=1) if with_q else None
-        if q is not None:
+        q = None
+        if with_q:
+            q = torch.cat(self._q, dim=1)
             q = q.gather(1, (source + 1)[..., None].expand(-1, -1, q.shape[-1]))
         ids = self.ids.gather(1, chosen)
         return Draft(ids, self.proposed.gather(1, chosen), q, forwards, parents)
+
+    def _best(self, num_nodes: int) -> Tensor:
+        """The most probable candidates [B, N] in the order of their numbers; of rows that propose
+        fewer those that are left out stand behind all others.
+        """
+        order = self.score.sort(dim=-1, descending=True, stable=True).indices[:, :num_nodes]
+        left_out = ~self.proposed.gather(1, order)
+        return (order + self.size * left_out).sort(-1).values % self.size
 
     def read_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
         """Paths in numbers of the draft's nodes -> in numbers of read nodes, as far as they were
         read.
         """
-        chosen = self._chosen.tolist()
-        read = self.read.tolist()
-        found = []
-        for path, nodes, known in zip(paths, chosen, read, strict=True):
-            number = {candidate: place for place, candidate in enumerate(known)}
-            steps = [number.get(nodes[node]) for node in path]
-            found.append([step for step in steps if step is not None])
-        return found
+        read_paths = []
+        rows = zip(paths, self._chosen.tolist(), self.read.tolist(), strict=True)
+        for path, chosen, read in rows:
+            number = {candidate: place for place, candidate in enumerate(read)}
+            candidates = [chosen[node] for node in path]
+            read_paths.append([number[place] for place in candidates if place in number])
+        return read_paths
+
+
+def appended(columns: Tensor, more: Tensor) -> Tensor:
+    """What is known of candidates or read nodes [B, X], with more of them [B, ..] behind."""
+    return torch.cat([columns, more.flatten(1)], dim=1)
 
 
 class TreeDrafter(ModelDrafter):
@@ -155,9 +154,8 @@ class TreeDrafter(ModelDrafter):
     (arXiv 2406.16858).
 
     Greedy requests keep the `nodes` most probable candidates of all levels. Sampled ones draw
-    `chains` independent
-    continuations: nothing is left out because of what was drawn, so that lossless rules stay
-        lossless.
+    `chains` independent continuations: nothing is left out because of what was drawn, so that
+    lossless rules stay lossless.
     """
 
     form = Trees
@@ -175,11 +173,6 @@ class TreeDrafter(ModelDrafter):
         """`width` nodes of a greedy request's level get `branch` successors each; a path ends where
         `stopping` says.
         """
-        if min(nodes, width, branch, chains) < 1:
-            raise UserError(
-                f"tree: {nodes} nodes, width {width}, branch {branch} and {chains} chains make no"
-                " tree."
-            )
         self.nodes = nodes
         self.width = width
         self.branch = branch
@@ -196,29 +189,26 @@ class TreeDrafter(ModelDrafter):
         uniforms = request["uniforms"]
         device = self.model.device
         ids, valid = left_padded(self.reader.unread(texts), device)
-        z = self.reader.read(ids, valid, keep=1)[..., :vocabulary]
+        z = self.reader.read(ids, valid, keep=1)
         growth = Growth(len(texts), device, self.stopping)
-        forwards = 1
-        for level in range(num_draft):
-            q_BWV = sampling.logits(z).softmax(-1)
+        for level in range(1, num_draft + 1):
+            q_BWV = sampling.logits(z[..., :vocabulary]).softmax(-1)
             if sampling.greedy:
                 tokens = q_BWV.topk(min(self.branch, vocabulary), dim=-1).indices
             else:
                 assert uniforms is not None
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
             growth.add(q_BWV, tokens)
-            room = self.nodes - growth.size
-            full = level == num_draft - 1 or (not sampling.greedy and room < self.chains)
-            if full or (
-                self.stopping is not None and growth.ended()
-            ):  # without a policy no candidate is closed
+            is_full = not sampling.greedy and self.nodes - growth.size < self.chains
+            # Without a policy no candidate is closed.
+            has_ended = self.stopping is not None and growth.ended()
+            if level == num_draft or is_full or has_ended:
                 break
             fresh = growth.advance(self.width if sampling.greedy else self.chains)
             z = self.reader.read(fresh, None, fresh.shape[1], tree_layout(growth.read_parents))
-            z = z[..., :vocabulary]
-            forwards += 1
         self._growth = growth
-        return growth.draft(self.nodes, forwards, with_q=request["want_q"] or not sampling.greedy)
+        with_q = request["want_q"] or not sampling.greedy
+        return growth.draft(self.nodes, forwards=level, with_q=with_q)
 
     def _drawn(self, q_BWV: Tensor, used: int, uniforms: Tensor) -> Tensor:
         """The first token of every chain [B, 1, chains], then the next one of each [B, chains,
@@ -237,38 +227,6 @@ class TreeDrafter(ModelDrafter):
 
     def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what was read of the accepted nodes."""
-        if self._growth is not None and (num := self._growth.num_read):
-            self.reader.keep_paths(num, self._growth.read_of(paths))
+        if self._growth is not None and self._growth.num_read:
+            self.reader.keep_paths(self._growth.num_read, self._growth.read_of(paths))
         self._growth = None
-
-
-@dataclass
-class LookupTree(Drafter):
-    """Longer matches come first, of equals the later occurrence; one candidate alone is a plain
-    chain.
-    """
-
-    form = Trees
-    n_max: int = 3  # longest n-gram looked for, in tokens
-    candidates: int = 4  # most different continuations
-    nodes: int = 24  # most nodes of the tree
-
-    def __post_init__(self) -> None:
-        if min(self.n_max, self.candidates, self.nodes) < 1:
-            raise UserError("lookup-tree: n_max, candidates and nodes below 1 propose nothing.")
-
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        return merge(
-            [self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft
-        )
-
-    def found(self, text: Sequence[int], num_draft: int, vocabulary: int) -> list[Candidate]:
-        """The best continuations of at most `num_draft` tokens with their n-gram's length."""
-        best: dict[tuple[int, ...], float] = {}
-        for length, start in occurrences(text, self.n_max):
-            best.setdefault(
-                tuple(shared(text[start : start + num_draft], vocabulary)), float(length)
-            )
-            if len(best) == self.candidates:
-                break
-        return list(best.items())

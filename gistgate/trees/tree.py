@@ -1,11 +1,12 @@
 """Trees of drafted tokens: how the target reads one, which path of it stays, and what of it the
 caches keep.
 
-Axis letters: B rows, N nodes, V vocabulary.
+Axis letters: B rows, N nodes, P paths of a row, D nodes of a path, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
     D at least 1.
     """
     rows = []
-    for above, known in zip(parents.tolist(), valid.tolist(), strict=True):
-        real = [node for node, there in enumerate(known) if there]
-        inner = {above[node] for node in real}
-        rows.append([path_to(node, above) for node in real if node not in inner])
+    for above, exists in zip(parents.tolist(), valid.tolist(), strict=True):
+        nodes = [node for node in range(len(above)) if exists[node]]
+        inner = {above[node] for node in nodes}
+        rows.append([path_to(node, above) for node in nodes if node not in inner])
     return stacked(rows, parents.device)
 
 
@@ -57,9 +58,11 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Tensor:
     """Paths of unequal number and length as [B, P, D], filled up with -1; P and D at least 1."""
-    num = max([1, *map(len, rows)])
+    num = max([1, *(len(row) for row in rows)])
     deepest = max([1, *(len(path) for row in rows for path in row)])
-    paths = [path for row in rows for path in (*row, *[[]] * (num - len(row)))]
+    paths: list[Sequence[int]] = []
+    for row in rows:
+        paths += [*row, *[[]] * (num - len(row))]
     return right_padded(paths, deepest, -1).view(len(rows), num, deepest).to(device)
 
 
@@ -74,51 +77,53 @@ def tree_layout(parents: Tensor) -> Layout:
     def arranged(
         model: PreTrainedModel, used: Tensor, num_new: int
     ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        slots = used.shape[1]
-        nodes = parents.shape[1]
         family = lineage(parents)
-        text = used[:, : slots - nodes]
-        positions = torch.cat(
-            [text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1
-        )
-        slot = torch.arange(slots, device=used.device)
-        new = torch.arange(slots - num_new, slots, device=used.device)
-        sees = (slot <= new[:, None]).expand(len(used), -1, -1).clone()
-        new_nodes = min(num_new, nodes)
-        sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
-        # padding sees itself: a softmax over nothing is not defined
-        sees = (sees & used[:, None]) | (slot == new[:, None])
+        text = used[:, : used.shape[1] - parents.shape[1]]
+        text_positions = text.cumsum(-1) - 1
+        node_positions = text.sum(-1, keepdim=True) + family.sum(-1) - 1
+        positions = torch.cat([text_positions, node_positions], dim=1)
+        sees = visible(family, used, num_new)
         distance = positions[:, -num_new:, None] - positions[:, None]
         window = getattr(model.config.get_text_config(), "sliding_window", None)
-        hidden = torch.finfo(model.dtype).min
-        added = {}
+        masks = {}
         for kind in attention_kinds(model):
-            seen = (
-                sees
-                if kind == "full_attention" or window is None
-                else sees & (distance < int(window))
-            )
-            mask = torch.zeros((), dtype=model.dtype, device=used.device)
-            added[kind] = mask.masked_fill(~seen[:, None], hidden)
-        return positions[:, -num_new:].clamp_min(0), (
-            added if len(added) > 1 else next(iter(added.values()))
-        )
+            is_windowed = kind == "sliding_attention" and window is not None
+            seen = sees & (distance < int(window)) if is_windowed else sees
+            masks[kind] = additive(seen, model.dtype)
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+        return positions[:, -num_new:].clamp_min(0), mask
 
     return arranged
 
 
+def visible(family: Tensor, used: Tensor, num_new: int) -> Tensor:
+    """What each of the last `num_new` slots sees [B, new, S]: the text and, of the nodes in the
+    last slots, those of its `family [B, T, T]`.
+    """
+    slots = used.shape[1]
+    nodes = family.shape[1]
+    slot = torch.arange(slots, device=used.device)
+    new = slot[slots - num_new :, None]
+    sees = (slot <= new).expand(len(used), -1, -1).clone()
+    new_nodes = min(num_new, nodes)
+    sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
+    # Padding sees itself: a softmax over nothing is not defined.
+    return (sees & used[:, None]) | (slot == new)
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask [B, 1, new, S] that attention adds to its scores."""
+    mask = torch.zeros((), dtype=dtype, device=seen.device)
+    return mask.masked_fill(~seen[:, None], torch.finfo(dtype).min)
+
+
 def attention_kinds(model: PreTrainedModel) -> set[str]:
-    """The kinds of attention in the layers of `model`."""
+    """The kinds of attention in the layers of `model`; UserError where one cannot read a tree."""
     config = model.config.get_text_config()
-    windowed = bool(getattr(config, "sliding_window", None)) and getattr(
-        config, "use_sliding_window", True
-    )
-    kinds = set(
-        getattr(config, "layer_types", None)
-        or ["sliding_attention" if windowed else "full_attention"]
-    )
     name = type(model).__name__
-    if strange := kinds - {"full_attention", "sliding_attention"}:
+    kinds = kinds_of(config)
+    strange = kinds - {"full_attention", "sliding_attention"}
+    if strange:
         raise UserError(
             f"{name} has layers of {', '.join(sorted(strange))}, which cannot read a tree. Use a"
             " drafter of chains."
@@ -128,59 +133,40 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
             f"{name} measures distances in slots of its cache, not along a tree. Use a drafter of"
             " chains."
         )
-    if (chosen := config._attn_implementation) not in MASKABLE:
+    implementation = config._attn_implementation
+    if implementation not in MASKABLE:
         raise UserError(
-            f"{name} runs with the attention '{chosen}', which takes no mask of a tree. "
-            f"Load it with attn_implementation='{MASKABLE[0]}', or use a drafter of chains."
+            f"{name} runs with the attention '{implementation}', which takes no mask of a tree."
+            f" Load it with attn_implementation='{MASKABLE[0]}', or use a drafter of chains."
         )
     return kinds
 
 
-Candidate = tuple[
-    Sequence[int], float
-]  # tokens that may follow, and how good they are held to be; higher is better
-
-
-def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int) -> Draft:
-    """One tree for every row's candidates: those that begin alike share their beginning (arXiv
-    2606.00021).
-
-    The best come first, of at most `depth` tokens, until a row has `num_nodes` nodes, parents
-    before children. Where no row branches the draft is a plain chain, without `parents`.
-    """
-    grown: list[dict[tuple[int, int], int]] = []
-    for row in candidates:
-        children: dict[tuple[int, int], int] = {}  # (parent, token): node
-        for tokens, _ in sorted(row, key=lambda one: -one[1]):
-            node = -1
-            for token in tokens[:depth]:
-                step = (node, int(token))
-                if step not in children and len(children) == num_nodes:
-                    break
-                node = children.setdefault(step, len(children))
-        grown.append(children)
-    return tree(
-        [[token for _, token in row] for row in grown],
-        [[parent for parent, _ in row] for row in grown],
-    )
+def kinds_of(config: Any) -> set[str]:
+    """The kinds of attention that a text configuration names, or means where it names none."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return set(kinds)
+    has_window = getattr(config, "sliding_window", None)
+    if has_window and getattr(config, "use_sliding_window", True):
+        return {"sliding_attention"}
+    return {"full_attention"}
 
 
 def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Draft:
     """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row
     branches.
     """
-    widest = max((len(row) for row in ids), default=0)
-    branches = any(parent != node - 1 for row in parents for node, parent in enumerate(row))
-    valid = (
-        torch.arange(widest) < torch.tensor([len(row) for row in ids], dtype=torch.long)[:, None]
-    )
-    above = right_padded(parents, widest, -1) if branches else None
+    sizes = [len(row) for row in ids]
+    widest = max(sizes)
+    valid = torch.arange(widest) < torch.tensor(sizes)[:, None]
+    has_branches = any(list(row) != list(range(-1, len(row) - 1)) for row in parents)
+    above = right_padded(parents, widest, -1) if has_branches else None
     return Draft(right_padded(ids, widest), valid, parents=above)
 
 
-Passing = Callable[
-    [int, float], bool
-]  # whether node n passes a test that it has to pass with a probability
+Passing = Callable[[int, float], bool]
+"""Whether node n passes a test that it has to pass with a probability."""
 
 
 @dataclass(frozen=True)
@@ -188,24 +174,22 @@ class Nodes:
     """One tree and what both models say about it."""
 
     ids: list[int]  # token of each node [N]
-    children: dict[
-        int, list[int]
-    ]  # the nodes behind each node, first to be tried first; -1 is the text
+    # The nodes behind each node, first to be tried first; -1 is the text.
+    children: dict[int, list[int]]
     p: Tensor  # the target behind the text and behind each node [N + 1, V], float64
     q: Tensor | None  # what each node was drawn from [N, V]; None: it was certain
 
     def drawn_from(self, node: int) -> Tensor:
         """The distribution [V] that `node` is a draw of, float64."""
-        if self.q is None:
-            return torch.zeros_like(self.p[0]).index_fill(
-                0, torch.tensor(self.ids[node], device=self.p.device), 1.0
-            )
-        return self.q[node].double()
+        if self.q is not None:
+            return self.q[node].double()
+        certain = torch.zeros_like(self.p[0])
+        certain[self.ids[node]] = 1.0
+        return certain
 
 
-Walk = Callable[
-    [Nodes, Passing], tuple[list[int], Tensor]
-]  # -> the accepted nodes, weights [V] of the own token
+Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]
+"""-> the accepted nodes, weights [V] of the target's own token."""
 
 
 def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
@@ -219,7 +203,7 @@ def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
         for node in nodes.children.get(here, []):
             q = nodes.drawn_from(node)
             x = nodes.ids[node]
-            if p[x] > 0 and passes(node, float(p[x]) / max(float(q[x]), 1e-300)):
+            if p[x] > 0 and passes(node, quotient(float(p[x]), float(q[x]))):
                 break
             p = normalised(p - q, p)
         else:
@@ -232,9 +216,9 @@ def traverse(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
     """Leaves first: a path is judged as a whole, and what it is refused goes to its parent (arXiv
     2505.12398).
     """
-    found = below(nodes, passes, -1, 1.0)
-    assert found is not None
-    return found
+    accepted = below(nodes, passes, -1, 1.0)
+    assert accepted is not None
+    return accepted
 
 
 def below(
@@ -247,31 +231,34 @@ def below(
     for node in nodes.children.get(here, []):
         q = nodes.drawn_from(node)
         x = nodes.ids[node]
-        reached = ratio * float(p[x])
-        behind = min(1.0, reached / max(float(q[x]), 1e-300)) if reached > 0 else 0.0
-        found = below(nodes, passes, node, behind) if behind > 0 else None
-        if found is not None:
-            return [node, *found[0]], found[1]
-        rest = (ratio * p - q).clamp_min(0)
-        mass = float(rest.sum())
-        p = rest / mass if mass > 0 else p
-        # 0 / 0 means P = 1 and p = q: nothing that was refused is left to give
+        behind = min(1.0, quotient(ratio * float(p[x]), float(q[x])))
+        accepted = below(nodes, passes, node, behind) if behind > 0 else None
+        if accepted is not None:
+            path, weights = accepted
+            return [node, *path], weights
+        residual = (ratio * p - q).clamp_min(0)
+        mass = float(residual.sum())
+        p = residual / mass if mass > 0 else p
+        # 0 / 0 means P = 1 and p = q: nothing that was refused is left to give.
         whole = mass + (1 - ratio)
         ratio = mass / whole if whole > 0 else 1.0
     return ([], p) if here < 0 or passes(here, ratio) else None
 
 
+def quotient(p: float, q: float) -> float:
+    """p / q, large but finite where q is 0."""
+    return p / max(q, 1e-300)
+
+
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     """norm([w]_+), or another distribution where nothing is left."""
-    rest = weights.clamp_min(0)
-    mass = rest.sum()
-    return rest / mass if mass > 0 else otherwise
+    weights = weights.clamp_min(0)
+    mass = weights.sum()
+    return weights / mass if mass > 0 else otherwise
 
 
-WALKS: dict[str, Walk] = {
-    "exact": token_wise,
-    "traversal": traverse,
-}  # lossless for sampled trees, by rule
+WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}
+"""Lossless walks through sampled trees, by rule."""
 
 
 def walk_of(rule: Any) -> Walk:
@@ -291,19 +278,24 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     paths = paths_of(parents, nodes.valid)
     num_paths = paths.shape[1]
     block, acceptance = settle(unfold(nodes, paths), num_paths)
-    stays = torch.arange(paths.shape[2], device=paths.device) < acceptance.length[:, None]
-    loose = (stays & (acceptance.reasons == Reason.LOOSE)).sum(-1).tolist()
-    likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1).tolist()
-    marks = list(zip(acceptance.length.tolist(), [-num for num in loose], likely, strict=True))
-    firsts = range(0, len(marks), num_paths)
-    best = torch.tensor(
-        [max(range(at, at + num_paths), key=marks.__getitem__) for at in firsts],
-        device=paths.device,
+    places = torch.arange(paths.shape[2], device=paths.device)
+    stays = places < acceptance.length[:, None]
+    loose = (stays & (acceptance.reasons == Reason.LOOSE)).sum(-1)
+    likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1)
+    marks = list(zip(acceptance.length.tolist(), (-loose).tolist(), likely.tolist(), strict=True))
+    best = [
+        max(range(start, start + num_paths), key=marks.__getitem__)
+        for start in range(0, len(marks), num_paths)
+    ]
+    accepted = [
+        path[: marks[place][0]]
+        for path, place in zip(paths.flatten(0, 1)[best].tolist(), best, strict=True)
+    ]
+    index = torch.tensor(best, device=paths.device)
+    chosen = Acceptance(
+        acceptance.length[index], acceptance.own_ids[index], acceptance.reasons[index]
     )
-    chosen = Acceptance(acceptance.length[best], acceptance.own_ids[best], acceptance.reasons[best])
-    winners = paths.flatten(0, 1)[best].tolist()
-    kept = [path[:length] for path, length in zip(winners, chosen.length.tolist(), strict=True)]
-    return Judged(block.of_rows(best), chosen, kept)
+    return Judged(block.of_rows(index), chosen, accepted)
 
 
 def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
@@ -311,25 +303,35 @@ def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
     it.
     """
     assert nodes.uniforms is not None
-    columns = nodes.draft_ids, parents, nodes.valid, nodes.uniforms[:, :-1]
     p = nodes.logprobs.double().exp()
-    rows = []
-    for row, (ids, above, valid, tests) in enumerate(
-        zip(*(one.tolist() for one in columns), strict=True)
-    ):
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(above):
-            if valid[node]:
-                children.setdefault(parent, []).append(node)
-        one = Nodes(ids, children, p[row], None if nodes.q is None else nodes.q[row])
-        rows.append(walk(one, lambda node, chance, tests=tests: tests[node] <= chance))  # type: ignore[misc]
-    paths = [path for path, _ in rows]
+    paths = []
+    weights = []
+    for row, tests in enumerate(nodes.uniforms[:, :-1].tolist()):
+        q = None if nodes.q is None else nodes.q[row]
+        ids = nodes.draft_ids[row].tolist()
+        one_tree = Nodes(ids, children_of(parents[row], nodes.valid[row]), p[row], q)
+        path, own_weights = walk(one_tree, partial(passes, tests))
+        paths.append(path)
+        weights.append(own_weights)
     block = unfold(nodes, stacked([[path] for path in paths], parents.device))
-    own = draw(torch.stack([weights for _, weights in rows]), nodes.uniforms[:, -1])
+    own_ids = draw(torch.stack(weights), nodes.uniforms[:, -1])
     length = torch.tensor([len(path) for path in paths], device=parents.device)
-    return Judged(
-        block, Acceptance(length, own, torch.full_like(block.draft_ids, int(Reason.STRICT))), paths
-    )
+    reasons = torch.full_like(block.draft_ids, int(Reason.STRICT))
+    return Judged(block, Acceptance(length, own_ids, reasons), paths)
+
+
+def passes(uniforms: Sequence[float], node: int, chance: float) -> bool:
+    """Whether a node passes the test with its number in (0, 1)."""
+    return uniforms[node] <= chance
+
+
+def children_of(parents: Tensor, valid: Tensor) -> dict[int, list[int]]:
+    """The valid nodes behind each node of one tree, in their order; -1 is the text."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents.tolist()):
+        if valid[node]:
+            children.setdefault(parent, []).append(node)
+    return children
 
 
 def unfold(nodes: Block, paths: Tensor) -> Block:
@@ -341,8 +343,8 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
     ids = taken(nodes.draft_ids, at, num_paths)
     uniforms = nodes.uniforms
     if uniforms is not None:
-        own = uniforms[:, -1:].repeat_interleave(num_paths, 0)
-        uniforms = torch.cat([taken(uniforms[:, :-1], at, num_paths), own], dim=1)
+        own_uniforms = uniforms[:, -1:].repeat_interleave(num_paths, 0)
+        uniforms = torch.cat([taken(uniforms[:, :-1], at, num_paths), own_uniforms], dim=1)
     block = replace(
         nodes,
         draft_ids=ids,
@@ -352,10 +354,10 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
         hidden={layer: taken(state, rows, num_paths) for layer, state in nodes.hidden.items()},
         uniforms=uniforms,
     )
-    # paths share most of their rows: what every rule asks for is worked out once per node
-    tree = torch.arange(len(paths), device=paths.device).repeat_interleave(num_paths)[:, None]
-    block.__dict__["top_ids"] = nodes.top_ids[tree, rows]
-    block.__dict__["draft_logprob"] = nodes.logprobs[tree, rows[:, :-1], ids]
+    # Paths share most of their rows: what every rule asks for is worked out once per node.
+    tree_row = torch.arange(len(paths), device=paths.device).repeat_interleave(num_paths)[:, None]
+    block.__dict__["top_ids"] = nodes.top_ids[tree_row, rows]
+    block.__dict__["draft_logprob"] = nodes.logprobs[tree_row, rows[:, :-1], ids]
     return block
 
 
@@ -383,9 +385,9 @@ class Trees(Chains):
         walk_of(rule)
 
     def places(self, draft: Draft) -> Tensor:
-        return (
-            super().places(draft) if draft.parents is None else lineage(draft.parents).sum(-1) - 1
-        )
+        if draft.parents is None:
+            return super().places(draft)
+        return lineage(draft.parents).sum(-1) - 1
 
     def layout(self, draft: Draft) -> Layout | None:
         return None if draft.parents is None else tree_layout(draft.parents)

@@ -269,7 +269,7 @@ def test_doctor_refuses_what_it_would_ignore(run, pair, tmp_path):
     for option in (
         ("--block", 4),
         ("--rule", "fly"),
-        ("--stop-drafting", 0.4),
+        ("--stop-drafting", "stop.json"),
         ("--guard", "loop"),
     ):
         status, _, said = run(*arguments, *option)

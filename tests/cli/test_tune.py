@@ -134,11 +134,11 @@ def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
 
 def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
     write_code(gate)
-    replace(read_certificate(gate), drafter="cascade").save(tmp_path / "copied")
-    assert not (gate / "custom_generate/drafters_cascade.py").exists()
-    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, cascade K=4": 0.5})
-    assert read_certificate(gate / "tuned").drafter == "cascade"
-    assert (gate / "custom_generate/drafters_cascade.py").exists()
+    replace(read_certificate(gate), drafter="tree").save(tmp_path / "copied")
+    assert not (gate / "custom_generate/trees_drafter.py").exists()
+    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, tree K=4": 0.5})
+    assert read_certificate(gate / "tuned").drafter == "tree"
+    assert (gate / "custom_generate/trees_drafter.py").exists()
 
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
@@ -159,8 +159,9 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     assert tuned_choice(DecodeOptions(gate=str(gate), **said)).certificate is None
 
 
-def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
+def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate, tmp_path):
     tune()
+    Stopping(0.4).save(tmp_path / "stop.json")
     asked = (
         pair / "target",
         "Tom has",
@@ -174,7 +175,7 @@ def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
     with pytest.warns(UserWarning, match="chose is left aside.*another guards.*Tune again"):
         assert run("generate", *asked, "--guard", "loop")[0] == 0
     with pytest.warns(UserWarning, match="chose is left aside.*another drafting"):
-        assert run("generate", *asked, "--stop-drafting", "0.4")[0] == 0
+        assert run("generate", *asked, "--stop-drafting", tmp_path / "stop.json")[0] == 0
     with pytest.warns(
         UserWarning, match="No certificate covers these requests"
     ):  # the gate's own one decides then

@@ -18,7 +18,7 @@ from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.guards import DomainGuard, LoopGuard, fit
 from gistgate.core.request import Generation
-from gistgate.drafters.cascade import CascadeDrafter
+from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import TokenRecycling
 from gistgate.rules import RULES, make_rule
@@ -95,7 +95,12 @@ def test_one_warning_says_why():
     [
         (lambda: TokenRecycling(), "looks at every block"),
         (lambda: ModelDrafter(pair("gemma2")[1]), "sliding window"),
-        (lambda: CascadeDrafter(pair("llama")[1]), "asks its model in a way of its own"),
+        (
+            lambda: ModelOrTextDrafter(
+                ModelDrafter(pair("llama")[1]), Costs(1.0, 0.1, {3: 1.0}), 3
+            ),
+            "asks its model in a way of its own",
+        ),
     ],
 )
 def test_fall_backs(drafter: Any, why: str):

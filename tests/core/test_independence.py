@@ -187,7 +187,7 @@ def sampling_decoder(name: str, rule: Any, block: int) -> Decoder:
     made: dict[str, Any] = {
         "model": lambda: ModelDrafter(draft),
         "lookup": PromptLookup,
-        "suffix": lambda: SuffixDrafter(factor=3.0),
+        "suffix": SuffixDrafter,
     }
     return Decoder(target, made[name](), rule, block)
 

@@ -17,7 +17,6 @@ from gistgate.core.request import Generation, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import AdaptiveDrafter, Costs, ModelOrTextDrafter, Option
-from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup, TokenRecycling
@@ -47,14 +46,13 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 
 def drafter_of(kind: str, name: str) -> Drafter:
     draft = pair(kind, noise=0.05)[1]
-    options = [Option(PromptLookup(), 0.0), Option(ModelDrafter(draft), 0.1)]
+    options = [Option(PromptLookup()), Option(ModelDrafter(draft), 0.1)]
     made: dict[str, Any] = {
         "model": lambda: ModelDrafter(draft),
         "lookup": PromptLookup,
         "suffix": SuffixDrafter,
         "recycle": TokenRecycling,
-        "cascade": lambda: CascadeDrafter(draft),
-        "choice": lambda: AdaptiveDrafter(options),
+        "choice": lambda: AdaptiveDrafter(options, verify=1.0, block=8, weight=16.0),
         "hybrid": lambda: ModelOrTextDrafter(
             ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4
         ),
@@ -128,9 +126,7 @@ def test_every_kind_of_state_follows_its_row(rule: str, settings: dict[str, Any]
     assert any(answer.statistics.loose for answer in answers) != is_strict
 
 
-@pytest.mark.parametrize(
-    "draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"]
-)
+@pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "choice", "hybrid", "tree"])
 @pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": 0.5})])
 def test_every_drafter_follows_its_rows(draft: str, rule: str, settings: dict[str, Any]):
     check_refilled(decoder_of(rule, settings, draft=draft))

@@ -6,6 +6,7 @@ import pytest
 
 from gistgate.demo.page import claim, tables_of, write_trace
 from gistgate.demo.server import slider_rule
+from gistgate.drafters.stopping import Stopping
 from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target
 from gistgate.models.options import DecodeOptions
@@ -55,12 +56,12 @@ def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified
     )
 
 
-@pytest.mark.parametrize(
-    "wish, said", [({"block": 5}, "block is"), ({"stop_drafting": "0.4"}, "drafts end by an")]
-)
-def test_what_the_terminal_warns_of_is_not_called_certified(certified, wish, said):
-    other = DecodeOptions(draft=DRAFT, gate=certified.gate, **wish)
-    assert own_claim(other, built(other, said)).startswith(f"Not certified: {said}")
+def test_what_the_terminal_warns_of_is_not_called_certified(certified, tmp_path):
+    Stopping(0.4).save(tmp_path / "stop.json")
+    stop = {"stop_drafting": str(tmp_path / "stop.json")}
+    for wish, said in (({"block": 5}, "block is"), (stop, "drafts end by an")):
+        other = DecodeOptions(draft=DRAFT, gate=certified.gate, **wish)
+        assert own_claim(other, built(other, said)).startswith(f"Not certified: {said}")
 
 
 @pytest.mark.parametrize("named", [{"drafter": "none"}, {"block": 0}])

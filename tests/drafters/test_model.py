@@ -1,6 +1,4 @@
-"""The draft model proposes what it would write itself: alone, drafted for by another drafter, or to
-where it pays.
-"""
+"""The draft model proposes what it would write itself, all of it or to where it pays."""
 
 from itertools import product
 from typing import Any
@@ -9,16 +7,12 @@ import pytest
 import torch
 
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder
+from gistgate.core.files import read_json
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping, stopping_from
-from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
-from gistgate.trees.drafter import LookupTree, TreeDrafter
 from tests.architectures import BATCH, SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
 from tests.rules.enumerating import QUARTERS, WANTED, pairs
@@ -64,49 +58,6 @@ def test_probabilities_are_those_it_drew_from():
             for step in (0, 1):
                 below = q[step, : draft.ids[row, step]].sum()
                 assert below <= uniforms[row, step] <= below + q[step, draft.ids[row, step]]
-
-
-TWICE = [one * 2 for one in prompts(5, 17, 2, 10)]
-
-
-@pytest.mark.parametrize("num", [4, 1])
-@pytest.mark.parametrize("inner", [PromptLookup, SuffixDrafter])
-@pytest.mark.parametrize("kind", SIZES)
-def test_proposals_and_answers_are_those_of_the_draft_model_alone(kind, inner, num):
-    target, draft = pair(kind)
-    alone, cascade = (
-        [
-            (one.ids, one.statistics.histogram)
-            for one in decoder.generate(TWICE[:num], max_new_tokens=40)
-        ]
-        for drafter in (ModelDrafter(draft), CascadeDrafter(draft, inner(), 3))
-        for decoder in [Decoder(target, drafter, make_rule("prob", r=0.05), 6)]
-    )
-    assert alone == cascade
-
-
-def test_repetition_saves_forwards():
-    class Oracle(PromptLookup):
-        """Guesses what the draft model alone writes."""
-
-        def continuation(self, text, num_draft):
-            return self.known[len(text) : len(text) + num_draft]
-
-    _, draft = pair("llama")
-    text = TWICE[0]
-    alone, inner = ModelDrafter(draft).propose([text], 8, **GREEDY), Oracle()
-    inner.known = [*text, *alone.ids[0].tolist()]
-    found = CascadeDrafter(draft, inner, 3).propose([text], 8, **GREEDY)
-    assert found.ids.tolist() == alone.ids.tolist() and (alone.forwards, found.forwards) == (8, 2)
-
-
-def test_what_cannot_be_an_inner_drafter_is_refused():
-    _, draft = pair("llama")
-    with pytest.raises(UserError, match="cascade: inner_block"):
-        CascadeDrafter(draft, PromptLookup(), 0)
-    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree()):
-        with pytest.raises(UserError, match="reads own texts alone"):
-            CascadeDrafter(draft, inner)
 
 
 SURE = Stopping(0.1, ((0.1, 0.2), (0.5, 0.6), (0.9, 1.0)))
@@ -191,21 +142,31 @@ def test_estimates_follow_the_points():
     assert [SURE.acceptance(q) for q in (0.0, 0.1, 0.3, 0.9, 1.0)] == pytest.approx(
         [0.2, 0.2, 0.4, 1.0, 1.0]
     )
-    assert Stopping(0.5, joint=True).length([0.8, 0.8, 0.6, 0.9]) == 3
-    assert Stopping(0.5, joint=False).length([0.8, 0.8, 0.6, 0.4, 0.9]) == 4
+    assert Stopping(0.5).length([0.8, 0.8, 0.6, 0.9]) == 3
     assert Stopping(0.0).length([0.1] * 5) == 5 and Stopping(1.0).length([0.9, 1.0]) == 1
 
 
-def test_a_policy_is_a_number_or_a_file(tmp_path):
-    assert stopping_from("0.4") == Stopping(0.4, joint=False) == stopping_from(0.4)
-    SURE.save(tmp_path / "stop.json")
-    assert stopping_from(str(tmp_path / "stop.json")) == SURE
-    for text in ("1.5", "nan", "-1"):
-        with pytest.raises(UserError, match="Give a probability"):
-            stopping_from(text)
-    for content in ('{"floor": 0.5}', '{"floor": 0.5, "points": [[0, 1]], "other": 1}', "[]"):
-        (tmp_path / "bad.json").write_text(content)
-        with pytest.raises(UserError, match="says nothing about when drafts end"):
-            stopping_from(tmp_path / "bad.json")
-    with pytest.raises(UserError, match="and points rise"):
-        Stopping(0.5, ((0.0, 0.9), (1.0, 0.1)))
+def test_a_policy_is_a_file(tmp_path):
+    policy = Stopping(0.1, SURE.points, measured={"rule": "exact"})
+    policy.save(tmp_path / "stop.json")
+    assert stopping_from(tmp_path / "stop.json") == policy
+    assert read_json(tmp_path / "stop.json") == {**policy.binding, "measured": policy.measured}
+    with pytest.raises(UserError, match="0.4 is missing"):
+        stopping_from(0.4)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ('{"floor": 0.5}', "says nothing about when drafts end"),
+        ('{"floor": 0.5, "points": [[0, 1]], "other": 1}', "says nothing about when drafts end"),
+        ("[]", "says nothing about when drafts end"),
+        ('{"floor": 0.5, "points": [[0, 0.9], [1, 0.1]]}', "points rise"),
+        ('{"floor": 1.5, "points": [[0, 0], [1, 1]]}', "points rise"),
+        ('{"floor": 0.5, "points": []}', "points rise"),
+    ],
+)
+def test_what_is_no_policy_is_refused(tmp_path, content, said):
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(UserError, match=said):
+        stopping_from(tmp_path / "bad.json")

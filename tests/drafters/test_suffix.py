@@ -5,36 +5,32 @@ texts counts.
 import random
 from collections import Counter
 from itertools import product
-from typing import Any
 
 import pytest
 
-from gistgate.core.utils import UserError
-from gistgate.drafters.suffix import Place, SuffixDrafter, SuffixTree, Text
+from gistgate.drafters.suffix import DEPTH, MIN_PROBABILITY, Place, SuffixDrafter, SuffixTree
 from tests.architectures import BATCH, SIZES
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 
-def count(texts: list[list[int]], run: list[int]) -> int:
-    return sum(ids[start : start + len(run)] == run for ids in texts for start in range(len(ids)))
+def count(text: list[int], run: list[int]) -> int:
+    return sum(text[start : start + len(run)] == run for start in range(len(text)))
 
 
-def by_search(
-    texts: list[list[int]], text: list[int], num: int, drafter: SuffixDrafter
-) -> set[tuple[float, tuple]]:
-    """(score, ids) of every best path by counting in plain lists; several where counts are
+def by_search(text: list[int], num: int, depth: int) -> set[tuple[float, tuple]]:
+    """(score, ids) of every best path by counting in a plain list; several where counts are
     equal.
     """
     best, kept = 0.0, set()
-    for length in range(1, min(len(text), drafter.depth - 1) + 1):
-        most = min(num, int(drafter.factor * length + drafter.offset), drafter.depth - length)
+    for length in range(1, min(len(text), depth - 1) + 1):
+        most = min(num, length, depth - length)
         todo: list[tuple[list[int], list[int], float, float]] = [(text[-length:], [], 1.0, 0.0)]
         while todo:
             run, ids, path, score = todo.pop()
-            after = {token: count(texts, [*run, token]) for token in range(5)}
+            after = {token: count(text, [*run, token]) for token in range(5)}
             top = max(after.values())
-            odds = path * top / count(texts, run) if count(texts, run) else 0.0
-            if len(ids) < most and top and odds >= drafter.min_probability - 1e-9:
+            odds = path * top / count(text, run)
+            if len(ids) < most and top and odds >= MIN_PROBABILITY - 1e-9:
                 todo += [
                     ([*run, t], [*ids, t], odds, score + odds) for t, n in after.items() if n == top
                 ]
@@ -44,27 +40,18 @@ def by_search(
     return {(round(score, 6), ids) for score, ids in kept}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"factor": 2.0, "offset": 1.0},
-        {"min_probability": 0.4},
-        {"depth": 4},
-        {"factor": 0.5, "offset": 0.6},
-    ],
-)
-def test_the_best_path_by_definition(settings: dict[str, Any]):
-    drafter, dice, non_empty = SuffixDrafter(**settings), random.Random(0), 0
+@pytest.mark.parametrize("depth", [DEPTH, 4])
+def test_the_best_path_by_definition(depth: int):
+    dice, non_empty = random.Random(0), 0
     for _ in range(60):
         text = [dice.choice([0, 0, 1, 1, 2, 3, 4]) for _ in range(dice.randint(1, 25))]
-        drafter.start(1)
-        [ids] = proposed(drafter, [text], 5)
-        match = drafter.best(drafter.rows[0], text, 5, 100)
-        found = by_search([text], text, 5, drafter)
-        assert (match is None) == (not found)
-        if match is not None:
-            assert match.ids == ids and (round(match.score, 6), tuple(ids)) in found
+        tree = SuffixTree(depth)
+        for token in text:
+            tree.append(token)
+        match, found = tree.best(5, 100), by_search(text, 5, depth)
+        assert bool(match.ids) == bool(found)
+        if match.ids:
+            assert (round(match.score, 6), tuple(match.ids)) in found
             non_empty += 1
     assert non_empty > 20
 
@@ -118,35 +105,19 @@ def test_rows_that_grow_leave_and_are_taken_back():
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones(kind: str):
+    drafter = SuffixDrafter()
     for block, batch in product((1, 8), (BATCH, BATCH[1:2])):
-        for drafter in (SuffixDrafter(), SuffixDrafter(factor=4.0, min_probability=0.0)):
-            assert [one.ids for one in decoded(drafter, kind, batch, block)] == wanted(kind, batch)
-    again = [prompt + prompt[:1] for prompt in wanted(kind, BATCH)]
-    assert num_accepted(decoded(SuffixDrafter(factor=4.0, min_probability=0.0), kind, again)) > 0
+        assert [one.ids for one in decoded(drafter, kind, batch, block)] == wanted(kind, batch)
+    again = [prompt + prompt[:5] for prompt in wanted(kind, BATCH)]
+    assert num_accepted(decoded(drafter, kind, again)) > 0
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        *[({name: 0.0}, r"factor \+ offset is 1 or more") for name in ("factor", "depth")],
-        ({"min_probability": 1.5}, r"factor \+ offset is 1 or more"),
-    ],
-)
-def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
-    with pytest.raises(UserError, match=message):
-        SuffixDrafter(**wrong)
-
-
-DEPTH = 6
-
-
-def counted(texts: list[list[int]], depth: int) -> Counter[tuple[int, ...]]:
+def counted(text: list[int], depth: int) -> Counter[tuple[int, ...]]:
     """How often every run of up to `depth` tokens occurs."""
     return Counter(
-        tuple(ids[start : start + length])
-        for ids in texts
+        tuple(text[start : start + length])
         for length in range(1, depth + 1)
-        for start in range(len(ids) - length + 1)
+        for start in range(len(text) - length + 1)
     )
 
 
@@ -164,11 +135,10 @@ def runs_of(tree: SuffixTree) -> dict[tuple[int, ...], int]:
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 9])
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_of_texts_that_grow_side_by_side(alphabet: int, seed: int):
-    dice = random.Random(seed)
-    tree, texts = SuffixTree(DEPTH), [Text() for _ in range(4)]
+def test_counts_of_a_text_that_grows(alphabet: int, seed: int):
+    dice, depth = random.Random(seed), 6
+    tree = SuffixTree(depth)
     for step in range(120):
-        text = dice.choice(texts)
-        tree.append(text, dice.randrange(alphabet))
+        tree.append(dice.randrange(alphabet))
         if step % 7 == 0:
-            assert runs_of(tree) == counted([one.ids for one in texts], DEPTH)
+            assert runs_of(tree) == counted(tree.ids, depth)

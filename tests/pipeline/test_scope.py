@@ -20,7 +20,6 @@ from tests.tiny import byte_tokenizer, tiny_pair
 MODELS = {
     "model": True,
     "tree": True,
-    "cascade": True,
     "choice": True,
     "lookup": False,
     "sen": False,

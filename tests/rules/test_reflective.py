@@ -168,7 +168,7 @@ def test_rows_of_both_readings_are_those_of_plain_forwards(kind: str, mode: str)
     assert checked >= 5
 
 
-def test_both_modes_write_the_same_and_a_second_forward_is_counted_where_the_first_reading_differs():
+def test_both_modes_write_the_same_and_a_second_forward_is_counted_where_it_is_needed():
     watch = Watch()
     joint, second = decoded("llama", "joint"), decoded("llama", "second", watch)
     assert [answer.ids for answer in joint] == [answer.ids for answer in second]

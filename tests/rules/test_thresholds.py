@@ -49,7 +49,8 @@ def verdict(rule: Any, *rows: list[float], draft: list[int], **more: Any) -> lis
     [(name, settings, SPLIT, [3, 3], [False] * 2)  # never a token that the target finds absurd
      for name, settings in (("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.3}), ("top-k", {"k": 3}))]
     + [(name, settings, TORN, [0, 1], [True] * 2)  # always those of an even split
-       for name, settings in (("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.9}), ("top-k", {"k": 2}))]
+       for name, settings in (("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.9}),
+                              ("top-k", {"k": 2}))]
     + [("prob", {"r": 0.25}, HALVES, [0, 1, 2], [True, True, False]),
        ("prob", {"r": 0.15}, HALVES, [0, 1, 2], [True, True, True]),
        ("prob-ratio", {"r": 0.59}, HALVES, [0, 1, 2], [True, True, False]),
@@ -140,7 +141,8 @@ token.
     "settings, row, draft, expected",
     [({}, PEAKED, [1, 2, 3], [1, 0, 0]), ({}, FLAT, [5, 7], [1, 0])]
     # the looser of the two thresholds decides
-    + [({"eps": 0.12}, PEAKED, [1], [0]), ({"delta": 0.2}, PEAKED, [1], [1]), ({"delta": 0.1}, PEAKED, [2], [1])]
+    + [({"eps": 0.12}, PEAKED, [1], [0]), ({"delta": 0.2}, PEAKED, [1], [1]),
+       ({"delta": 0.1}, PEAKED, [2], [1])]
     + [({"eps": 1.0, "delta": 0.1}, FLAT, [7], [1])]
     # the scale moves both
     + [({"scale": scale}, PEAKED, [1, 2, 3], [1] * num + [0] * (3 - num))
@@ -321,7 +323,8 @@ def test_trt_at_its_ends_is_a_control(settings: dict[str, Any], rule_id: str, sa
 @pytest.mark.parametrize(
     "ids, before, after",
     [([], False, False), ([], True, True), ([5, BEGIN, 6], False, True), ([END, 7], True, False),
-     ([BEGIN, 5, END, 6], False, False), ([END, BEGIN], True, True), ([BEGIN, BEGIN, END], False, False)],
+     ([BEGIN, 5, END, 6], False, False), ([END, BEGIN], True, True),
+     ([BEGIN, BEGIN, END], False, False)],
 )  # fmt: skip
 def test_between_markers(ids: list[int], before: bool, after: bool):
     assert between_markers(ids, before, (BEGIN, END)) is after
@@ -350,7 +353,7 @@ def test_an_end_marker_in_the_draft_ends_it(
     assert fields["thinking"].tolist() == [expected]
 
 
-def test_markers_are_single_tokens_of_the_tokenizer_asked_for_only_where_they_count_and_never_loose():
+def test_markers_are_single_tokens_asked_for_only_where_they_count_and_never_loose():
     tokenizer = SimpleNamespace(get_vocab=lambda: {"<think>": BEGIN, "</think>": END, "<b>": 7})
     assert find_markers(tokenizer, ("<think>", "</think>")) == (BEGIN, END)
     assert find_markers(tokenizer, ("<b>", "</think>")) == (7, END)

@@ -258,7 +258,7 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
         ({"draft": None}, "written by a draft model"),
         ({"budget": 0.01}, "certified for a budget of 0.03 with confidence 0.95 alone"),
         ({"block": 4}, "Segments have no block"),
-        ({"stop_drafting": "0.4"}, "Segments have no stop_drafting"),
+        ({"stop_drafting": "stop.json"}, "Segments have no stop_drafting"),
     ):
         with pytest.raises(UserError, match=said):
             build(place, parts, **wish)

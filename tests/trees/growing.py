@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.core.block import Draft
 from gistgate.core.drafter import Drafter
-from gistgate.trees.tree import Trees, merge
+from gistgate.trees.tree import Trees, tree
 from tests.architectures import greedy
 
 
@@ -24,6 +24,24 @@ def random_parents(batch: int, num: int, seed: int = 0) -> Tensor:
         ]
         rows.append([node - 1 if node < 9 else pick[node] for node in range(num)])
     return torch.tensor(rows)
+
+
+def merge(candidates: Sequence[Sequence[tuple[list[int], float]]], num: int, depth: int) -> Draft:
+    """A tree of at most `num` nodes for the candidates of every row, the best first."""
+    grown = []
+    for row in candidates:
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token): node
+        for tokens, _ in sorted(row, key=lambda one: -one[1]):
+            node = -1
+            for token in tokens[:depth]:
+                if (node, token) not in nodes and len(nodes) == num:
+                    break
+                node = nodes.setdefault((node, token), len(nodes))
+        grown.append(list(nodes))
+    return tree(
+        [[token for _, token in row] for row in grown],
+        [[parent for parent, _ in row] for row in grown],
+    )
 
 
 class Hiding(Drafter):

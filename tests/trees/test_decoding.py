@@ -15,7 +15,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.rules import make_rule
-from gistgate.trees.drafter import LookupTree, TreeDrafter
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import BATCH, CONTEXT, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers, Watch
 from tests.rules.extremes import CLOSED
@@ -27,10 +27,10 @@ NUM = 20
 def drafter(name: str, kind: str, **changes: Any) -> Any:
     if name == "hiding":
         return Hiding(kind, BATCH, NUM, **changes)
-    return TreeDrafter(pair(kind)[1], nodes=12) if name == "tree" else LookupTree()
+    return TreeDrafter(pair(kind)[1], nodes=12)
 
 
-@pytest.mark.parametrize("name", ["tree", "lookup-tree", "hiding"])
+@pytest.mark.parametrize("name", ["tree", "hiding"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_they_write_the_greedy_texts(kind: str, name: str):
     for block, batch in ((1, BATCH), (3, BATCH), (7, BATCH), (6, BATCH[1:2])):
@@ -174,10 +174,6 @@ def test_what_trees_cannot_do_is_refused():
         fly.generate(BATCH, max_new_tokens=4, sampling=Sampling(1.0))
     with pytest.raises(UserError, match="reads a draft twice.*chains"):
         Decoder(target, drafter("tree", "llama"), make_rule("reflective"), 4, tokenizer=Markers())
-    with pytest.raises(UserError, match="make no tree"):
-        TreeDrafter(pair("llama")[1], nodes=0)
-    with pytest.raises(UserError, match="propose nothing"):
-        LookupTree(candidates=0)
 
 
 SURE = Stopping(0.2, ((0.0, 0.1), (0.5, 0.7), (1.0, 1.0)))
@@ -205,7 +201,7 @@ def survival(stopping: Stopping, draft: Draft, row: int) -> list[float]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
-@pytest.mark.parametrize("stopping", [SURE, Stopping(0.05, joint=False)])
+@pytest.mark.parametrize("stopping", [SURE, Stopping(0.05)])
 def test_a_node_is_proposed_where_the_one_before_it_survives(
     stopping: Stopping, sampling: Sampling
 ):

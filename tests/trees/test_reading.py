@@ -1,6 +1,4 @@
-"""One forward reads a tree as if every path were alone, the cache keeps one path, and candidates
-become one tree.
-"""
+"""One forward reads a tree as if every path were alone, and the cache keeps one path."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from torch import Tensor
 
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
-from gistgate.trees.tree import attention_kinds, lineage, merge, path_to, paths_of, tree_layout
+from gistgate.trees.tree import attention_kinds, lineage, path_to, paths_of, tree, tree_layout
 from tests.architectures import SIZES, pair, prompts, tiny_model
 from tests.trees.growing import random_parents
 
@@ -93,32 +91,12 @@ def test_attention_without_masks_for_pairs_is_refused():
         attention_kinds(model)
 
 
-ABC, ABD, X = ([1, 2, 3], 0.5), ([1, 2, 4], 0.9), ([7], 0.1)
-
-
-def rows(draft) -> list[list[tuple[int, int]]]:
-    return [
-        [(x, p) for x, p, ok in zip(ids, parents, valid, strict=True) if ok]
-        for ids, parents, valid in zip(
-            draft.ids.tolist(), draft.parents.tolist(), draft.valid.tolist(), strict=True
-        )
-    ]
-
-
-def test_what_begins_alike_is_shared_and_the_best_comes_first():
-    draft = merge([[ABC, X, ABD], [X]], num_nodes=8, depth=8)
-    assert rows(draft) == [[(1, -1), (2, 0), (4, 1), (3, 1), (7, -1)], [(7, -1)]]
-    assert draft.forwards == 0 and draft.q is None
-
-
-def test_the_budget_goes_to_the_best():
-    assert rows(merge([[ABC, X, ABD]], num_nodes=4, depth=8)) == [[(1, -1), (2, 0), (4, 1), (3, 1)]]
-    assert rows(merge([[ABC, X, ABD]], num_nodes=9, depth=1)) == [[(1, -1), (7, -1)]]
-
-
-def test_without_branches_it_is_a_chain():
-    draft = merge([[ABC], [], [X]], num_nodes=8, depth=8)
-    assert draft.parents is None
-    assert draft.ids.tolist() == [[1, 2, 3], [0, 0, 0], [7, 0, 0]] and draft.valid.sum(
-        -1
-    ).tolist() == [3, 0, 1]
+def test_without_branches_a_tree_is_a_chain():
+    branched = tree([[1, 2, 4], [7]], [[-1, 0, 0], [-1]])
+    assert branched.parents is not None
+    assert branched.parents.tolist() == [[-1, 0, 0], [-1, -1, -1]]
+    assert branched.valid.sum(-1).tolist() == [3, 1]
+    draft = tree([[1, 2, 3], [], [7]], [[-1, 0, 1], [], [-1]])
+    assert draft.parents is None and draft.q is None and draft.forwards == 0
+    assert draft.ids.tolist() == [[1, 2, 3], [0, 0, 0], [7, 0, 0]]
+    assert draft.valid.sum(-1).tolist() == [3, 0, 1]
