@@ -2,10 +2,12 @@
 task.
 """
 
+import inspect
 import json
 import os
 import re
 import string
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,143 +15,202 @@ from typing import Annotated, Any
 import typer
 
 import gistgate
-from gistgate.cli.options import Chat, System, Template, module_of
+from gistgate.cli.options import Chat, System, Template, module_of, plain_option, typed
 from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
 
-EMBEDDED = "embedded"  # the pair that the pipeline trains, and the task of its world
-EMBEDDED_TASK = "wordproblems"
+EMBEDDED = "embedded"  # the pair that the pipeline trains
+EMBEDDED_TASK = "wordproblems"  # the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
-METHODS = (
-    "exact",
-    "prob-ratio",
-    "autojudge",
-)  # those of a new project; its params.yaml has the others as comments
-SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
-SHARED = (
-    files("gistgate.cli") / "shared"
-)  # links to the repository's own graph, parameters and tasks
+METHODS = ("exact", "prob-ratio", "autojudge")
+"""Methods of a new project; its params.yaml has the others as comments."""
+SAMPLE = {"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}
+SHARED = files("gistgate.cli") / "shared"
+"""Links to the repository's own graph, parameters and tasks."""
+TASKS = "data/tasks"  # folder of a project's task
 
 
-def init(
-    folder: Annotated[Path, typer.Argument(help="New folder for the project.")],
-    target: Annotated[
-        str | None, typer.Option(help="Target model: hub id, folder or GGUF file.")
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="Draft model: hub id, folder or GGUF file.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """What a new project is about; each field is an option of `gistgate init`."""
+
+    folder: Annotated[Path, typer.Argument(help="New folder for the project.")]
+    target: Annotated[str | None, plain_option("Target model: hub id, folder or GGUF file.")] = None
+    draft: Annotated[str | None, plain_option("Draft model: hub id, folder or GGUF file.")] = None
     drafter: Annotated[
         str | None,
-        typer.Option(help="In place of a draft model: suffix or lookup, which copy from the text."),
-    ] = None,
+        plain_option("In place of a draft model: suffix or lookup, which copy from the text."),
+    ] = None
     task: Annotated[
         str | None,
-        typer.Option(help="gsm8k, a YAML file, or any lm-eval task; default: a file to fill in."),
-    ] = None,
-    target_revision: Annotated[
-        str | None, typer.Option(help="Revision of the target on the hub.")
-    ] = None,
-    draft_revision: Annotated[
-        str | None, typer.Option(help="Revision of the draft on the hub.")
-    ] = None,
+        plain_option("gsm8k, a YAML file, or any lm-eval task; default: a file to fill in."),
+    ] = None
+    target_revision: Annotated[str | None, plain_option("Revision of the target on the hub.")] = (
+        None
+    )
+    draft_revision: Annotated[str | None, plain_option("Revision of the draft on the hub.")] = None
     target_gguf: Annotated[
-        str | None, typer.Option(help="GGUF file in the target's folder or repository.")
-    ] = None,
+        str | None, plain_option("GGUF file in the target's folder or repository.")
+    ] = None
     draft_gguf: Annotated[
-        str | None, typer.Option(help="GGUF file in the draft's folder or repository.")
-    ] = None,
+        str | None, plain_option("GGUF file in the draft's folder or repository.")
+    ] = None
     quantise_draft: Annotated[
-        str, typer.Option(help="Bits of the draft's weights: none, int8 or int4.")
-    ] = "none",
-    dtype: Annotated[
-        str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")
-    ] = "bfloat16",
-    device_map: Annotated[
-        str | None, typer.Option(help="Passed to from_pretrained, such as auto.")
-    ] = None,
-    chat: Chat = False,
-    system: System = None,
-    template: Template = (),  # type: ignore[assignment]
+        str, plain_option("Bits of the draft's weights: none, int8 or int4.")
+    ] = "none"
+    dtype: Annotated[str, plain_option("Type of the weights: float32, bfloat16 or float16.")] = (
+        "bfloat16"
+    )
+    device_map: Annotated[str | None, plain_option("Passed to from_pretrained, such as auto.")] = (
+        None
+    )
+    chat: Chat = False
+    system: System = None
+    template: Template = ()  # type: ignore[assignment]
     embedded: Annotated[
         bool,
-        typer.Option(
-            "--embedded", help="Let the pipeline train its own small pair instead of naming models."
+        plain_option(
+            "Let the pipeline train its own small pair instead of naming models.", "--embedded"
         ),
-    ] = False,
-) -> None:
-    """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
-    import yaml
+    ] = False
 
-    from gistgate.models.lighter import check_kind
-    from gistgate.models.loading import DTYPES, RETRIEVAL
+    @property
+    def name(self) -> str:
+        """The project's name, which is that of its folder."""
+        return self.folder.resolve().name
 
-    if embedded and (target or draft or drafter):
-        raise UserError(
-            "--embedded trains a pair of its own. Leave it, or --target, --draft and --drafter,"
-            " away."
-        )
-    if drafter not in (None, *RETRIEVAL):
-        raise UserError(
-            f"There is no drafter '{drafter}' for a project. Use one of: {', '.join(RETRIEVAL)}."
-        )
-    if not embedded and not (target and bool(draft) != bool(drafter)):
-        raise UserError(
-            "A project needs --target and either --draft, or --drafter suffix or lookup; or"
-            " --embedded."
-        )
-    if dtype not in DTYPES[1:]:
-        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
-    check_kind(quantise_draft)
-    if quantise_draft != "none" and not draft:
-        raise UserError(
-            "--quantise-draft rounds the weights of a draft model. Name one with --draft, or leave"
-            " it out."
-        )
-    if system is not None and not chat:
-        raise UserError("A system text needs a chat. Add --chat, or leave --system out.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty. Name a new folder for the project.")
-    task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
-    pair = EMBEDDED
-    pair_text = shared("embedded.yaml")
-    if not embedded:
-        models: dict[str, Any] = {
-            "target": model_of(str(target), target_revision, target_gguf, dtype, device_map)
-        }
-        models |= {"drafter": drafter} if drafter else {}
-        if draft:
-            lighter = {} if quantise_draft == "none" else {"quantise": quantise_draft}
-            models["draft"] = (
-                model_of(str(draft), draft_revision, draft_gguf, dtype, device_map) | lighter
+    @property
+    def pair(self) -> str:
+        """The name of the pair's file."""
+        return EMBEDDED if self.embedded else re.sub(r"[^\w.-]+", "-", self.name)
+
+    def check(self) -> None:
+        """Refuse (UserError) what contradicts itself, and a folder with files in it."""
+        from gistgate.models.lighter import check_kind
+        from gistgate.models.loading import DTYPES, RETRIEVAL
+
+        names = bool(self.target), bool(self.draft), bool(self.drafter)
+        if self.embedded and any(names):
+            raise UserError(
+                "--embedded trains a pair of its own. Leave it, or --target, --draft and"
+                " --drafter, away."
             )
-        pair = re.sub(r"[^\w.-]+", "-", folder.resolve().name)
-        pair_text = yaml.safe_dump(models, sort_keys=False)
-    extras = "pipeline,gguf" if "gguf_file:" in pair_text else "pipeline"
-    name, contents = task_files(task)
-    in_git = any(
-        (above / ".git").exists() for above in folder.resolve().parents
-    )  # DVC wants to know
-    contents |= {
-        f"models/pairs/{pair}.yaml": pair_text,
-        ".dvc/config": (
-            "[core]\n    analytics = false\n" + ("" if in_git else "    no_scm = true\n")
-        ),
+        if self.drafter not in (None, *RETRIEVAL):
+            raise UserError(
+                f"There is no drafter '{self.drafter}' for a project. Use one of:"
+                f" {', '.join(RETRIEVAL)}."
+            )
+        if not self.embedded and names not in ((True, True, False), (True, False, True)):
+            raise UserError(
+                "A project needs --target and either --draft, or --drafter suffix or lookup; or"
+                " --embedded."
+            )
+        if self.dtype not in DTYPES[1:]:
+            known = ", ".join(DTYPES[1:])
+            raise UserError(f"There is no dtype '{self.dtype}'. Use one of: {known}.")
+        check_kind(self.quantise_draft)
+        if self.quantise_draft != "none" and not self.draft:
+            raise UserError(
+                "--quantise-draft rounds the weights of a draft model. Name one with --draft, or"
+                " leave it out."
+            )
+        if self.system is not None and not self.chat:
+            raise UserError("A system text needs a chat. Add --chat, or leave --system out.")
+        if self.folder.is_file() or any(self.folder.glob("*")):
+            raise UserError(f"{self.folder} is not empty. Name a new folder for the project.")
+
+    def pair_file(self) -> str:
+        """The file of the pair, as YAML."""
+        import yaml
+
+        if self.embedded:
+            return shared("embedded.yaml")
+        target = self.model_of(str(self.target), self.target_revision, self.target_gguf)
+        models: dict[str, Any] = {"target": target}
+        if self.drafter:
+            models["drafter"] = self.drafter
+        if self.draft:
+            draft = self.model_of(self.draft, self.draft_revision, self.draft_gguf)
+            if self.quantise_draft != "none":
+                draft["quantise"] = self.quantise_draft
+            models["draft"] = draft
+        return yaml.safe_dump(models, sort_keys=False)
+
+    def model_of(self, model: str, revision: str | None, gguf: str | None) -> dict[str, str]:
+        """A model in the pair's file; a local folder by its absolute path, since stages run in the
+        project.
+        """
+        from gistgate.models.places import check_place, placed
+
+        name, place = placed(model, gguf)
+        check_place("model", name, place.get("gguf_file"))
+        if Path(name).is_dir():
+            name = str(Path(name).resolve())
+        how = {"device_map": self.device_map, "dtype": self.dtype}
+        entries = {"model": name, "revision": revision, **place, **how}
+        return {key: value for key, value in entries.items() if value is not None}
+
+    def parameters(self, task: str) -> str:
+        """The repository's parameters for the pair and a task, no calibration prompt of which was
+        ever judged.
+        """
+        text = shared("params.yaml")
+        values: dict[str, Any] = {
+            "pair": self.pair,
+            "task": task,
+            "prompting.num_fewshot": None,
+            "prompting.chat_template": self.chat,
+            "prompting.system": self.system,
+            "prompting.arguments": parse_template(self.template),
+            "prompts.draw": 1,
+        }
+        if not self.embedded:
+            values |= {"decoding.batch_size": 32, "decoding.workers": 1}
+            text = with_few_methods(text)
+        for key, value in values.items():
+            text = with_value(text, key, json.dumps(value))
+        return text
+
+
+def init(**given: Any) -> None:
+    """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
+    project = Project(**given)
+    project.check()
+    task = project.task or (EMBEDDED_TASK if project.embedded else OWN_TASK)
+    contents = contents_of(project, task)
+    for place, text in sorted(contents.items()):
+        write_text(project.folder / place, text)
+        typer.echo(project.folder / place)
+    fill = f" Fill in {TASKS} first." if task == OWN_TASK else ""
+    command = "dvc repro" if project.embedded else "dvc repro report export"
+    typer.echo(
+        f"The project is written.{fill} Run `{command}` in {project.folder}; its README.md says"
+        " more."
+    )
+
+
+typed(init, inspect.signature(Project, eval_str=True).parameters.values())
+
+
+def contents_of(project: Project, task: str) -> dict[str, str]:
+    """The texts of a project's files by their places in it."""
+    pair = project.pair_file()
+    extras = "pipeline,gguf" if "gguf_file:" in pair else "pipeline"
+    dvc = "[core]\n    analytics = false\n"
+    if not any((parent / ".git").exists() for parent in project.folder.resolve().parents):
+        dvc += "    no_scm = true\n"
+    name, task_files = task_files_of(task)
+    return {
+        **task_files,
+        f"models/pairs/{project.pair}.yaml": pair,
+        ".dvc/config": dvc,
         ".gitignore": filled("gitignore"),
-        "README.md": filled("README.md", name=folder.resolve().name, pair=pair),
+        "README.md": filled("README.md", name=project.name, pair=project.pair),
         "dvc.yaml": without_code(shared("graph.yaml")),
-        "params.yaml": parameters(pair, name, chat, system, parse_template(template), embedded),
+        "params.yaml": project.parameters(name),
         "requirements.txt": f"gistgate[{extras}]=={gistgate.__version__}\n",
     }
-    for place, text in sorted(contents.items()):
-        write_text(folder / place, text)
-        typer.echo(folder / place)
-    fill = " Fill in data/tasks first." if task == OWN_TASK else ""
-    command = "dvc repro" if embedded else "dvc repro report export"
-    typer.echo(
-        f"The project is written.{fill} Run `{command}` in {folder}; its README.md says more."
-    )
 
 
 def shared(name: str) -> str:
@@ -157,9 +218,9 @@ def shared(name: str) -> str:
     return (SHARED / name).read_text(encoding="utf-8")
 
 
-def filled(name: str, /, **values: str) -> str:
+def filled(template: str, /, **values: str) -> str:
     """A template with its values put in."""
-    place = files("gistgate.cli") / f"templates/{name}.template"
+    place = files("gistgate.cli") / f"templates/{template}.template"
     return string.Template(place.read_text(encoding="utf-8")).substitute(values)
 
 
@@ -167,115 +228,79 @@ def without_code(graph: str) -> str:
     """The graph without dependencies on source files: a project depends on an installed version
     instead.
     """
-    code = r"(?:gistgate|pipeline)(?:/[\w./]+)?"
-    graph = re.sub(rf",\s*{code}(?=\s*[,\]])", "", graph)
-    graph = re.sub(rf"\[{code}(?:,\s*|(?=\]))", "[", graph)
-    return (
-        re.sub(rf"\n +- {code}(?=\n)", "", graph)
-        .replace("deps: [", "deps: [requirements.txt, ")
-        .replace(", ]", "]")
-    )
+    graph = re.sub(r",\s+(gistgate|pipeline)(/[\w./]+)?(?=[,\]])", "", graph)
+    return graph.replace("deps: [", "deps: [requirements.txt, ")
 
 
-def parameters(
-    pair: str, task: str, chat: bool, system: str | None, arguments: dict[str, Any], embedded: bool
-) -> str:
-    """The repository's parameters for another pair and task, no calibration prompt of which was
-    ever judged.
+def with_value(text: str, key: str, value: str) -> str:
+    """The text of params.yaml with another value of `key`, "block.name" or "name"."""
+    block, _, name = key.rpartition(".")
+    start = text.index(f"\n{block}:\n") if block else 0
+    entry = re.compile(rf"^( *{name}:) +\S+", re.MULTILINE).search(text, start)
+    assert entry is not None, f"params.yaml has no {key}"
+    return f"{text[: entry.start()]}{entry[1]} {value}{text[entry.end() :]}"
+
+
+def with_few_methods(text: str) -> str:
+    """The parameters with all methods but `METHODS` as comments, so that who wants them takes the
+    marks away.
     """
-    text = shared("params.yaml")
-    own = {} if embedded else {"decoding.batch_size": 32, "decoding.workers": 1}
-    named: dict[str, Any] = {"pair": pair, "task": task, "prompting.num_fewshot": None}
-    named |= {
-        "prompting.chat_template": chat,
-        "prompting.system": system,
-        "prompting.arguments": arguments,
-    }
-    for key, value in {**named, "prompts.draw": 1, **own}.items():
-        block, _, name = key.rpartition(".")
-        start = text.index(f"\n{block}:\n") if block else 0
-        found = re.compile(rf"^({'  ' if block else ''}{name}:) +\S+", re.M).search(text, start)
-        assert found is not None, f"params.yaml has no {key}"
-        text = f"{text[: found.start()]}{found[1]} {json.dumps(value)}{text[found.end() :]}"
-    return text if embedded else with_methods(text)
+
+    def commented(method: re.Match[str]) -> str:
+        return method[0] if method[1] in METHODS else re.sub("(?m)^  ", "  # ", method[0])
+
+    start = text.index("\nmethods:\n")
+    end = text.index("\n\n", start) + 1
+    methods = re.sub(r"(?m)^  ([\w-]+):.*\n(   .*\n)*", commented, text[start:end])
+    return text[:start] + methods + text[end:]
 
 
-def with_methods(text: str) -> str:
-    """The parameters with all methods but a few as comments, so that who wants them takes the marks
-    away.
-    """
-    before, methods, behind = re.split(
-        r"(?<=\nmethods:\n)(.*?\n)(?=\n)", text, maxsplit=1, flags=re.S
-    )
-    each = re.findall(r"^  [\w-]+:.*\n(?:   .*\n)*", methods, re.M)
-    kept = (
-        one if one.split(":")[0].strip() in METHODS else re.sub("^  ", "  # ", one, flags=re.M)
-        for one in each
-    )
-    return before + "".join(kept) + behind
-
-
-def model_of(
-    model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None
-) -> dict[str, Any]:
-    """A model of the pair's file; a local folder by its absolute path, since stages run in the
-    project.
-    """
-    from gistgate.models.places import check_place, placed
-
-    name, place = placed(model, gguf)
-    check_place("model", name, place.get("gguf_file"))
-    if Path(name).is_dir():
-        name = str(Path(name).resolve())
-    values = {
-        "model": name,
-        "revision": revision,
-        "gguf_file": place.get("gguf_file"),
-        "device_map": device_map,
-    }
-    return {**{key: value for key, value in values.items() if value is not None}, "dtype": dtype}
-
-
-def task_files(task: str) -> tuple[str, dict[str, str]]:
+def task_files_of(task: str) -> tuple[str, dict[str, str]]:
     """The task's name and its files; for a task of lm-eval only a note, because DVC wants the
     folder.
     """
-    place = "data/tasks"
     if task == OWN_TASK:
-        lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
-        documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
-        return task, {f"{place}/{task}.yaml": filled("task.yaml", task=task), **documents}
-    is_file = task.endswith((".yaml", ".yml"))
+        sample = json.dumps(SAMPLE) + "\n"
+        return task, {
+            f"{TASKS}/{task}.yaml": filled("task.yaml", task=task),
+            f"{TASKS}/documents/train.jsonl": sample,
+            f"{TASKS}/documents/test.jsonl": sample,
+        }
+    if task.endswith((".yaml", ".yml")):
+        path = Path(task)
+        return path.stem, copied(path)
+    path = Path(str(SHARED / f"tasks/{task}.yaml"))
+    if path.exists():
+        return task, copied(path)
     tasks = module_of("gistgate.lm_eval.task", "pipeline")
-    path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
-    if not is_file and not path.exists():
-        if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
-            tasks.check_files(task, file)
-        note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
-        return task, {f"{place}/README.md": note}
+    if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
+        tasks.check_files(task, file)
+    note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
+    return task, {f"{TASKS}/README.md": note}
+
+
+def copied(path: Path) -> dict[str, str]:
+    """The file of a task with all that it is made of; refuses (UserError) what the pipeline could
+    not read.
+    """
+    tasks = module_of("gistgate.lm_eval.task", "pipeline")
     if not path.is_file():
-        raise UserError(f"The task file {task} is missing. Correct the path.")
+        raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")
-    if (named := tasks.NAME.search(text)) and named[
-        1
-    ] != path.stem:  # None: an included file names it
+    name = tasks.NAME.search(text)  # None: an included file names it
+    if name and name[1] != path.stem:
         raise UserError(
-            f"The task in {path} is called '{named[1]}'. Rename the file to"
-            f" {named[1]}{path.suffix}."
+            f"The task in {path} is called '{name[1]}'. Rename the file to {name[1]}{path.suffix}."
         )
     tasks.check_files(path.stem, path)
-    found = {f"{place}/{path.stem}.yaml": text}
-    for part in tasks.files_of(path):
+    contents = {f"{TASKS}/{path.stem}.yaml": text}
+    documents = path.with_name(path.stem.replace("-", "_")).glob("*.jsonl")  # of a shipped task
+    for part in (*tasks.files_of(path)[1:], *documents):
         inside = Path(os.path.relpath(part, path.parent))
         if ".." in inside.parts:
             raise UserError(
                 f"The task file {path} takes in {part}, which lies outside its folder. Copy it into"
                 " that."
             )
-        if part.resolve() != path.resolve():
-            found[f"{place}/{inside.as_posix()}"] = part.read_text(encoding="utf-8")
-    for file in path.with_name(path.stem.replace("-", "_")).glob(
-        "*.jsonl"
-    ):  # the documents of a shipped task
-        found[f"{place}/{file.parent.name}/{file.name}"] = file.read_text(encoding="utf-8")
-    return path.stem, found
+        contents[f"{TASKS}/{inside.as_posix()}"] = part.read_text(encoding="utf-8")
+    return contents

@@ -12,7 +12,9 @@ import gistgate
 from gistgate.cli import decode, tools
 from gistgate.cli.calibrate import calibrate
 from gistgate.cli.certify import certify
+from gistgate.cli.doctor import doctor
 from gistgate.cli.init import init
+from gistgate.cli.tune import tune
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printable
 
 WITH_GATE = "--draft models/draft --gate models/export"
@@ -27,13 +29,13 @@ COMMANDS: dict[
             " --task gsm8k"
         ),
     ),
-    "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
+    "doctor": (doctor, "models/target prompts.txt --draft models/draft"),
     "certify": (
         certify,
         "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05",
     ),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
-    "tune": (tools.tune, f"models/target prompts.txt {WITH_GATE}"),
+    "tune": (tune, f"models/target prompts.txt {WITH_GATE}"),
     "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}'),
     "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}'),
     "inspect": (tools.inspect, "models/export"),

@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -82,6 +82,9 @@ def option(help: str, *names: str, panel: str | None = PANEL, **limits: Any) -> 
     """An option of the decoder, or of another panel; None is the usual one."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
 
+
+plain_option = partial(option, panel=None)
+"""An option of a command alone."""
 
 NAMED = {"settings": ["--set"], "guards": ["--guard"]}  # fields whose options have other names
 SHARE = {"min": 0, "max": 1}

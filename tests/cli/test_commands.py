@@ -85,7 +85,7 @@ MODEL, GATE_FOLDER = (
     "gistgate.gate.Gate.load",
 )
 INNERMOST = {
-    "init": "gistgate.cli.init.task_files",
+    "init": "gistgate.cli.init.contents_of",
     "eval": "gistgate.lm_eval.__main__.main",
     **dict.fromkeys(("inspect", "export", "calibrate", "certify"), GATE_FOLDER),
 }
