@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from gistgate.core.identity import (
 )
 from gistgate.core.utils import UserError, dataclass_from, first_line, refusing
 from gistgate.coverage.certificate import TASK, Certificate, OperatingPoint, read_certificate
+from gistgate.coverage.covers import Difference, covers, joined, refusal
+from gistgate.coverage.setup import Setup
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -53,21 +55,17 @@ class GateConfig:
     head: dict[str, Any]  # {"type": id of HEADS, ...its sizes}
     features: dict[str, int]  # feature id -> width, in the order in which the head reads them
     target: ModelIdentity  # the model whose states the gate reads
-    draft: (
-        ModelIdentity | None
-    )  # the model whose drafts it judged; None for a drafter without a model
+    # The model whose drafts it judged; None for a drafter without a model.
+    draft: ModelIdentity | None
     tokenizer: TokenizerIdentity  # the tokenizer of both
-    map: dict[str, Any] = field(
-        default_factory=lambda: {"type": "platt", "num_knots": 0}
-    )  # {"type": id of MAPS, ...}
+    # {"type": id of MAPS, ...its sizes}
+    map: dict[str, Any] = field(default_factory=lambda: {"type": "platt", "num_knots": 0})
     labels: dict[str, Any] = field(default_factory=dict)  # how the training labels came about
-    prompting: dict[str, Any] = field(
-        default_factory=dict
-    )  # few-shot examples, chat template, system text of training
-    provenance: dict[str, Any] = field(
-        default_factory=dict
-    )  # parameters, library versions and hashes of the data
-    # hashes of the training problems, with spaces between: no certificate may be judged on these
+    # Solved examples, chat template and system text of training.
+    prompting: dict[str, Any] = field(default_factory=dict)
+    # Parameters, library versions and hashes of the data.
+    provenance: dict[str, Any] = field(default_factory=dict)
+    # Hashes of the training problems, separated by spaces: no certificate is judged on these.
     problems: str = ""
     format_version: int = FORMAT_VERSION
 
@@ -98,18 +96,15 @@ class Gate(nn.Module):
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
-        self.certificate: Certificate | None = (
-            None  # of certificate.json beside the gate, unless it is another gate's
-        )
-        self.strict_reason: str | None = (
-            None  # why it may not decide yet: trained and certified on other weights only
-        )
+        # Of certificate.json beside the gate, unless that is of other models or another gate.
+        self.certificate: Certificate | None = None
+        # Why the gate may not decide yet: it was trained and certified on other weights only.
+        self.strict_reason: str | None = None
         self.folder: Path | None = None  # where it was read from, with what lies beside it
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
-        self.layers = layers_needed(
-            self.features
-        )  # hidden layers of the target that the decoder has to keep for it
+        # Hidden layers of the target that the decoder has to keep for the gate.
+        self.layers = layers_needed(self.features)
         self.wants_q = needs_q(self.features)  # whether it reads draft probabilities
         sizes = {name: value for name, value in config.head.items() if name != "type"}
         self.head = HEADS[config.head["type"]](input_size=self.input_size, **sizes)
@@ -146,26 +141,21 @@ class Gate(nn.Module):
         probability: Tensor = self.map(self.head(x))
         return probability
 
-    def operating_point(
-        self, budget: float | None = None, drafter: str | None = None, rule: str | None = None
-    ) -> OperatingPoint:
+    def operating_point(self, budget: float | None = None) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points; default: the
-        headline budget).
-
-        The certificate has to be about `drafter` and `rule`, if given.
+        headline budget); UserError where there is none.
         """
         certificate = self.certificate
-        problem = "The gate has no setting certified"
         if certificate is None:
             raise UserError(
-                f"{problem}, because no certificate.json lies beside it. Calibrate the gate."
+                "The gate has no setting certified, because no certificate.json lies beside it."
+                " Calibrate the gate."
             )
-        for name, wanted in {"score": TASK, "drafter": drafter, "rule": rule}.items():
-            if wanted not in (None, about := getattr(certificate, name)):
-                raise UserError(
-                    f"{problem} for the {name} '{wanted}': its certificate is about '{about}'."
-                    " Calibrate it for that."
-                )
+        if certificate.score != TASK:
+            raise UserError(
+                f"The gate's certificate bounds the score '{certificate.score}', not the task's"
+                " own metric. Calibrate the gate for that."
+            )
         return certificate.operating_point(budget)
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
@@ -195,38 +185,54 @@ class Gate(nn.Module):
         `strict_reason` says so, to decode strictly.
         """
         folder = Path(folder)
-        described, sealed = read_sealed(
-            folder / CONFIG_FILE, "gate", "Train and calibrate again.", FORMAT_VERSION
-        )
-        gate = cls(config := GateConfig.from_json(described, str(folder / CONFIG_FILE)))
+        place = folder / CONFIG_FILE
+        remedy = "Train and calibrate again."
+        described, sealed = read_sealed(place, "gate", remedy, FORMAT_VERSION)
+        gate = cls(GateConfig.from_json(described, str(place)))
         weights = folder / WEIGHTS_FILE
-        tensors = load_tensors(folder / WEIGHTS_FILE)
+        tensors = load_tensors(weights)
         try:
             gate.load_state_dict(tensors)
         except RuntimeError as error:
             raise UserError(
                 f"{weights} does not fit its config.json ({first_line(error)}). Restore both."
             ) from error
-        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(
-                f"{weights}: the tensor '{bad[0]}' is not finite. Restore the file or train again."
-            )
-        check_sealed(folder / CONFIG_FILE, sealed, described, gate_hash(gate))
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise UserError(
+                    f"{weights}: the tensor '{name}' is not finite. Restore the file or train"
+                    " again."
+                )
+        check_sealed(place, sealed, described, gate_hash(gate))
         gate.folder = folder
-        strange = gate.check(target, draft, tokenizer, other_weights)
+        other_roles = gate.check(target, draft, tokenizer, other_weights)
         certificate = read_certificate(folder)
-        broken = (
-            None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
-        )
-        if broken is None:
-            gate.certificate = certificate
-        if strange and gate.certificate is None:
-            gate.strict_reason = until_certified(
-                folder, config, certificate, target, draft, strange
-            )
-        elif broken is not None:
-            warnings.warn(broken, stacklevel=2)
+        differences = gate.take(certificate, target, draft, tokenizer)
+        if other_roles and gate.certificate is None:
+            parts = {"target": target, "draft": draft}
+            command = calibrate_command(folder, gate.config, certificate, parts)
+            gate.strict_reason = until_certified(command, gate.config, draft, other_roles)
+        elif differences:
+            warnings.warn(refusal(joined(differences)), stacklevel=2)
         return gate
+
+    def take(
+        self,
+        certificate: Certificate | None,
+        target: PreTrainedModel | None,
+        draft: PreTrainedModel | None,
+        tokenizer: Any,
+    ) -> list[Difference]:
+        """Take a certificate over where it covers the gate with these partners; what differs
+        elsewhere.
+        """
+        self.certificate = None
+        if certificate is None:
+            return []
+        differences = covers(certificate, Setup.of(target, draft, tokenizer, self))
+        if not differences:
+            self.certificate = certificate
+        return differences
 
     def check(
         self,
@@ -238,65 +244,70 @@ class Gate(nn.Module):
         """Refuse partners that the gate was not trained for; the roles whose weights differ if
         `other_weights` may.
         """
-        strange = []
-        for role, expected, model in (
-            ("target", self.config.target, target),
-            ("draft", self.config.draft, draft),
-        ):
+        other_roles = []
+        for role, model in (("target", target), ("draft", draft)):
+            expected = getattr(self.config, role)
             if expected is None or model is None:
                 continue
-            found = identify_model(model)
-            if check_identity(role, expected, found, other_weights=other_weights):
-                strange.append(role)
-            elif role == "target" and found.dtype != expected.dtype:
-                said = (
+            identity = identify_model(model)
+            if check_identity(role, expected, identity, other_weights=other_weights):
+                other_roles.append(role)
+            elif role == "target" and identity.dtype != expected.dtype:
+                warnings.warn(
                     f"The gate was trained on states in {expected.dtype}, the target runs in"
-                    f" {found.dtype}"
+                    f" {identity.dtype}: no certificate holds.",
+                    stacklevel=2,
                 )
-                warnings.warn(f"{said}: no certificate holds.", stacklevel=2)
         if tokenizer is not None:
             check_tokenizer(self.config.tokenizer, tokenizer)
-        return strange
+        return other_roles
 
 
-def until_certified(
+def calibrate_command(
     folder: Path,
     config: GateConfig,
     certificate: Certificate | None,
-    target: PreTrainedModel | None,
-    draft: PreTrainedModel | None,
-    roles: Sequence[str],
+    models: Mapping[str, PreTrainedModel | None],
+) -> str:
+    """The command that certifies a gate with `models`, by their roles."""
+    task = str(config.labels.get("task", "TASK"))
+    # A gate that learned from several tasks is certified for each of them.
+    options = {"--task": "TASK" if "," in task else task, "--gate": str(folder)}
+    for role, model in models.items():
+        if model is not None:
+            place = getattr(model, "gguf_file", None) or model.config.name_or_path
+            options[f"--{role}"] = str(place or role.upper())
+    draft = models["draft"]
+    trained = config.draft.quantisation if config.draft else None
+    rounded = getattr(draft, "quantised", None)
+    if draft is not None and (rounded or trained):
+        options["--quantise-draft"] = str(rounded or "none")
+    if certificate is not None:
+        options["--rule"] = certificate.rule
+        options["--drafter"] = certificate.drafter
+        options["--block"] = str(certificate.block)
+    words = ["gistgate", "calibrate"]
+    for name, value in options.items():
+        words += [name, value]
+    if config.labels.get("code"):
+        words.append("--allow-code")
+    return shlex.join(words)
+
+
+def until_certified(
+    command: str, config: GateConfig, draft: PreTrainedModel | None, roles: Sequence[str]
 ) -> str:
     """The clause that says the weights of which `roles` differ and which command certifies the gate
     on them.
     """
-    task = str(
-        config.labels.get("task", "TASK")
-    )  # a gate that learned from several is certified for each of them
-    options = {"--task": "TASK" if "," in task else task, "--gate": str(folder)}
-    for role, model in {"target": target, "draft": draft}.items():
-        if model is not None:
-            options[f"--{role}"] = str(
-                getattr(model, "gguf_file", None) or model.config.name_or_path or role.upper()
-            )
-    rounded = getattr(draft, "quantised", None)
-    trained = None if config.draft is None else config.draft.quantisation
-    if draft is not None and (rounded or trained):
-        options["--quantise-draft"] = str(rounded or "none")
-    if certificate is not None:
-        options |= {
-            "--rule": certificate.rule,
-            "--drafter": certificate.drafter,
-            "--block": str(certificate.block),
-        }
-    consent = ["--allow-code"] if config.labels.get("code") else []
-    command = shlex.join(
-        ["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent]
-    )
     clause = (
-        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}),"
-        f" so every token is verified strictly until `{command}` has certified it here"
+        "the gate was trained with other weights of the same architecture"
+        f" ({' and '.join(roles)}), so every token is verified strictly until `{command}` has"
+        " certified it here"
     )
-    if draft is None or config.draft is None or trained == rounded:
+    if draft is None or config.draft is None:
+        return clause
+    trained = config.draft.quantisation
+    if trained == getattr(draft, "quantised", None):
         return clause
     return f"{clause}; or load the draft {lightening('quantisation', trained)}, as in training"

@@ -2,23 +2,40 @@
 docs/troubleshooting.md.
 """
 
+import math
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import TASK, Certificate, OperatingPoint
-from gistgate.models.options import DecodeOptions
-from gistgate.rules import RULES, complete, make_rule, meant
+from gistgate.coverage.certificate import TASK, Certificate
+from gistgate.coverage.covers import covers
+from gistgate.coverage.setup import Setup
+from gistgate.rules import RULES, make_rule, meant
 
 BLOCK = 8  # K where neither user nor certificate names one, in tokens
-STRICT = "exact"  # the rule that loses nothing, and the rule that a gate is trained for
-GATED = "autojudge"
-MODEL = "model"  # the drafter that needs a draft model, and plain decoding
-NONE = "none"
+STRICT = "exact"  # the rule that loses nothing
+GATED = "autojudge"  # the rule that a gate is trained for
+MODEL = "model"  # the drafter that needs a draft model
+NONE = "none"  # plain decoding
 Policy = Literal["warn", "refuse"]
 """What a caller does about doubts. Both warn about what the user asked for; `refuse` stops where
 strict decoding would silently replace the loose decoding that the user expects."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user says about the choice; None and empty where the user says nothing."""
+
+    rule: str | None = None  # rule id, or the name of a preset
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the rule
+    block: int | None = None  # K
+    drafter: str | None = None
+    budget: float | None = None
+    confidence: float | None = None
+    # Whether the user names the certificate; then it may be about any score.
+    names_certificate: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,12 +46,30 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
     block: int = BLOCK  # K, drafted tokens per round
     drafter: str = NONE  # drafter id
-    doubts: tuple[
-        str, ...
-    ] = ()  # why no certificate covers the loss; empty where one does or nothing can be lost
-    fell_back: bool = (
-        False  # whether strict decoding replaces a loose setting because none is certified
-    )
+    # Why no certificate covers the loss; empty where one does or nothing can be lost.
+    doubts: tuple[str, ...] = ()
+    # Whether strict decoding replaces a loose setting because none is certified.
+    fell_back: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted, so that nothing can be lost."""
+        return not self.block or self.drafter == NONE
+
+    @property
+    def setup(self) -> Setup:
+        """The choice as a setup whose models and other parts are unknown."""
+        return Setup(
+            rule=self.rule, settings=self.settings, drafter=self.drafter, block=self.block
+        )
+
+    def doubted(self, *doubts: str) -> "Choice":
+        """The choice with further doubts."""
+        return replace(self, doubts=(*self.doubts, *doubts))
+
+    def strict(self, doubt: str) -> "Choice":
+        """Strict decoding in place of this choice, because of a doubt."""
+        return replace(self, rule=STRICT, settings={}, doubts=(doubt,), fell_back=True)
 
     def warn(self, policy: Policy = "warn", stacklevel: int = 3) -> None:
         """Warn of the doubts, or refuse to go on."""
@@ -47,164 +82,91 @@ class Choice:
 
 
 def choose(
-    options: DecodeOptions,
+    wish: Wish,
     certificate: Certificate | None = None,
     *,
     has_gate: bool = False,
     has_draft: bool = False,
 ) -> Choice:
-    """What runs by options and a certificate, named or beside the gate; docs/troubleshooting.md has
+    """What runs by a wish and a certificate, named or beside the gate; docs/troubleshooting.md has
     the table.
     """
-    if options.budget is not None and not has_gate and certificate is None:
-        raise UserError(
-            "A budget is kept by a certificate, and none was given. Name a gate or a certificate as"
-            " well."
-        )
-    if options.certificate is not None and certificate is not None:
-        return as_certified(options, certificate)
-    by_default = (
-        certificate.rule if certificate else GATED if has_gate and options.settings else STRICT
-    )
-    name = options.rule or by_default
-    rule, preset = meant(name)
-    fixed = certificate.fixed if certificate is not None and name == certificate.rule else {}
-    make_rule(
-        name, **{**fixed, **options.settings}
-    )  # refuses unknown settings; a rule may need a file, as csd does
-    settings = {**preset, **options.settings}
-    block = (
-        options.block
-        if options.block is not None
-        else (certificate.block if certificate else BLOCK)
-    )
-    drafter = options.drafter or (
-        certificate.drafter if certificate else MODEL if has_draft else NONE
-    )
-    doubts: list[str] = []
-    is_plain = not block or drafter == NONE
-    fell_back = False
-    if RULES[rule].knob is None:
-        if fell_back := has_gate and options.rule is None:
-            doubts = ["the gate has no certificate, so every token is verified strictly"]
-    elif certificate is None:
-        doubts = [f"the rule '{rule}' has no certificate"]
-    elif rule != certificate.rule:
-        doubts = [f"the rule '{certificate.rule}' was certified, not '{rule}'"]
-    elif certificate.knob in settings:
-        knob = certificate.knob
-        value = settings[certificate.knob]
-        if options.budget is not None:
+    if certificate is None:
+        if wish.budget is not None and not has_gate:
             raise UserError(
-                f"{knob}= and budget= both say how loose decoding is. Leave one of them away."
+                "A budget is kept by a certificate, and none was given. Name a gate or a"
+                " certificate as well."
             )
-        certified = [point.settings[knob] for point in eligible(options, certificate)]
-        if value not in certified:
-            known = ", ".join(f"{one:g}" for one in certified) or "none"
-            doubts = [f"{knob} {value:g} is not among the certified values ({known})"]
-        settings = {**certificate.fixed, **settings}
-        doubts += differences(certificate, settings, block, drafter)
-    elif (point := certified_point(options, certificate)) is None:
-        rule = STRICT
-        settings = {}
-        fell_back = True
-        doubts = [f"{refusal(options, certificate)}, so every token is verified strictly"]
+        choice = uncertified(wish, has_gate, has_draft)
     else:
-        settings = {**point.settings, **settings}
-        doubts = [*differences(certificate, settings, block, drafter)]
-    if is_plain:  # nothing can be lost
-        doubts = []
-        fell_back = False
-    return Choice(rule, settings, block, drafter, tuple(doubts), fell_back)
+        choice = certified(wish, certificate)
+    if choice.is_plain and not wish.names_certificate:
+        return replace(choice, doubts=(), fell_back=False)
+    return choice
 
 
-def certified_point(options: DecodeOptions, certificate: Certificate) -> OperatingPoint | None:
-    """The loosest point that keeps the budget, by default the headline budget; None where there is
-    none.
-    """
-    budget = certificate.headline_budget if options.budget is None else options.budget
-    within = [point for point in eligible(options, certificate) if point.budget <= budget + 1e-9]
-    return max(within, key=lambda point: (point.budget, point.mean_accepted_length), default=None)
+def uncertified(wish: Wish, has_gate: bool, has_draft: bool) -> Choice:
+    """What runs without a certificate."""
+    rule, settings = wished_rule(wish, GATED if has_gate and wish.settings else STRICT)
+    choice = Choice(
+        rule,
+        settings,
+        BLOCK if wish.block is None else wish.block,
+        wish.drafter or (MODEL if has_draft else NONE),
+    )
+    if RULES[rule].knob is not None:
+        return choice.doubted(f"the rule '{rule}' has no certificate")
+    if has_gate and wish.rule is None:
+        return choice.strict("the gate has no certificate, so every token is verified strictly")
+    return choice
 
 
-def eligible(options: DecodeOptions, certificate: Certificate) -> list[OperatingPoint]:
-    """The certified points that are sure enough, and whose loss is in the unit of budgets or named
-    by the user.
-    """
-    if certificate.score != TASK and options.certificate is None:
-        return []
-    return [
-        point for point in certificate.certified if point.confidence >= (options.confidence or 0.0)
-    ]
-
-
-def refusal(options: DecodeOptions, certificate: Certificate) -> str:
-    """Why no setting is certified."""
-    if certificate.score != TASK and options.certificate is None:
-        return (
-            f"the certificate beside the gate bounds the score '{certificate.score}', not the"
-            " task's own metric"
-        )
-    budget = certificate.headline_budget if options.budget is None else options.budget
-    known = ", ".join(f"{point.budget:g}" for point in eligible(options, certificate)) or "none"
-    sure = "" if options.confidence is None else f" at confidence {options.confidence:g}"
-    return f"there is no setting certified for a budget of {budget:g}{sure} (certified: {known})"
-
-
-def differences(
-    certificate: Certificate, settings: dict[str, Any], block: int, drafter: str
-) -> tuple[str, ...]:
-    """What differs from the certified combination besides the knob, as sentences; unnamed settings
-    are at defaults.
-    """
-    fixed = complete(certificate.rule, certificate.fixed)
-    certified = {"block": certificate.block, "drafter": certificate.drafter, **fixed}
-    found = {"block": block, "drafter": drafter, **complete(certificate.rule, settings)}
-    return differing(
-        {name: value for name, value in found.items() if name != certificate.knob}, certified
+def certified(wish: Wish, certificate: Certificate) -> Choice:
+    """What runs by a certificate, and what of it the certificate does not cover."""
+    rule, settings = wished_rule(wish, certificate.rule, certificate.fixed)
+    choice = Choice(
+        rule,
+        settings,
+        certificate.block if wish.block is None else wish.block,
+        wish.drafter or certificate.drafter,
+    )
+    if RULES[rule].knob is None and not wish.names_certificate:
+        return choice
+    about_another_score = certificate.score != TASK and not wish.names_certificate
+    usable = certificate.sure(math.inf if about_another_score else wish.confidence)
+    if rule == certificate.rule:
+        point = usable.point(wish.budget)
+        knob = str(certificate.knob)
+        if knob in settings:
+            if wish.budget is not None:
+                raise UserError(
+                    f"{knob}= and budget= both say how loose decoding is. Leave one of them away."
+                )
+            choice = replace(choice, settings={**certificate.fixed, **settings})
+        elif point is not None:
+            choice = replace(choice, settings={**point.settings, **settings})
+        else:
+            why = f"there is {usable.refusal(wish.budget, wish.confidence)}"
+            if about_another_score:
+                why = (
+                    f"the certificate beside the gate bounds the score '{certificate.score}', not"
+                    " the task's own metric"
+                )
+            return choice.strict(f"{why}, so every token is verified strictly")
+    return choice.doubted(
+        *(difference.sentence for difference in covers(usable, choice.setup))
     )
 
 
-def differing(found: dict[str, Any], certified: dict[str, Any]) -> tuple[str, ...]:
-    """One sentence for each entry of `found` that is not the certified one."""
-    return tuple(
-        f"{name} is {value}, but {certified.get(name)} was certified"
-        for name, value in found.items()
-        if value != certified.get(name)
-    )
-
-
-def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
-    """What a named certificate says. A user who names a certificate wants it to hold, so nothing
-    may contradict it.
+def wished_rule(
+    wish: Wish, usual: str, fixed: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The rule and the settings that a user names, checked; `usual` is the rule that nobody has to
+    name, with the `fixed` settings that come with it.
     """
-    point = certified_point(options, certificate)
-    if point is None:
-        raise UserError(
-            f"The certificate cannot be kept: {refusal(options, certificate)}. Decode without it."
-        )
-    asked = {
-        "rule": options.rule,
-        "drafter": options.drafter,
-        "block": options.block,
-        "segments": options.segments,
-    }
-    rule = complete(certificate.rule, point.settings)
-    certified = {
-        "rule": certificate.rule,
-        "drafter": certificate.drafter,
-        "block": certificate.block,
-        **rule,
-    }
-    named = {
-        **{name: value for name, value in asked.items() if value is not None},
-        **options.settings,
-    }
-    for name, value in named.items():
-        if value != certified.get(name):
-            known = "none" if certified.get(name) is None else certified[name]
-            raise UserError(
-                f"The certificate says {name} {known}, and {name} {value} is asked for. Leave one"
-                " away."
-            )
-    return Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
+    name = wish.rule or usual
+    rule, preset = meant(name)
+    by_certificate = (fixed or {}) if name == usual else {}
+    # Refuses unknown settings; a rule may need a file, as csd does.
+    make_rule(name, **{**by_certificate, **wish.settings})
+    return rule, {**preset, **wish.settings}
