@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gistgate.build import assemble
 from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
@@ -14,7 +15,7 @@ from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
 from gistgate.gate import Gate
 from gistgate.models import build as library
-from gistgate.models.build import CORPUS, STORED, assemble
+from gistgate.models.sources import CORPUS, STORED
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.operating import Operating
 from pipeline.pair.pair import Pair

@@ -9,9 +9,9 @@ from typing import Any
 import mlflow
 import pandas
 
+from gistgate.build import build
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import text_behind
-from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target, load_target
 from gistgate.models.options import DecodeOptions
 
@@ -31,7 +31,7 @@ class GateModel(mlflow.pyfunc.PythonModel):
         about_draft = ("draft", "draft_revision", "quantise_draft")
         named = {name: config[name] for name in about_draft if config[name] is not None}
         options = DecodeOptions(gate=self.gate, **named)
-        return target, build_decoder(target.model, target.tokenizer, options)
+        return target, build(target.model, target.tokenizer, options).decoder
 
     def predict(
         self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None

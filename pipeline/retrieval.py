@@ -23,7 +23,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import AdaptiveDrafter, Option
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.models.build import CORPUS, STORED, Sources, make_drafter
+from gistgate.models.sources import CORPUS, STORED, Sources, make_drafter
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.index import fill, fits_exactly, import_faiss, new_index
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection

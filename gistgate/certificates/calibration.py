@@ -19,7 +19,8 @@ from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import Certificate, OperatingPoint, stops_of
+from gistgate.coverage.ask import stops_of
+from gistgate.coverage.certificate import Certificate, OperatingPoint
 from gistgate.tasks.task import Task
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
+from gistgate.build import assemble
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Stop
 from gistgate.certificates.ledger import Ledger, Look, hash_of, level
@@ -40,9 +41,9 @@ from gistgate.coverage.certificate import OTHERS, Certificate
 from gistgate.coverage.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
-from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, assemble, make_drafter
 from gistgate.models.loading import load_draft, load_target
 from gistgate.models.options import parse_settings, parse_template
+from gistgate.models.sources import CORPUS, STORED, Sources, asks_draft, make_drafter
 from gistgate.rules import RULES, meant
 from gistgate.tasks.prompts import (
     Prompt,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
     from gistgate.core.decoder import Decoder
     from gistgate.core.request import Row
+    from gistgate.coverage.covers import Coverage
     from gistgate.models.loading import Target
 
 
@@ -158,12 +159,12 @@ class Loaded:
 
     target: Target
     decoder: Decoder
+    coverage: Coverage  # the certificate that the decoder runs under
     options: DecodeOptions  # what the user says
     ids: list[list[int]]  # token ids of the prompts
     request: dict[str, Any]  # arguments of `Decoder.generate` that all prompts share
-    uncovered: str | None = (
-        None  # why the certificate beside the gate does not cover the requests, where it does not
-    )
+    # Why the certificate beside the gate does not cover the requests, where it does not.
+    uncovered: str | None = None
 
 
 def load(
@@ -172,42 +173,33 @@ def load(
     options: DecodeOptions,
     prompts: Sequence[EncodedPrompt] = (),
     temperature: float = 0.0,
-    # whether the command finds out itself up to how many rows speculation pays
     measures: bool = False,
 ) -> Loaded:
-    """The target and its decoder; wrong names and requests are refused before anything is
-    loaded.
+    """The target and its decoder; wrong names and requests are refused before anything is loaded.
+
+    `measures`: whether the command finds out itself up to how many rows speculation pays.
     """
+    from gistgate.build import build, named_coverage
     from gistgate.core.decoder import Engine
-    from gistgate.coverage.certificate import (
-        certificate_in_use,
-        check_greedy,
-        ends_of,
-        warn_uncovered,
-    )
-    from gistgate.models.build import build_decoder, named_certificate
     from gistgate.models.loading import load_target
 
     Engine(options.engine)
     if options.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
-    asked = asking.of(prompts, temperature)
-    if (certificate := named_certificate(options)) is not None:
-        asked.check(certificate)
+    prompting = asking.of(prompts, temperature)
+    coverage = named_coverage(options.certificate)
+    coverage.meet(prompting.ask(coverage.certified))
     target = load_target(name, asking.dtype, gguf=asking.gguf)
-    if certificate is not None:
-        asked.check(certificate, target)
-    decoder = build_decoder(target.model, target.tokenizer, options)
-    uncovered = None
-    if decoder.certificate is not None:  # also one that nobody named, of `gistgate tune`
-        asked.check(decoder.certificate, target)
-    elif (beside := certificate_in_use(decoder)) is not None:
-        uncovered = warn_uncovered(lambda: asked.check(beside, target))
-    if options.segments is not None:
-        uncovered = warn_uncovered(lambda: check_greedy(temperature))
-    ends = {"stops": ends_of(decoder, asked.stops), "eos_ids": target.eos_ids}
-    request = {"max_new_tokens": asking.max_new_tokens, **ends}
-    return Loaded(target, decoder, options, asked.encode(target), request, uncovered)
+    built = build(target.model, target.tokenizer, options)
+    coverage = built.coverage
+    uncovered = coverage.meet(prompting.ask(coverage.certified, target))
+    request = {
+        "max_new_tokens": asking.max_new_tokens,
+        "stops": coverage.stops(prompting.stops),
+        "eos_ids": target.eos_ids,
+    }
+    ids = prompting.encode(target)
+    return Loaded(target, built.decoder, coverage, options, ids, request, uncovered)
 
 
 class Writer:

@@ -106,7 +106,7 @@ def doctor(
 
 def check(prompts: str, task: str | None, options: DecodeOptions) -> None:
     """Refuse (UserError) what doctor would not measure."""
-    from gistgate.models.build import HYBRID
+    from gistgate.models.sources import HYBRID
 
     refuse_options(
         options,

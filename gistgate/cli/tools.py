@@ -173,10 +173,7 @@ def demo(
             loaded.decoder,
             loaded.target,
             rule,
-            {
-                value: claim(loaded.options, loaded.decoder, rule, value, loaded.uncovered)
-                for value in knob_values(rule)
-            },
+            {value: claim(loaded, rule, value) for value in knob_values(rule)},
             " and ".join(Path(str(name)).name for name in models if name is not None),
             asking.max_new_tokens,
             loaded.request,

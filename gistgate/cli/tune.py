@@ -67,8 +67,8 @@ def tune(
     from gistgate.coverage.certificate import read_certificate
     from gistgate.measure.tune import Candidates
     from gistgate.measure.tune import tune as race
-    from gistgate.models.build import TUNED
     from gistgate.models.loading import load_target
+    from gistgate.models.tuned import TUNED
 
     refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
     if options.gate is None:
@@ -123,7 +123,7 @@ def save(gate: Path, finding: Finding, report: dict[str, Any]) -> Path:
     it.
     """
     from gistgate.export.write import FOLDER, write_code
-    from gistgate.models.build import MEASURED, TUNED, chosen_among
+    from gistgate.models.tuned import MEASURED, TUNED, chosen_among
 
     winner = finding.winner
     assert winner is not None and winner.certificate is not None and winner.point is not None

@@ -183,11 +183,6 @@ class Decoder:
     and relatives).
     """
 
-    certificate: Any = None
-    """The certificate that this decoder was built to keep, by name or as `gistgate tune` chose;
-    None without one. Whoever passes requests on compares them with it
-    (`gistgate.coverage.certificate.check_request`)."""
-
     def __init__(
         self,
         target: PreTrainedModel,

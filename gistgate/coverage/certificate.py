@@ -9,7 +9,8 @@ from typing import Any
 
 from gistgate.core.files import check_sealed, read_sealed, write_sealed
 from gistgate.core.utils import UserError, dataclass_from, refusing
-from gistgate.coverage.setup import UNKNOWN, Ask, Setup
+from gistgate.coverage.ask import UNKNOWN, Ask
+from gistgate.coverage.setup import Setup
 
 CERTIFICATE_FILE = "certificate.json"
 # Folder beside it, where calibration keeps a gate's certificates of other tasks.
@@ -17,6 +18,11 @@ OTHERS = "certificates"
 FORMAT_VERSION = 2  # of the file's layout
 TASK = "task"  # score in whose unit the budgets of a gate are: the task's own metric
 ROUNDING = 1e-9  # by which budgets that are meant to be equal may differ
+
+
+def is_within(budget: float, limit: float | None) -> bool:
+    """Whether a certified budget keeps a limit (None: any)."""
+    return limit is None or budget <= limit + ROUNDING
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class OperatingPoint:
 
     def keeps(self, budget: float) -> bool:
         """Whether this point was certified for `budget` or a smaller one."""
-        return self.certified and self.budget <= budget + ROUNDING
+        return self.certified and is_within(self.budget, budget)
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Certificate:
         number = self.scope.get("examples", prompting.get("num_fewshot"))
         return Ask(
             temperature=self.scope.get("temperature", UNKNOWN),
-            chat=prompting.get("chat_template", UNKNOWN),
+            chat=prompting.get("chat_template"),
             system=prompting.get("system"),
             num_fewshot=UNKNOWN if number is None else number,
             arguments=prompting.get("arguments", {}),
@@ -117,8 +123,10 @@ class Certificate:
 
     def sure(self, confidence: float | None) -> "Certificate":
         """The certificate with those points alone that hold with `confidence` (None: all)."""
-        points = [replace(point, certified=point.certified and point.confidence >= (confidence or 0.0))
-                  for point in self.points]
+        points = [
+            replace(point, certified=point.certified and point.confidence >= (confidence or 0.0))
+            for point in self.points
+        ]
         return replace(self, points=tuple(points))
 
     def point(self, budget: float | None = None) -> OperatingPoint | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gistgate.core.utils import UserError
+from gistgate.coverage.ask import Wish
 from gistgate.coverage.certificate import TASK, Certificate
 from gistgate.coverage.covers import covers
 from gistgate.coverage.setup import Setup
@@ -22,20 +23,6 @@ NONE = "none"  # plain decoding
 Policy = Literal["warn", "refuse"]
 """What a caller does about doubts. Both warn about what the user asked for; `refuse` stops where
 strict decoding would silently replace the loose decoding that the user expects."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user says about the choice; None and empty where the user says nothing."""
-
-    rule: str | None = None  # rule id, or the name of a preset
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the rule
-    block: int | None = None  # K
-    drafter: str | None = None
-    budget: float | None = None
-    confidence: float | None = None
-    # Whether the user names the certificate; then it may be about any score.
-    names_certificate: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,11 +43,14 @@ class Choice:
         """Whether nothing is drafted, so that nothing can be lost."""
         return not self.block or self.drafter == NONE
 
-    @property
-    def setup(self) -> Setup:
-        """The choice as a setup whose models and other parts are unknown."""
-        return Setup(
-            rule=self.rule, settings=self.settings, drafter=self.drafter, block=self.block
+    def within(self, setup: Setup) -> Setup:
+        """A setup whose rule, settings, drafter and K are those of this choice."""
+        return replace(
+            setup,
+            rule=self.rule,
+            settings=self.settings,
+            drafter=self.drafter,
+            block=self.block,
         )
 
     def doubted(self, *doubts: str) -> "Choice":
@@ -132,10 +122,9 @@ def certified(wish: Wish, certificate: Certificate) -> Choice:
     )
     if RULES[rule].knob is None and not wish.names_certificate:
         return choice
-    about_another_score = certificate.score != TASK and not wish.names_certificate
-    usable = certificate.sure(math.inf if about_another_score else wish.confidence)
+    points = usable(certificate, wish)
     if rule == certificate.rule:
-        point = usable.point(wish.budget)
+        point = points.point(wish.budget)
         knob = str(certificate.knob)
         if knob in settings:
             if wish.budget is not None:
@@ -146,16 +135,30 @@ def certified(wish: Wish, certificate: Certificate) -> Choice:
         elif point is not None:
             choice = replace(choice, settings={**point.settings, **settings})
         else:
-            why = f"there is {usable.refusal(wish.budget, wish.confidence)}"
-            if about_another_score:
+            why = f"there is {points.refusal(wish.budget, wish.confidence)}"
+            if is_about_another_score(certificate, wish):
                 why = (
                     f"the certificate beside the gate bounds the score '{certificate.score}', not"
                     " the task's own metric"
                 )
             return choice.strict(f"{why}, so every token is verified strictly")
     return choice.doubted(
-        *(difference.sentence for difference in covers(usable, choice.setup))
+        *(difference.sentence for difference in covers(points, choice.within(Setup())))
     )
+
+
+def usable(certificate: Certificate, wish: Wish) -> Certificate:
+    """The certificate with those points alone that are sure enough, and whose loss is in the unit
+    of budgets.
+    """
+    if is_about_another_score(certificate, wish):
+        return certificate.sure(math.inf)
+    return certificate.sure(wish.confidence)
+
+
+def is_about_another_score(certificate: Certificate, wish: Wish) -> bool:
+    """Whether a certificate that nobody named bounds something else than the task's own metric."""
+    return certificate.score != TASK and not wish.names_certificate
 
 
 def wished_rule(

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gistgate.core.identity import LIGHTER
+from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError
+from gistgate.coverage.ask import UNKNOWN, Ask
 from gistgate.coverage.certificate import Certificate
-from gistgate.coverage.setup import UNKNOWN, Ask, Setup, known_fields
+from gistgate.coverage.setup import Setup, known_fields
 from gistgate.rules import complete
 
 SENTENCES = {
@@ -73,9 +75,10 @@ def covers(certificate: Certificate, setup: Setup, ask: Ask | None = None) -> li
     """
     if setup.rule not in (UNKNOWN, certificate.rule):
         return [Difference("rule", certificate.rule, setup.rule)]
-    differences = differing_fields(certificate.setup, setup)
+    differences = []
     if setup.settings is not UNKNOWN:
         differences += differing_settings(certificate, setup.settings)
+    differences += differing_fields(certificate.setup, setup)
     if ask is not None:
         differences += differing_fields(certificate.ask, ask)
     return differences
@@ -113,13 +116,14 @@ def differing_settings(certificate: Certificate, settings: Mapping[str, Any]) ->
 
 
 def differing_entries(certified: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """The sorted names of entries of a model that differ.
+    """The sorted names of entries that differ.
 
-    Entries that are not known here are not compared, apart from how a draft was made lighter; nor
-    is a fingerprint that one side lacks.
+    Of a model, of which perhaps the fingerprint alone is known, entries that are not known here are
+    not compared, apart from how a draft was made lighter; nor is a fingerprint that one side lacks.
     """
+    is_model = "fingerprint" in here
     names = []
-    for name in sorted({*here, *LIGHTER}):
+    for name in sorted({*here, *(LIGHTER if is_model else certified)}):
         values = (certified.get(name), here.get(name))
         if values[0] != values[1] and not (name == "fingerprint" and None in values):
             names.append(name)
@@ -144,12 +148,12 @@ def joined(differences: Sequence[Difference]) -> str:
     return "; ".join(difference.sentence for difference in differences)
 
 
+HOLDS_NOT = "The certificate does not hold here: "
+
+
 def refusal(clauses: str) -> str:
     """The sentence about a certificate that does not hold, for `clauses` of differences."""
-    return (
-        f"The certificate does not hold here: {clauses}. Calibrate this combination, or decode"
-        " without the certificate."
-    )
+    return f"{HOLDS_NOT}{clauses}. Calibrate this combination, or decode without the certificate."
 
 
 def refuse(differences: Sequence[Difference]) -> None:
@@ -158,21 +162,33 @@ def refuse(differences: Sequence[Difference]) -> None:
         raise UserError(refusal(joined(differences)))
 
 
+NOTHING_KNOWN = Setup()
+
+
 @dataclass(frozen=True)
 class Coverage:
     """The certificate that a decoder runs under, and what its requests are compared with."""
 
     certificate: Certificate | None = None
     is_named: bool = False  # by a user or by `gistgate tune`: what it does not cover is refused
-    ask: Ask | None = None  # what was certified; None where no certificate is about this decoder
+    certified: Ask | None = None  # None where no certificate is about this decoder
+    setup: Setup = NOTHING_KNOWN  # what decodes
+
+    @classmethod
+    def beside(cls, gate: Any, rule: Rule, setup: Setup = NOTHING_KNOWN) -> "Coverage":
+        """The certificate beside a gate, which covers requests where `rule` is the certified one."""
+        certificate = getattr(gate, "certificate", None)
+        if certificate is None or rule.knob is None or rule.id != certificate.rule:
+            return cls(certificate, setup=setup)
+        return cls(certificate, certified=certificate.ask, setup=setup)
 
     def meet(self, ask: Ask) -> str | None:
         """Compare requests with the certified ones: refuse them under a named certificate, else
         warn and return the sentence.
         """
-        if self.ask is None:
+        if self.certified is None:
             return None
-        differences = differing_fields(self.ask, ask)
+        differences = differing_fields(self.certified, ask)
         if self.is_named:
             refuse(differences)
         if not differences:

@@ -1,8 +1,8 @@
-"""What decodes and what it is asked, in values that can be compared: hashes, ids and numbers."""
+"""What decodes, in values that can be compared: hashes, ids and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,16 +12,7 @@ from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-
-
-class Unknown:
-    """The value of what nobody knows; it is compared with nothing."""
-
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN: Any = Unknown()
+from gistgate.coverage.ask import UNKNOWN, Ask
 
 
 @dataclass(frozen=True)
@@ -68,27 +59,10 @@ class Setup:
         return cls(**values)
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What a decoder is asked: how tokens are drawn, and how prompts are put and answers end."""
-
-    temperature: float = UNKNOWN
-    chat: bool = UNKNOWN  # whether prompts are wrapped in the chat template
-    system: str | None = UNKNOWN
-    num_fewshot: Any = UNKNOWN  # solved examples in a prompt: their number, or how they are put
-    arguments: Mapping[str, Any] = UNKNOWN  # of the chat template
-    stops: list[str] = UNKNOWN  # texts that end answers
-
-
 def known_fields(value: Setup | Ask) -> dict[str, Any]:
     """The fields of a setup or an ask that are known."""
     values = {item.name: getattr(value, item.name) for item in fields(value)}
     return {name: entry for name, entry in values.items() if entry is not UNKNOWN}
-
-
-def stops_of(stops: Sequence[str], tokenizer: Any) -> list[str]:
-    """The texts that end answers, without that of the end token, which ends them by its id."""
-    return sorted({*stops} - {"", getattr(tokenizer, "eos_token", None)})
 
 
 def files_behind(settings: Mapping[str, Any]) -> str:

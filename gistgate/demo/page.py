@@ -17,10 +17,9 @@ from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UNSEEN
 from gistgate.coverage.certificate import Certificate
-from gistgate.coverage.choose import choose
+from gistgate.coverage.choose import usable
+from gistgate.coverage.covers import covers
 from gistgate.measure.trace import TracedToken, trace
-from gistgate.models.build import other_parts
-from gistgate.models.options import DecodeOptions
 
 STRICT = "strict"  # name of the run that strict decoding makes
 TEMPLATES = Path(__file__).parent / "templates"
@@ -79,33 +78,25 @@ def aligned(
     ]
 
 
-def claim(
-    options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None
-) -> str:
-    """What the certificate says about `rule`, its knob at `value`; `uncovered`: why it does not
-    cover the requests.
-    """
-    if options.segments:
+def claim(loaded: Any, rule: Any, value: float) -> str:
+    """What the certificate says about `rule`, its knob at `value`, and the requests."""
+    if loaded.options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
-    certificate: Certificate | None = decoder.certificate or getattr(
-        decoder.parts.gate, "certificate", None
-    )
+    decoder = loaded.decoder
+    coverage = loaded.coverage
+    certificate = coverage.certificate
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
     if certificate is None:
         return "Not certified: there is no certificate."
-    settings = {item.name: getattr(rule, item.name) for item in fields(rule)} | {
-        str(rule.knob): value
-    }
-    wish = replace(options, rule=rule.id, settings=settings, budget=None, certificate=None)
-    has_draft = options.draft is not None
-    has_gate = decoder.parts.gate is not None
-    choice = choose(wish, certificate, has_gate=has_gate, has_draft=has_draft)
-    doubts = (
-        *choice.doubts,
-        *other_parts(choice, certificate, options, decoder.target, decoder.drafter),
-    )
-    doubts = doubts if uncovered is None else (*doubts, uncovered)
+    settings = {item.name: getattr(rule, item.name) for item in fields(rule)}
+    settings[str(rule.knob)] = value
+    wish = replace(loaded.options.wish, names_certificate=coverage.is_named)
+    certificate = usable(certificate, wish)
+    setup = replace(coverage.setup, rule=rule.id, settings=settings)
+    doubts = [difference.sentence for difference in covers(certificate, setup)]
+    if loaded.uncovered is not None:
+        doubts.append(loaded.uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
     point = next(
@@ -118,12 +109,10 @@ def claim(
     )
 
 
-def tables_of(decoder: Decoder) -> dict[str, dict[str, Any]]:
+def tables_of(decoder: Decoder, certificate: Certificate | None) -> dict[str, dict[str, Any]]:
     """The certificate, and where the gate and its partners come from, as far as there are any."""
     tables: dict[str, dict[str, Any]] = {}
-    if (
-        certificate := decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
-    ) is not None:
+    if certificate is not None:
         names = ("rule", "drafter", "block", "score", "source", "made")
         points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
         tables["Certificate"] = {**{name: getattr(certificate, name) for name in names}, **points}
@@ -268,12 +257,11 @@ def write_trace(
     tokenizer = loaded.target.tokenizer
     told = None
     if (knob := decoder.rule.knob) is not None:
-        told = claim(
-            loaded.options, decoder, decoder.rule, getattr(decoder.rule, knob), loaded.uncovered
-        )
+        told = claim(loaded, decoder.rule, getattr(decoder.rule, knob))
     run = record(decoder, ids, tokenizer, **request)
     strict = record(decoder.strict(), ids, tokenizer, STRICT, **request)
-    write_text(path, trace_page(prompt, run, strict, claim=told, tables=tables_of(decoder)))
+    tables = tables_of(decoder, loaded.coverage.certificate)
+    write_text(path, trace_page(prompt, run, strict, claim=told, tables=tables))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

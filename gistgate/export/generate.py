@@ -7,7 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -28,15 +28,17 @@ from transformers.generation import (
 )
 from transformers.utils import cached_file
 
+from gistgate.build import Built, build, options_from
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import CERTIFICATE_FILE, check_use, ends_of, stops_of
+from gistgate.coverage.ask import Ask, stops_of
+from gistgate.coverage.certificate import CERTIFICATE_FILE
+from gistgate.coverage.covers import joined, refusal
 from gistgate.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
-from gistgate.models.build import build_decoder, options_from, tuned_choice
 from gistgate.models.loading import load_draft
 from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions
+from gistgate.models.tuned import tuned_certificate
 
 MODES = ("greedy_search", "sample")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -100,28 +102,33 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
     return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
 
 
-def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str, ...], Any]:
-    """Where answers end: the longest row (with prompt and padding), ids, texts, and the tokenizer
-    of a criterion.
-    """
-    lengths = []
-    eos = []
-    strings = []
-    tokenizers = []
+@dataclass(frozen=True)
+class Ends:
+    """Where answers end."""
+
+    max_length: int  # tokens of the longest row, prompt and padding included
+    eos_ids: tuple[int, ...]
+    stops: tuple[str, ...]  # texts
+    tokenizer: Any  # that of a criterion which looks for a text; None without one
+
+
+def read_ends(criteria: Iterable[Any]) -> Ends:
+    """Where answers end by transformers' stopping criteria."""
+    lengths: list[int] = []
+    eos_ids: list[int] = []
+    stops: list[str] = []
+    tokenizer = None
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
             lengths.append(int(criterion.max_length))
         elif isinstance(criterion, EosTokenCriteria):
-            eos += [
-                int(one) for one in torch.as_tensor(criterion.eos_token_id).reshape(-1).tolist()
-            ]
+            eos_ids += [int(token) for token in torch.as_tensor(criterion.eos_token_id).reshape(-1)]
         elif isinstance(criterion, StopStringCriteria):
-            strings += criterion.stop_strings
-        elif isinstance(
-            getattr(criterion, "sequence", None), str
-        ):  # how lm-evaluation-harness writes a stop
-            strings.append(criterion.sequence)
-            tokenizers.append(criterion.tokenizer)
+            stops += criterion.stop_strings
+        elif isinstance(getattr(criterion, "sequence", None), str):
+            # How lm-evaluation-harness writes a stop.
+            stops.append(criterion.sequence)
+            tokenizer = tokenizer or criterion.tokenizer
         else:
             raise UserError(
                 f"generate got the stopping criterion {type(criterion).__name__}, which cannot look"
@@ -129,14 +136,13 @@ def read_ends(criteria: Iterable[Any]) -> tuple[int, tuple[int, ...], tuple[str,
             )
     if not lengths:
         raise UserError("generate has no length limit. Pass max_new_tokens=.")
-    return min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None)
+    return Ends(min(lengths), tuple(eos_ids), tuple(stops), tokenizer)
 
 
 def decode_gated(
-    decoder: Decoder,
+    built: Built,
     strings: Sequence[str] | None,
     report: list[Generation] | None,
-    is_gated: bool,
     model: PreTrainedModel,
     input_ids: Tensor,
     logits_processor: Any,
@@ -149,58 +155,47 @@ def decode_gated(
     """
     check_supported(model, generation_config, prepared)
     sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
-    max_length, eos_ids, more, tokenizer = read_ends(stopping_criteria)
+    ends = read_ends(stopping_criteria)
+    decoder = built.decoder
     if decoder.tokenizer is None:
-        decoder = decoder.having(tokenizer=tokenizer)
-    named = (
-        None
-        if strings is None and not more and decoder.tokenizer is not None
-        else [*(strings or ()), *more]
-    )
-    stops = ends_of(decoder, named)
-    if (
-        decoder.certificate is not None or sampling.greedy
-    ):  # one that was named, or preferred by `gistgate tune`
-        asked = stops_of(stops, decoder.tokenizer)
-        check_use(decoder, chat=None, temperature=sampling.temperature, stops=asked)
-    elif is_gated and decoder.rule.knob is not None:
-        warnings.warn(
-            "No certificate covers this: tokens are sampled at temperature"
-            f" {sampling.temperature:g}, but greedy decoding was certified.",
-            stacklevel=2,
-        )
-    num_rows, width = input_ids.shape
-    mask = prepared.get("attention_mask")
-    mask_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-    # Seeds come from torch's own generator, so that `torch.manual_seed` repeats a run.
-    seeds = (
-        None
-        if sampling.greedy
-        else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
+        decoder = decoder.having(tokenizer=ends.tokenizer)
+    texts = [*(strings or ()), *ends.stops]
+    is_open = strings is None and not ends.stops and decoder.tokenizer is not None
+    stops = built.coverage.stops(None if is_open else texts)
+    built.coverage.meet(
+        Ask(temperature=sampling.temperature, stops=stops_of(stops, decoder.tokenizer))
     )
     answers = decoder.generate(
-        [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
-        max_new_tokens=max_length - width,
-        eos_ids=eos_ids,
+        prompts_of(input_ids, prepared.get("attention_mask")),
+        max_new_tokens=ends.max_length - input_ids.shape[1],
+        eos_ids=ends.eos_ids,
         stops=stops,
         sampling=sampling,
-        seeds=seeds,
+        seeds=None if sampling.greedy else drawn_seeds(len(input_ids)),
     )
     if report is not None:
         report.extend(answers)
     pad = generation_config.pad_token_id
     if pad is None:  # an eos then fills ended rows, as in `generate`
-        pad = eos_ids[0] if eos_ids else 0
+        pad = ends.eos_ids[0] if ends.eos_ids else 0
     longest = max(len(answer.ids) for answer in answers)
-    new = torch.tensor(
-        [answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long
-    )
-    ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
-    return (
-        GenerateDecoderOnlyOutput(sequences=ids)
-        if generation_config.return_dict_in_generate
-        else ids
-    )
+    padded = [answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers]
+    ids = torch.cat([input_ids, torch.tensor(padded, dtype=torch.long).to(input_ids)], dim=1)
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=ids)
+    return ids
+
+
+def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """The ids of each row without its padding."""
+    if mask is None:
+        return input_ids.tolist()
+    return [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
+
+
+def drawn_seeds(num: int) -> list[int]:
+    """Seeds from torch's own generator, so that `torch.manual_seed` repeats a run."""
+    return [int(seed) for seed in torch.randint(2**62, (num,)).tolist()]
 
 
 T = TypeVar("T")
@@ -245,16 +240,12 @@ def checked_gate(
     if isinstance(gate, str | Path):
         return Gate.load(folder_of(gate), target, draft, tokenizer, other_weights=True)
     gate.check(target, draft, tokenizer)
-    broken = (
-        None
-        if gate.certificate is None
-        else gate.certificate.mismatch(gate, target, draft, tokenizer)
-    )
-    if broken is not None:
-        warnings.warn(broken, stacklevel=2)
-        gate = copy(gate)
-        gate.certificate = None
-    return gate
+    fitting = copy(gate)
+    differences = fitting.take(gate.certificate, target, draft, tokenizer)
+    if not differences:
+        return gate
+    warnings.warn(refusal(joined(differences)), stacklevel=2)
+    return fitting
 
 
 def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *partners: Any) -> T:
@@ -360,21 +351,20 @@ def generate(
     if isinstance(arguments.get("guards"), str):
         arguments["guards"] = [arguments["guards"]]
     options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
-    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate
-    # that was loaded.
-    options = replace(options, certificate=tuned_choice(replace(options, gate=gate)).certificate)
     if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
-    decoder = build_decoder(model, tokenizer, options)
-    if tokenizer is None and decoder.rule.knob is not None:
+    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate
+    # that was loaded.
+    tuned = tuned_certificate(replace(options, gate=gate))
+    built = build(model, tokenizer, options, tuned=tuned)
+    if tokenizer is None and built.decoder.rule.knob is not None:
         warnings.warn(
             "Without tokenizer= the chat, think and tool markers are unknown, so that they may be"
             " accepted loosely. Pass tokenizer= as well.",
             stacklevel=2,
         )
     strings = (stop_strings,) if isinstance(stop_strings, str) else stop_strings
-    is_gated = options.gate is not None or options.segments is not None
-    decoding = partial(decode_gated, decoder, strings, report, is_gated)
+    decoding = partial(decode_gated, built, strings, report)
     # Entering generate a second time, now with a callable, leaves merging and checking of all
     # settings, lengths, special tokens and masks to transformers. Through the type: on a model that
     # was loaded together with a folder like this one, `model.generate` is this very function.

@@ -18,7 +18,7 @@ from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import read_certificate
 from gistgate.coverage.choose import GATED, MODEL, STRICT
 from gistgate.drafters import DRAFTERS
-from gistgate.models.build import TUNED
+from gistgate.models.tuned import TUNED
 from gistgate.rules import RULES
 
 ENTRY = "gistgate.export.generate"

@@ -22,22 +22,17 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from gistgate.build import Built, build, options_from
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, nearest, replaced
-from gistgate.coverage.certificate import (
-    certificate_in_use,
-    check_greedy,
-    check_use,
-    stops_of,
-    warn_uncovered,
-)
+from gistgate.coverage.ask import UNKNOWN, Ask, stops_of
 from gistgate.coverage.choose import GATED, STRICT
+from gistgate.coverage.covers import Coverage
 from gistgate.measure.speed import settle_batches
-from gistgate.models.build import build_decoder, options_from
 from gistgate.models.loading import warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
 from gistgate.models.places import or_refuse, placed
@@ -125,7 +120,6 @@ class GatedLM(HFLM):
         options = replace(
             options_from(kwargs), guards=tuple(name for name in guards.split("+") if name)
         )
-        self.is_in_segments = options.segments is not None
         rule = options.rule or (GATED if options.gate else STRICT)
         self.known = {
             *NAMES,
@@ -146,16 +140,18 @@ class GatedLM(HFLM):
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank = self.accelerator.process_index
             self._world_size = self.accelerator.num_processes
-        self.decoder = decoder or build_decoder(
-            self.model, self.tokenizer, options, policy="refuse"
-        )
+        if decoder is None:
+            built = build(self.model, self.tokenizer, options, policy="refuse")
+        else:
+            built = Built(decoder, Coverage.beside(decoder.parts.gate, decoder.rule))
+        self.decoder = built.decoder
+        self.coverage = built.coverage
         if self.decoder.target is not self.model:
             raise UserError(
                 "The decoder was made for another target. Pass the model that it decodes as"
                 " `pretrained`."
             )
-        self.certificate = self.decoder.certificate
-        if self.certificate or certificate_in_use(self.decoder):
+        if self.coverage.certificate is not None and self.coverage.certified is not None:
             remember(self)
         self.seed = seed
         self.is_to_measure = options.speculate_up_to == AUTO
@@ -278,9 +274,17 @@ class GatedLM(HFLM):
         gate does not.
         """
         for way in self.prompting or [{}]:
-            check_use(self.decoder, temperature=temperature, stops=stops, **way)
-        if self.is_in_segments and not (self.certificate or certificate_in_use(self.decoder)):
-            warn_uncovered(lambda: check_greedy(temperature))
+            chat = way.get("chat", False)
+            number = way.get("num_fewshot")
+            ask = Ask(
+                temperature=temperature,
+                chat=chat,
+                system=way.get("system"),
+                num_fewshot=UNKNOWN if number is None else number,
+                arguments=way.get("arguments", {}) if chat else {},
+                stops=stops,
+            )
+            self.coverage.meet(ask)
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Seeds that follow the prompts, not their places in a batch; repeated prompts get

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gistgate.build import Builder, assemble
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import Certificate, OperatingPoint, check_parts, load_certificate
-from gistgate.coverage.choose import MODEL, NONE, STRICT, Choice, certified_point
+from gistgate.coverage.certificate import Certificate, OperatingPoint, load_certificate
+from gistgate.coverage.choose import MODEL, NONE, STRICT, Choice, usable
+from gistgate.coverage.covers import Difference, covers, joined, refusal
+from gistgate.coverage.setup import Setup
 from gistgate.measure.speed import contender, race, without_loops
 from gistgate.measure.statistics import Interval, ratio_of_sums
-from gistgate.models.build import STOPPING, Sources, assemble, binding_of, load_gate, make_drafter
-from gistgate.models.loading import Target, load_draft
+from gistgate.models.loading import Target
 from gistgate.models.options import DecodeOptions, PromptFile
+from gistgate.models.sources import STOPPING, make_drafter
 
 PLAIN = "plain"
 FEWEST = 4  # prompts without which two halves say nothing
@@ -36,17 +39,14 @@ class Candidate:
 class Finding:
     """What the race showed."""
 
-    screened: Mapping[
-        str, float
-    ]  # speed of every candidate against plain decoding on the first half of the prompts
+    # Speed of every candidate against plain decoding on the first half of the prompts.
+    screened: Mapping[str, float]
     strict: Candidate  # the fastest strict candidate of the first half
-    loose: (
-        Candidate | None
-    )  # the fastest certified candidate of the first half; None where nothing is certified
+    # The fastest certified candidate of the first half; None where nothing is certified.
+    loose: Candidate | None
     to_plain: Mapping[str, Interval]  # speed of these two against plain decoding on the second half
-    to_strict: (
-        Interval | None
-    )  # speed of the certified one against the strict one on the second half
+    # Speed of the certified one against the strict one on the second half.
+    to_strict: Interval | None
 
     @property
     def winner(self) -> Candidate | None:
@@ -55,9 +55,8 @@ class Finding:
         """
         if self.loose is None or self.to_strict is None:
             return None
-        return (
-            self.loose if min(self.to_strict.low, self.to_plain[self.loose.name].low) > 1 else None
-        )
+        is_faster = min(self.to_strict.low, self.to_plain[self.loose.name].low) > 1
+        return self.loose if is_faster else None
 
 
 def tune(
@@ -74,19 +73,22 @@ def tune(
     half = len(prompts) // 2
     first = times_of(candidates, prompts[:half], request)
     screened = {name: sum(first[PLAIN]) / sum(seconds) for name, seconds in first.items()}
-
-    def fastest(some: Sequence[Candidate]) -> Candidate | None:
-        return max(some, key=lambda one: screened[one.name], default=None)
-
-    plain = next(one for one in candidates if one.name == PLAIN)
-    strict = fastest([one for one in candidates if one.point is None and one is not plain]) or plain
-    loose = fastest([one for one in candidates if one.point is not None])
-    finalists = [strict, *([loose] if loose else [])]
-    second = times_of(
-        list({one.name: one for one in [plain, *finalists]}.values()), prompts[half:], request
-    )
-    to_plain = {one.name: ratio_of_sums(second[PLAIN], second[one.name]) for one in finalists}
-    to_strict = ratio_of_sums(second[strict.name], second[loose.name]) if loose else None
+    plain = next(candidate for candidate in candidates if candidate.name == PLAIN)
+    ranked = sorted(candidates, key=lambda candidate: -screened[candidate.name])
+    strict = plain
+    loose = None
+    for candidate in reversed(ranked):
+        if candidate.point is not None:
+            loose = candidate
+        elif candidate is not plain:
+            strict = candidate
+    finalists = [strict] if loose is None else [strict, loose]
+    racing = {candidate.name: candidate for candidate in (plain, *finalists)}
+    second = times_of(list(racing.values()), prompts[half:], request)
+    to_plain = {}
+    for candidate in finalists:
+        to_plain[candidate.name] = ratio_of_sums(second[PLAIN], second[candidate.name])
+    to_strict = None if loose is None else ratio_of_sums(second[strict.name], second[loose.name])
     return Finding(screened, strict, loose, to_plain, to_strict)
 
 
@@ -94,102 +96,93 @@ def times_of(
     candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], request: dict[str, Any]
 ) -> dict[str, list[float]]:
     """Seconds of every candidate on every prompt that none of them answered with a loop."""
-    field = [contender(one.name, one.decoder, request, any_engine=True) for one in candidates]
-    laps, _ = without_loops(race(field, [[ids] for ids in prompts]))
-    return {one.name: [lap[one.name][0].seconds for lap in laps] for one in candidates}
+    racing = [
+        contender(candidate.name, candidate.decoder, request, any_engine=True)
+        for candidate in candidates
+    ]
+    laps, _ = without_loops(race(racing, [[ids] for ids in prompts]))
+    return {
+        candidate.name: [lap[candidate.name][0].seconds for lap in laps] for candidate in candidates
+    }
 
 
 class Candidates:
     """What `gistgate tune` may choose from, made of parts that are loaded once."""
 
-    def __init__(self, target: Target, options: DecodeOptions, asking: PromptFile) -> None:
+    def __init__(self, target: Target, options: DecodeOptions, prompting: PromptFile) -> None:
         self.target = target
-        self.options = options
-        self.asking = asking
-        model = target.model
-        tokenizer = target.tokenizer
-        draft = options.draft
-        self.draft = (
-            None if draft is None else load_draft(draft, model, tokenizer, **options.lighter)
-        )
-        self.gate = load_gate(options.gate, model, self.draft, tokenizer)
-        self.sources = Sources(
-            model, tokenizer, self.draft, options.datastore, options.corpus, options.stop_drafting
-        )
+        self.prompting = prompting
+        self.builder = Builder(target.model, target.tokenizer, options)
         self.refused: list[str] = []  # why certificates could not take part, a sentence for each
 
     def all_of(self, certificates: Sequence[str]) -> list[Candidate]:
         """Plain decoding, what the certificates permit, and strict decoding with every K and the
         drafters of both.
         """
-        certified = [one for place in certificates for one in self.certified(place)]
-        own = [MODEL, "lookup"] if self.draft is not None else ["lookup"]
-        strict = [
-            Candidate(
-                f"strict {drafter} K={block}", self.decoder(Choice(STRICT, {}, block, drafter))
-            )
-            for drafter in dict.fromkeys(
-                [*own, *(one.certificate.drafter for one in certified if one.certificate)]
-            )
-            for block in BLOCKS
-        ]
-        return [Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE))), *strict, *certified]
-
-    def drafter(self, name: str) -> Drafter | None:
-        """A drafter; only those that can end their drafts learn when to."""
-        return make_drafter(
-            name, self.sources if name in STOPPING else replace(self.sources, stopping=None)
-        )
+        certified: list[Candidate] = []
+        for place in certificates:
+            certified += self.certified(place)
+        drafters = ["lookup"] if self.builder.draft is None else [MODEL, "lookup"]
+        drafters += [each.certificate.drafter for each in certified if each.certificate]
+        strict = []
+        for drafter in dict.fromkeys(drafters):
+            for block in BLOCKS:
+                choice = Choice(STRICT, {}, block, drafter)
+                name = f"strict {drafter} K={block}"
+                strict.append(Candidate(name, self.decoder(choice)))
+        plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
+        return [plain, *strict, *certified]
 
     def decoder(self, choice: Choice) -> Decoder:
         """The decoder of a choice; a strict one asks no gate."""
-        gate: Any = None if choice.rule == STRICT else self.gate
-        drafter = self.drafter(choice.drafter)
-        return assemble(
-            self.target.model,
-            self.target.tokenizer,
-            choice,
-            drafter,
-            gate,
-            engine=self.options.engine,
-        )
+        gate = None if choice.rule == STRICT else self.builder.gate
+        parts = (choice, self.drafter(choice.drafter), gate)
+        engine = self.builder.options.engine
+        return assemble(self.target.model, self.target.tokenizer, *parts, engine=engine)
+
+    def drafter(self, name: str) -> Drafter | None:
+        """A drafter; only those that can end their drafts learn when to."""
+        sources = self.builder.sources
+        if name not in STOPPING:
+            sources = replace(sources, stopping=None)
+        return make_drafter(name, sources)
 
     def certified(self, place: str) -> Iterator[Candidate]:
         """The settings of one certificate that keep the budget and hold for these parts and
         requests, each once.
         """
         certificate = load_certificate(place)
-        gate = self.gate if certificate.scope.get("gate") is not None else None
-        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards}
+        options = self.builder.options
+        # A certificate that somebody names may be about any score, the one beside the gate is about
+        # the task's own.
+        is_named = str(place) != str(options.gate)
+        wish = replace(options.wish, names_certificate=is_named)
+        points = usable(certificate, wish)
+        point = points.point(wish.budget)
+        choice = Choice(certificate.rule, {}, certificate.block, certificate.drafter)
         try:
-            used |= {
-                "drafting": binding_of(self.drafter(certificate.drafter)),
-                "settings": certificate.fixed,
-            }
-            used["data"] = self.sources.behind(certificate.drafter)
-            check_parts(
-                certificate, gate, self.target.model, self.draft, self.target.tokenizer, **used
-            )
-            self.asking.check(certificate, self.target)
+            differences = self.differences(certificate, choice)
         except UserError as error:
             self.refused.append(f"{place}: {error}")
             return
-        # A certificate that somebody names may be about any score, the one beside the gate is about
-        # the task's own.
-        asked = (
-            self.options
-            if str(place) == str(self.options.gate)
-            else replace(self.options, certificate=place)
-        )
-        most = certified_point(asked, certificate)
-        if most is None:
+        if differences:
+            self.refused.append(f"{place}: {refusal(joined(differences))}")
+        elif point is None:
             self.refused.append(f"{place}: nothing in it is certified for the budget.")
-            return
-        within = [point for point in certificate.certified if point.budget <= most.budget + 1e-9]
-        for point in {repr(point.settings): point for point in within}.values():
-            settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
-            name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
-            choice = Choice(
-                certificate.rule, dict(point.settings), certificate.block, certificate.drafter
-            )
-            yield Candidate(name, self.decoder(choice), certificate, point)
+        else:
+            within = [other for other in points.points if other.keeps(point.budget)]
+            for point in {repr(point.settings): point for point in within}.values():
+                settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
+                name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
+                decoder = self.decoder(replace(choice, settings=dict(point.settings)))
+                yield Candidate(name, decoder, certificate, point)
+
+    def differences(self, certificate: Certificate, choice: Choice) -> list[Difference]:
+        """What the certificate does not cover of the loaded parts and the requests."""
+        builder = self.builder
+        gate = None if certificate.setup.gate is None else builder.gate
+        drafter = self.drafter(choice.drafter)
+        setup = builder.setup(certificate, replace(choice, settings=certificate.fixed), drafter)
+        models = Setup.of(self.target.model, builder.draft, self.target.tokenizer, gate)
+        ask = self.prompting.ask(certificate.ask, self.target)
+        return [*covers(certificate, models), *covers(certificate, setup, ask)]

@@ -8,15 +8,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gistgate.core.files import parsed, read_text
 from gistgate.core.utils import UserError
+from gistgate.coverage.ask import UNKNOWN, Ask, Wish, stops_of
 
 if TYPE_CHECKING:
-    from gistgate.coverage.certificate import Certificate
     from gistgate.models.loading import Target
 
 AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
@@ -40,9 +40,7 @@ class DecodeOptions:
     quantise_draft: Annotated[
         str | None, "Weights of the draft: int8, int4 or none (on processors)."
     ] = None
-    stop_drafting: Annotated[
-        str | None, "File of fit-draft, which says when drafts end."
-    ] = None
+    stop_drafting: Annotated[str | None, "File of fit-draft, which says when drafts end."] = None
     draft_vocabulary: Annotated[
         str | None, "File of draft-vocabulary: tokens that the draft may propose."
     ] = None
@@ -92,17 +90,24 @@ class DecodeOptions:
         return {**place, "quantised": self.quantise_draft, "vocabulary": self.draft_vocabulary}
 
     @property
+    def wish(self) -> Wish:
+        """What the user says about rule, setting, K and drafter."""
+        return Wish(
+            self.rule, self.settings, self.block, self.drafter, self.budget, self.confidence
+        )
+
+    @property
     def most_rows(self) -> int | None:
         """`speculate_up_to` as a number; None where nothing or "auto" is said."""
-        asked = self.speculate_up_to
-        if asked is None or asked == AUTO:
+        rows = self.speculate_up_to
+        if rows is None or rows == AUTO:
             return None
-        if not str(asked).isdecimal():
+        if not str(rows).isdecimal():
             raise UserError(
-                f"speculate_up_to is '{asked}'. Give a number of rows (0 never speculates) or"
+                f"speculate_up_to is '{rows}'. Give a number of rows (0 never speculates) or"
                 f" '{AUTO}'."
             )
-        return int(asked)
+        return int(rows)
 
 
 NAMES = tuple(item.name for item in fields(DecodeOptions) if item.name != "settings")
@@ -171,46 +176,53 @@ def read_rows(place: str) -> list[tuple[str, Any]]:
     its place.
     """
     text = standard_input() if place == "-" else read_text(place)
-    rows = [
-        (f"{place}, line {at},", line)
-        for at, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    ]
-    whole = None
     suffix = Path(place).suffix.lower()
-    first = rows[0][1].strip() if rows else ""
+    if suffix in TABLES:
+        return []
+    document = None
     with suppress(ValueError):
-        whole = json.loads(text)
-    if isinstance(whole, list | dict):
-        entries = enumerate(whole if isinstance(whole, list) else [whole], start=1)
-        rows = [(f"{place}, entry {at},", entry) for at, entry in entries]
-    elif suffix in JSON or first in ("[", "{") or first.startswith(('["', "[{", '{"')):
-        rows = [(where, parsed(line, where)) for where, line in rows]
-    return [row for row in rows if suffix not in TABLES]
+        document = json.loads(text)
+    if isinstance(document, list | dict):
+        entries = document if isinstance(document, list) else [document]
+        return [(f"{place}, entry {at},", entry) for at, entry in enumerate(entries, start=1)]
+    rows = []
+    for at, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            rows.append((f"{place}, line {at},", line))
+    first = rows[0][1].strip() if rows else ""
+    if suffix in JSON or first in ("[", "{") or first.startswith(('["', "[{", '{"')):
+        return [(where, parsed(line, where)) for where, line in rows]
+    return rows
 
 
 def read_prompts(place: str) -> list[EncodedPrompt]:
     """The prompts of a file or of standard input (-), by what it holds."""
-    found = [prompt_of(*row) for row in read_rows(place)]
-    if not (kept := [one for one in found if one.text]):
+    prompts = [prompt_of(*row) for row in read_rows(place)]
+    prompts = [prompt for prompt in prompts if prompt.text]
+    if not prompts:
         raise UserError(f"{place} holds no prompt. {FORM}")
-    return kept
+    return prompts
 
 
 def prompt_of(where: str, row: Any) -> EncodedPrompt:
     """The prompt in an entry of a list; of several `turns` the first counts."""
     entry = row if isinstance(row, dict) else {"text": row}
-    turns = entry["turns"] if isinstance(entry.get("turns"), list) else ()
-    texts = [*(entry.get(name) for name in ("context", "prompt", "question", "text")), *turns]
-    text = next((one for one in texts if one is not None), None)
+    text = None
+    for name in ("context", "prompt", "question", "text"):
+        if text is None:
+            text = entry.get(name)
+    turns = entry.get("turns")
+    if text is None and isinstance(turns, list):
+        text = next((turn for turn in turns if turn is not None), None)
     ids = entry.get("ids") or []
-    if (
-        not isinstance(text, str)
-        or not isinstance(ids, list)
-        or any(type(token) is not int for token in ids)
-    ):
+    if not isinstance(text, str) or not is_ids(ids):
         raise UserError(f"{where} holds no prompt. {FORM}")
     return EncodedPrompt(text, tuple(ids) or None, str(entry.get("category") or "file"))
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a value is a list of whole numbers."""
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 @dataclass(frozen=True)
@@ -226,41 +238,39 @@ class PromptFile:
 
     def encode(self, target: Target) -> list[list[int]]:
         """The ids of all prompts: those of the file, else encoded and wrapped as the user says."""
-        return [
-            (
-                target.encode(one.text, self.chat, self.system, self.arguments)
-                if one.ids is None
-                or (self.chat and not is_rendered(target, one.text, arguments=self.arguments))
-                else list(one.ids)
-            )
-            for one in self.prompts
-        ]
+        rows = []
+        for prompt in self.prompts:
+            is_bare = self.chat and not is_rendered(target, prompt.text, arguments=self.arguments)
+            if prompt.ids is None or is_bare:
+                rows.append(target.encode(prompt.text, self.chat, self.system, self.arguments))
+            else:
+                rows.append(list(prompt.ids))
+        return rows
 
-    def check(self, certificate: Certificate, target: Target | None = None) -> None:
-        """Refuse requests unlike the certified ones; those that hold their ids once their target is
-        at hand.
+    def ask(self, certified: Ask | None, target: Target | None = None) -> Ask:
+        """What these prompts ask, as far as it is known; more is known once the target is at hand,
+        which may find the `certified` prompting in prompts that hold their ids.
         """
-        from gistgate.coverage.certificate import check_request, stops_of
-
-        chat = self.chat  # a plain text may hold examples
-        system = self.system
-        number = 0 if self.chat else None
-        how: dict[str, Any] = {"temperature": self.temperature, "arguments": self.arguments}
+        stops = UNKNOWN
         if self.stops is not None:
-            how["stops"] = stops_of(self.stops, target and target.tokenizer)
-        if self.prompts and all(prompt.ids is not None for prompt in self.prompts):
-            if target is None:
-                return
-            known = certificate.scope.get("prompting") or {}
-            made = {"system": known.get("system"), "arguments": known.get("arguments")}
-            is_chat = all(
-                is_rendered(target, prompt.text, **made, begins=True) for prompt in self.prompts
-            )
-            chat = chat or is_chat
-            system = made["system"] if is_chat else system
-            number = None
-            how |= {"arguments": made["arguments"]} if is_chat else {}
-        check_request(certificate, chat=chat, system=system, num_fewshot=number, **how)
+            stops = stops_of(self.stops, None if target is None else target.tokenizer)
+        ask = Ask(
+            temperature=self.temperature,
+            chat=self.chat,
+            system=self.system,
+            num_fewshot=0 if self.chat else UNKNOWN,  # a plain text may hold examples
+            arguments=self.arguments if self.chat else {},
+            stops=stops,
+        )
+        is_encoded = all(prompt.ids is not None for prompt in self.prompts)
+        if certified is None or not (self.prompts and is_encoded):
+            return ask
+        if target is None:
+            return Ask()
+        how = {"system": certified.system, "arguments": certified.arguments}
+        if not all(is_rendered(target, prompt.text, **how, begins=True) for prompt in self.prompts):
+            return replace(ask, num_fewshot=UNKNOWN)
+        return replace(ask, chat=True, num_fewshot=UNKNOWN, **how)
 
 
 def is_rendered(target: Target, text: str, begins: bool = False, **how: Any) -> bool:

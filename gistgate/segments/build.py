@@ -3,7 +3,7 @@ certificate says.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,7 +13,9 @@ from gistgate.core.identity import gate_hash
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.coverage.choose import Choice, Policy, differing
+from gistgate.coverage.certificate import is_within
+from gistgate.coverage.choose import Choice, Policy
+from gistgate.coverage.covers import Difference
 from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.judging import (
@@ -49,9 +51,8 @@ otherwise.
 """
 OF_RULE = [item.name for item in fields(SegmentRule)]
 SETTINGS = (*DEFAULTS, *OF_RULE)
-REFUSE_ALL = {
-    "threshold": 2.0
-}  # refuses every segment: it runs where nothing is certified and nothing was said
+# Refuses every segment: it runs where nothing is certified and nothing was said.
+REFUSE_ALL = {"threshold": 2.0}
 
 
 def segment_decoder(
@@ -103,57 +104,72 @@ def decoder_of(
     gate: Gate | None = None,
     **parts: Any,
 ) -> Decoder:
-    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token
-    gate.
-    """
+    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token gate."""
     settings = choice.settings
-    risk = choice.settings["risk"]
-    gate = gate or probes.gate
-    if risk is not None and gate is None:
+    risk = settings["risk"]
+    token_gate = None if risk is None else gate or probes.gate
+    if risk is not None and token_gate is None:
         raise UserError(
             "A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk"
             " away."
         )
-    rule = SEGMENT_RULES[choice.rule](
-        **{name: settings[name] for name in OF_RULE if name in settings}
-    )
-    opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
-    own = {
+    kind = SEGMENT_RULES[choice.rule]
+    rule = kind(**{name: settings[name] for name in OF_RULE if name in settings})
+    arguments = {
         "style": probes.style,
         "limit": probes.limit,
         "replacement": settings["replacement"],
         "risk": risk or 0.0,
+        "token_gate": token_gate,
+        "vocabulary": num_ids(tokenizer),
+        **parts,
     }
-    own |= {"token_gate": None if risk is None else gate, "vocabulary": num_ids(tokenizer)}
-    return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
+    opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
+    return segment_decoder(target, draft, tokenizer, opinion, rule, **arguments)
 
 
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
     """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose`
     is for tokens.
     """
-    certified = probes.certificate
-    known = {
-        "rule": certified.get("rule", SegmentRule.id),
+    certificate = probes.certificate
+    for name in settings:
+        if name not in SETTINGS:
+            raise UserError(f"Segments have no setting '{name}'. Known: {', '.join(SETTINGS)}.")
+    usual = {
+        "rule": certificate.get("rule", SegmentRule.id),
         **DEFAULTS,
-        **certified.get("settings", {}),
+        **certificate.get("settings", {}),
     }
-    wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
-    doubts = differing(wanted, known)
-    fell_back = False
-    if not certified:
-        doubts = ("no setting of these probes is certified",)
-        fell_back = not (settings or rule)
-        wanted |= REFUSE_ALL if fell_back else {}
-    for name, names in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
-        if wanted[name] not in names:
+    chosen = {**usual, **settings}
+    if rule is not None:
+        chosen["rule"] = rule
+    for name, registry in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
+        if chosen[name] not in registry:
             raise UserError(
-                f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}."
+                f"There is no segment {name} '{chosen[name]}'. Known: {', '.join(registry)}."
             )
-    if unknown := [name for name in settings if name not in SETTINGS]:
-        raise UserError(f"Segments have no setting '{unknown[0]}'. Known: {', '.join(SETTINGS)}.")
-    rule_id = wanted.pop("rule")
-    return Choice(rule_id, wanted, probes.limit, "segment", doubts, fell_back)
+    rule_id = chosen.pop("rule")
+    choice = Choice(rule_id, chosen, probes.limit, "segment")
+    if not certificate:
+        doubt = "no setting of these probes is certified"
+        return choice.doubted(doubt) if settings or rule else refusing_all(probes, doubt)
+    return choice.doubted(*segment_differences(usual, {"rule": rule_id, **chosen}))
+
+
+def segment_differences(certified: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """A clause for each setting that is not the certified one."""
+    doubts = []
+    for name, value in here.items():
+        if value != certified.get(name):
+            doubts.append(Difference("setting", certified.get(name), value, name).sentence)
+    return doubts
+
+
+def refusing_all(probes: Probes, doubt: str) -> Choice:
+    """The choice that refuses every segment, so that decoding is strict, because of a doubt."""
+    settings = DEFAULTS | REFUSE_ALL
+    return Choice(SegmentRule.id, settings, probes.limit, "segment", (doubt,), fell_back=True)
 
 
 def build_segments(
@@ -182,41 +198,32 @@ def build_segments(
             raise UserError(
                 f"Segments have no {name}: the draft model writes each to its end. Leave it away."
             )
-    own = options.segments
-    if not isinstance(own, Probes):
-        own = load_probes(own, target, draft, tokenizer)
-    if options.budget is not None or options.confidence is not None:
-        budget, confidence = (own.certificate.get(name) for name in ("budget", "confidence"))
-        if budget is None or confidence is None:
-            raise UserError(
-                "No setting of these probes is certified, so no budget is kept. Leave the budget"
-                " away."
-            )
-        if (options.budget is not None and options.budget < budget - 1e-9) or (
-            options.confidence or 0.0
-        ) > confidence:
-            raise UserError(
-                f"These probes are certified for a budget of {budget:g} with confidence"
-                f" {confidence:g} alone. Name these, or calibrate the probes for what you want."
-            )
-    choice = choose_segments(own, options.rule, options.settings)
+    probes = options.segments
+    if not isinstance(probes, Probes):
+        probes = load_probes(probes, target, draft, tokenizer)
+    check_budget(probes, options.budget, options.confidence)
+    choice = choose_segments(probes, options.rule, options.settings)
     if gate is not None and choice.settings["risk"] is not None:
-        if (
-            gate.strict_reason is not None
-        ):  # it may not decide here, so that nothing keeps the risk: all are refused
-            choice = Choice(
-                SegmentRule.id,
-                DEFAULTS | REFUSE_ALL,
-                own.limit,
-                "segment",
-                (gate.strict_reason,),
-                fell_back=True,
-            )
-        elif own.gate is None or gate_hash(gate) != gate_hash(
-            own.gate
-        ):  # another folder may hold the same gate
-            choice = replace(
-                choice, doubts=(*choice.doubts, "the token gate is not the folder's own")
-            )
+        if gate.strict_reason is not None:  # the gate may not decide here
+            choice = refusing_all(probes, gate.strict_reason)
+        elif probes.gate is None or gate_hash(gate) != gate_hash(probes.gate):
+            choice = choice.doubted("the token gate is not the folder's own")
     choice.warn(policy, stacklevel=4)
-    return decoder_of(own, choice, target, draft, tokenizer, gate, **parts)
+    return decoder_of(probes, choice, target, draft, tokenizer, gate, **parts)
+
+
+def check_budget(probes: Probes, budget: float | None, confidence: float | None) -> None:
+    """Refuse a budget or a confidence that the certificate of the probes does not keep."""
+    if budget is None and confidence is None:
+        return
+    certified = probes.certificate.get("budget")
+    sure = probes.certificate.get("confidence")
+    if certified is None or sure is None:
+        raise UserError(
+            "No setting of these probes is certified, so no budget is kept. Leave the budget away."
+        )
+    if not is_within(certified, budget) or (confidence or 0.0) > sure:
+        raise UserError(
+            f"These probes are certified for a budget of {certified:g} with confidence {sure:g}"
+            " alone. Name these, or calibrate the probes for what you want."
+        )

@@ -11,7 +11,6 @@ from typing import Any
 
 from gistgate.core.files import load_tensors
 from gistgate.core.identity import (
-    LIGHTER,
     ModelIdentity,
     check_identity,
     check_tokenizer,
@@ -22,13 +21,11 @@ from gistgate.core.identity import (
 )
 from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError, added_ids, dataclass_from
-from gistgate.coverage.certificate import (
-    Certificate,
-    files_behind,
-    load_certificate,
-    refuse,
-    scope_mismatch,
-)
+from gistgate.coverage.ask import UNKNOWN
+from gistgate.coverage.certificate import Certificate, OperatingPoint, load_certificate
+from gistgate.coverage.choose import GATED
+from gistgate.coverage.covers import covers, joined, refusal, refuse
+from gistgate.coverage.setup import Setup, files_behind
 from gistgate.drafters.text import PromptLookup
 from gistgate.gate import Gate
 from gistgate.models.places import weight_files
@@ -53,16 +50,13 @@ SERVED_RULES = {
 whole distribution of the drafter, or decisions that vLLM's kernel does not show. Sampled requests
 stay native where a rule says "greedy": gates were trained on greedy texts, and FLy needs the native
 verdict on later tokens."""
-DRAFTERS = {
-    "draft_model": "model",
-    "ngram": "lookup",
-}  # our drafter ids by vLLM's speculative methods
+# Our drafter ids by vLLM's speculative methods.
+DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts
 LOOKUP = (1, PromptLookup.n_max)  # shortest and longest run of tokens that our `lookup` looks for
 WHOLE = ("auto", "bfloat16", "float16", "float32")  # types of a cache that is not rounded
-BUFFERS = (
-    ".rotary_emb.inv_freq",
-)  # ends of names of tensors in some checkpoints that are no model's parameters
+# Ends of names of tensors in some checkpoints that are no model's parameters.
+BUFFERS = (".rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True)
@@ -72,51 +66,53 @@ class Settings:
     rule: str | None = None  # rule id; default: "autojudge" with a gate
     settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
     gate: str | None = None  # folder of a trained gate
-    budget: float | None = (
-        None  # certified loss, as a share of prompts; default: the certificate's headline
-    )
-    certificate: str | None = (
-        None  # a certificate.json or its folder; it names rule and settings for the budget
-    )
+    # Certified loss, as a share of prompts; default: the certificate's headline.
+    budget: float | None = None
+    # A certificate.json or its folder; it names rule and settings for the budget.
+    certificate: str | None = None
     strict: bool = False  # True: nothing lossy can run, whatever else is asked for
-    protected: tuple[
-        int, ...
-    ] = ()  # token ids that are never accepted loosely, beside ends and added tokens
-    loop_guard: bool = (
-        True  # whether a request that begins to repeat itself is verified strictly for a while
-    )
-    shadow: float = (
-        0.0  # share of requests that are strict, so that the lengths of answers can be compared
-    )
-    any_version: bool = (
-        False  # True: a version of vLLM is tried that the plug-in was not tested with
-    )
+    # Token ids that are never accepted loosely, beside ends and added tokens.
+    protected: tuple[int, ...] = ()
+    # Whether a request that begins to repeat itself is verified strictly for a while.
+    loop_guard: bool = True
+    # Share of requests that are strict, so that the lengths of answers can be compared.
+    shadow: float = 0.0
+    # True: a version of vLLM is tried that the plug-in was not tested with.
+    any_version: bool = False
+
+    @property
+    def asks_gate(self) -> bool:
+        """Whether the certificate beside the gate names the setting."""
+        by_gate = self.gate is not None and self.rule in (None, GATED)
+        return by_gate and "risk" not in self.settings
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether a certificate names the setting, in the configuration or beside the gate."""
+        return self.certificate is not None or self.asks_gate
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected", tuple(self.protected))
-        lossy = (self.rule, self.gate, self.budget, self.certificate)
-        asks_gate = (
-            self.gate is not None
-            and self.rule in (None, "autojudge")
-            and "risk" not in self.settings
-        )
+        parts = (self.rule, self.gate, self.certificate)
+        is_lossy = bool(self.settings) or (*parts, self.budget) != (None,) * 4
+        names_setting = bool(self.rule or self.settings)
         check(
             {
                 '"shadow" is a share of the requests. Give a number from 0 to 1.': (
                     not 0 <= self.shadow <= 1
                 ),
                 '"strict" stands beside a rule, a gate, a budget or a certificate. Keep one.': (
-                    self.strict and (self.settings or any(value is not None for value in lossy))
+                    self.strict and is_lossy
                 ),
                 'name a "rule", a "gate" or a "certificate", or set "strict" to true.': (
-                    not self.strict
-                    and (self.rule, self.gate, self.certificate) == (None, None, None)
+                    not self.strict and parts == (None,) * 3
                 ),
                 "a certificate names rule and settings itself. Leave these keys away.": (
-                    self.certificate is not None and (self.rule or self.settings)
+                    self.certificate is not None and names_setting
                 ),
-                "a budget is kept by a certificate, which a rule or a risk that is named does not have. Leave the budget away, or name a gate or a certificate alone.": (
-                    self.budget is not None and self.certificate is None and not asks_gate
+                "a budget is kept by a certificate, which a rule or a risk that is named does not"
+                " have. Leave the budget away, or name a gate or a certificate alone.": (
+                    self.budget is not None and not self.is_certified
                 ),
             }
         )
@@ -183,6 +179,27 @@ class Served:
     def identity(self) -> ModelIdentity:
         """The identity of the target; its weights are read from its folder on the first use."""
         return replace(self.target, fingerprint=folder_fingerprint(self.target.name))
+
+    def setup(self, certificate: Certificate, point: OperatingPoint, gate: Any) -> Setup:
+        """What decodes here at a certified point, to be compared with `certificate`."""
+        setup = Setup(
+            target=model_scope(self.identity),
+            gate=None if gate is None else gate_hash(gate),
+            rule=certificate.rule,
+            settings=point.settings,
+            drafter=self.drafter,
+            drafting=None,  # ends of drafts and further sources are this library's own
+            block=self.block,
+        )
+        if certificate.setup.rule_data is not UNKNOWN:
+            setup = replace(setup, rule_data=files_behind(point.settings))
+        if self.draft is not None:
+            # vLLM chooses the draft model's dtype and rounds nothing, so only weights count.
+            setup = replace(setup, draft={"fingerprint": folder_fingerprint(self.draft)})
+        if self.tokenizer is not None:
+            known = tokenizer_scope(self.tokenizer, ("encoding", "template"))
+            setup = replace(setup, ends=list(self.eos_ids), **known)
+        return setup
 
     @property
     def protected(self) -> tuple[int, ...]:
@@ -300,46 +317,46 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     """
     if settings.strict:
         return Policy()
-    name = settings.rule or "autojudge"
-    values = dict(settings.settings)
-    source = "explicit setting"
-    asks_gate = name == "autojudge" and settings.gate is not None and "risk" not in values
-    is_covered = settings.certificate is not None or asks_gate
-    check(
-        {
-            'this engine rounds weights or its cache, so that no certificate holds. Name a rule, or a gate with a risk in "settings".': (
-                served.rounded and is_covered
-            )
-        }
-    )
-    gate: Any = None if settings.gate is None else Gate.load(settings.gate)
+    gate = None if settings.gate is None else Gate.load(settings.gate)
     if gate is not None:
         check_gate(gate, served)
-    stops: Sequence[str] | None = None
+    if settings.is_certified:
+        if served.rounded:
+            raise UserError(
+                "gistgate: this engine rounds weights or its cache, so that no certificate holds."
+                ' Name a rule, or a gate with a risk in "settings".'
+            )
+        return certified_policy(settings, served, gate)
+    rule = make_rule(settings.rule or GATED, **settings.settings)
+    check_rule(rule, gate, served)
+    sampled = SERVED_RULES[rule.id] == "all"
+    return Policy(rule, gate, "explicit setting", sampled, shadow=settings.shadow)
+
+
+def certified_policy(settings: Settings, served: Served, gate: Any) -> Policy:
+    """The policy that a certificate names, which stands in the configuration or beside the gate.
+
+    Refuses what the certificate does not cover; beside a gate another K is a warning.
+    """
     if settings.certificate is not None:
         certificate = load_certificate(settings.certificate)
         point = certificate.operating_point(settings.budget)
-        files = (
-            {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
-        )
-        check_certificate(certificate, served, gate, block=served.block, **files)
-        name = certificate.rule
-        values = point.settings
-        source = f"certificate for {100 * point.budget:g} %"
-        stops = certificate.scope.get("stops")
-    elif asks_gate:
-        point = gate.operating_point(settings.budget, served.drafter, name)
-        check_certificate(gate.certificate, served, gate)
-        values = {**values, **point.settings}
-        source = f"operating point for {100 * point.budget:g} %"
-        stops = gate.certificate.scope.get("stops")
-        if broken := gate.certificate.mismatch(block=served.block):
-            log.warning("gistgate: %s", broken)
-            source = f"uncertified {source}"
-    rule = make_rule(name, **values)
+        source = "certificate"
+    else:
+        point = gate.operating_point(settings.budget)
+        certificate = gate.certificate
+        source = "operating point"
+    source = f"{source} for {100 * point.budget:g} %"
+    differences = covers(certificate, served.setup(certificate, point, gate))
+    if settings.certificate is None and [each.kind for each in differences] == ["block"]:
+        log.warning("gistgate: %s", refusal(joined(differences)))
+        source = f"uncertified {source}"
+    else:
+        refuse(differences)
+    rule = make_rule(certificate.rule, **{**settings.settings, **point.settings})
     check_rule(rule, gate, served)
-    sampled = not is_covered and SERVED_RULES[rule.id] == "all"
-    return Policy(rule, gate, source, sampled, is_covered, settings.shadow, stops)
+    stops = certificate.scope.get("stops")
+    return Policy(rule, gate, source, False, True, settings.shadow, stops)
 
 
 def check_gate(gate: Any, served: Served) -> None:
@@ -374,36 +391,6 @@ def check_gate(gate: Any, served: Served) -> None:
             "The gate reads draft probabilities, which vLLM does not show. Train one without"
             " 'draft'."
         )
-
-
-def check_certificate(certificate: Certificate, served: Served, gate: Any, **used: Any) -> None:
-    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry
-    of `used`.
-    """
-    found: dict[str, Any] = {
-        "target": model_scope(served.identity),
-        "gate": None if gate is None else gate_hash(gate),
-        "drafter": served.drafter,
-        "drafting": None,  # ends of drafts and further sources are this library's own
-        **used,
-    }
-    if served.tokenizer is not None:
-        found |= tokenizer_scope(served.tokenizer, certificate.scope)
-        if "ends" in certificate.scope:
-            found["ends"] = list(served.eos_ids)
-    draft = certificate.scope.get("draft")
-    if draft is not None and any(draft.get(name) is not None for name in LIGHTER):
-        raise UserError(
-            "The certified draft model has fewer bits or a smaller vocabulary, and vLLM has"
-            " neither. Calibrate again."
-        )
-    certified = {name: certificate.scope.get(name) for name in found}
-    if (
-        draft is not None and served.draft is not None
-    ):  # vLLM chooses the draft model's dtype, so only weights count
-        certified["draft"] = {"fingerprint": draft["fingerprint"]}
-        found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}
-    refuse(scope_mismatch(certified, found))
 
 
 def check_rule(rule: Rule, gate: Any, served: Served) -> None:

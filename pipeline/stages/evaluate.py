@@ -9,7 +9,6 @@ from typing import Any
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import scope_mismatch
 from gistgate.lm_eval.model import GatedLM
 from gistgate.lm_eval.task import HarnessTask
 from pipeline.decode import load_gate, make_decoder
@@ -36,8 +35,13 @@ def main(name: str) -> None:
         point.knob is not None
     ):  # its certificate may have been made for other models, prompts or settings
         certified = read_json(calibration_file(name))["proof"]["scope"]
-        if broken := scope_mismatch(certified, scope_of(params, name, pair, task, gate)):
-            raise UserError(f"Method '{name}': {broken}")
+        scope = scope_of(params, name, pair, task, gate)
+        changed = [key for key in {*certified, *scope} if certified.get(key) != scope.get(key)]
+        if changed:
+            raise UserError(
+                f"Method '{name}': its certificate was made with another"
+                f" {', '.join(sorted(changed))}. Run the stage calibrate again."
+            )
     lm = GatedLM(
         pair.target,
         decoder=make_decoder(pair, method, point.settings, point.block, gate=gate),

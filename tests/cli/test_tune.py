@@ -15,8 +15,8 @@ from gistgate.export.generate import generate
 from gistgate.export.write import write_code
 from gistgate.gate import Gate
 from gistgate.measure import tune as tuning
-from gistgate.models.build import tuned_choice
 from gistgate.models.options import DecodeOptions
+from gistgate.models.tuned import tuned_certificate
 from tests.certificates.proofs import point, proof_for
 
 SCOPE = {
@@ -155,8 +155,8 @@ def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
 )
 def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     tune()
-    assert tuned_choice(DecodeOptions(gate=str(gate))).certificate == str(gate / "tuned")
-    assert tuned_choice(DecodeOptions(gate=str(gate), **said)).certificate is None
+    assert tuned_certificate(DecodeOptions(gate=str(gate))) == read_certificate(gate / "tuned")
+    assert tuned_certificate(DecodeOptions(gate=str(gate), **said)) is None
 
 
 def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate, tmp_path):
@@ -172,9 +172,9 @@ def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate, tm
         "--max-new-tokens",
         4,
     )
-    with pytest.warns(UserWarning, match="chose is left aside.*another guards.*Tune again"):
+    with pytest.warns(UserWarning, match="chose is left aside.*the guards are.*Tune again"):
         assert run("generate", *asked, "--guard", "loop")[0] == 0
-    with pytest.warns(UserWarning, match="chose is left aside.*another drafting"):
+    with pytest.warns(UserWarning, match="chose is left aside.*drafts end by another policy"):
         assert run("generate", *asked, "--stop-drafting", tmp_path / "stop.json")[0] == 0
     with pytest.warns(
         UserWarning, match="No certificate covers these requests"
@@ -192,10 +192,10 @@ def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
     with pytest.warns(
         UserWarning, match="had another certificate, and is left aside. Run `gistgate tune` again"
     ):
-        assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
+        assert tuned_certificate(DecodeOptions(gate=str(gate))) is None
     (gate / "certificate.json").unlink()
     with pytest.warns(UserWarning, match="left aside"):
-        assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
+        assert tuned_certificate(DecodeOptions(gate=str(gate))) is None
 
 
 def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair, gate):
@@ -209,7 +209,7 @@ def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair,
         "do_sample": True,
         "temperature": 1.5,
     }
-    with pytest.raises(UserError, match="another temperature"):
+    with pytest.raises(UserError, match="the temperature is 1.5"):
         generate(target, draft, str(gate), **asked)
     assert generate(target, draft, str(gate), **{**asked, "do_sample": False}).shape == (1, 7)
     from gistgate.lm_eval.model import GatedLM
@@ -221,4 +221,4 @@ def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair,
         "dtype": "float32",
     }
     lm = GatedLM(**names, gate=str(gate))
-    assert lm.certificate is not None and lm.certificate.rule == "autojudge"
+    assert lm.coverage.is_named and lm.coverage.certificate.rule == "autojudge"

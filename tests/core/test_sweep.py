@@ -17,7 +17,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
-from gistgate.models.build import STORED
+from gistgate.models.sources import STORED
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from gistgate.rules import make_rule

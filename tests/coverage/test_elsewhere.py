@@ -11,15 +11,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from gistgate.build import build as build_decoder
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_json
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
 from gistgate.export.generate import checked_gate, generate
-from gistgate.gate import Gate, GateConfig, until_certified
-from gistgate.models.build import build_decoder, chosen_among
+from gistgate.gate import Gate, GateConfig, calibrate_command, until_certified
 from gistgate.models.lighter import quantise
 from gistgate.models.options import DecodeOptions
+from gistgate.models.tuned import chosen_among
 from tests.architectures import pair
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -68,7 +69,8 @@ def certify(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAF
 def build(
     folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **options: Any
 ) -> Decoder:
-    return build_decoder(target, TOKENIZER, DecodeOptions(gate=str(folder), draft=draft, **options))
+    named = DecodeOptions(gate=str(folder), draft=draft, **options)
+    return build_decoder(target, TOKENIZER, named).decoder
 
 
 @pytest.mark.parametrize(
@@ -97,9 +99,9 @@ def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(
         and "or load the draft without --quantise-draft, as in training" in said
     )
     identities = identify_model(TARGET), identify_model(light), identify_tokenizer(TOKENIZER)
-    sentence = until_certified(
-        place, GateConfig({"type": "linear"}, {}, *identities), None, TARGET, DRAFT, ["draft"]
-    )
+    config = GateConfig({"type": "linear"}, {}, *identities)
+    command = calibrate_command(place, config, None, {"target": TARGET, "draft": DRAFT})
+    sentence = until_certified(command, config, DRAFT, ["draft"])
     assert (
         "--quantise-draft none" in sentence
         and "or load the draft with --quantise-draft int4" in sentence
@@ -130,14 +132,14 @@ def test_the_command_names_one_task_and_gives_the_consent_that_it_needs(
     """A gate that learned from several tasks is certified for each of them."""
     identities = identify_model(TARGET), identify_model(DRAFT), identify_tokenizer(TOKENIZER)
     config = GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels=labels)
-    sentence = until_certified(Path("gate"), config, None, OTHER, None, ["target"])
-    assert said in sentence and ("--allow-code" in sentence) is ("code" in labels)
+    command = calibrate_command(Path("gate"), config, None, {"target": OTHER, "draft": None})
+    assert said in command and ("--allow-code" in command) is ("code" in labels)
 
 
 def test_certified_there_it_decides_again(place: Path) -> None:
     certify(place, OTHER)
     assert build(place, OTHER).rule.id == "autojudge"
-    with pytest.warns(UserWarning, match="because of another target|has no certificate"):
+    with pytest.warns(UserWarning, match="the target is another one|has no certificate"):
         assert build(place, TARGET).rule.id == "exact"
 
 
@@ -156,7 +158,7 @@ def test_lm_eval_refuses_rather_than_to_report_strict_figures_and_transformers_h
     gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert (
-            build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).rule.id
+            build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).decoder.rule.id
             == "exact"
         )
 
@@ -179,7 +181,7 @@ def test_a_choice_made_at_home_is_left_aside(place: Path) -> None:
     assert build(place, TARGET).rule.id == "autojudge"
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert build(place, OTHER).rule.id == "exact"
-    with pytest.raises(UserError, match="because of another target"):
+    with pytest.raises(UserError, match="the target is another one"):
         build(
             place, OTHER, certificate=str(place / "tuned")
         )  # who names it is not given anything else

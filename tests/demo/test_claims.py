@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gistgate.build import build
 from gistgate.demo.page import claim, tables_of, write_trace
 from gistgate.demo.server import slider_rule
 from gistgate.drafters.stopping import Stopping
-from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target
 from gistgate.models.options import DecodeOptions
 from tests.certificates.proofs import linear_gate, point, proof_for
@@ -25,9 +25,22 @@ def options(*points, **named):
     return DecodeOptions(draft=DRAFT, gate=gate, **named)
 
 
-def own_claim(wishes, decoder, uncovered=None):
+def loaded(wishes, made, uncovered=None):
+    """What the command line loads."""
+    target = Target(TARGET, TOKENIZER)
+    return SimpleNamespace(
+        decoder=made.decoder,
+        coverage=made.coverage,
+        target=target,
+        options=wishes,
+        uncovered=uncovered,
+    )
+
+
+def own_claim(wishes, made, uncovered=None):
     """The claim about the setting that the decoder runs with."""
-    return claim(wishes, decoder, decoder.rule, decoder.rule.risk, uncovered)
+    rule = made.decoder.rule
+    return claim(loaded(wishes, made, uncovered), rule, rule.risk)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +51,9 @@ def certified():
 def built(wishes, warned=None):
     """The decoder of these options, which warns as it is built."""
     if warned is None:
-        return build_decoder(TARGET, TOKENIZER, wishes)
+        return build(TARGET, TOKENIZER, wishes)
     with pytest.warns(UserWarning, match=warned):
-        return build_decoder(TARGET, TOKENIZER, wishes)
+        return build(TARGET, TOKENIZER, wishes)
 
 
 def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified(certified):
@@ -50,7 +63,9 @@ def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified
         f" {100 * certified.gate.certificate.points[1].bound:.2f})"
     )
     assert own_claim(certified, decoder).startswith(f"Certified: {told}")
-    assert "not among the certified values (0.2)" in claim(certified, decoder, decoder.rule, 0.3)
+    assert "not among the certified values (0.2)" in claim(
+        loaded(certified, decoder), decoder.decoder.rule, 0.3
+    )
     assert own_claim(certified, decoder, "another prompting").startswith(
         "Not certified: another prompting"
     )
@@ -69,7 +84,7 @@ def test_plain_decoding_loses_nothing(certified, named):
     plain = DecodeOptions(draft=DRAFT, gate=certified.gate, settings={"risk": 0.7}, **named)
     decoder = built(plain)
     assert (
-        claim(plain, decoder, decoder.rule, 0.5)
+        claim(loaded(plain, decoder), decoder.decoder.rule, 0.5)
         == "Decoding is plain, so that nothing can be lost."
     )
 
@@ -79,24 +94,21 @@ def test_without_a_certificate_the_page_says_so():
     decoder = built(loose, "no certificate")
     assert own_claim(loose, decoder) == "Not certified: there is no certificate."
     assert (
-        tables_of(decoder).keys() == {"Provenance"}
-        and tables_of(decoder)["Provenance"]["seed"] == 7
+        tables_of(decoder.decoder, None).keys() == {"Provenance"}
+        and tables_of(decoder.decoder, None)["Provenance"]["seed"] == 7
     )
     decoder = built(strict, "no certificate")
-    assert decoder.rule.id == "exact"
-    assert slider_rule(decoder).id == "autojudge"  # the slider has the rule of the gate
+    assert decoder.decoder.rule.id == "exact"
+    assert slider_rule(decoder.decoder).id == "autojudge"  # the slider has the rule of the gate
 
 
 def test_the_written_page_holds_both_answers_and_the_certificate(certified, tmp_path):
     decoder = built(certified)
-    loaded = SimpleNamespace(
-        decoder=decoder, target=Target(TARGET, TOKENIZER), options=certified, uncovered=None
-    )
     write_trace(
         tmp_path / "trace.html",
-        loaded,
+        loaded(certified, decoder),
         "Tom has",
-        loaded.target.encode("Tom has"),
+        Target(TARGET, TOKENIZER).encode("Tom has"),
         {"max_new_tokens": 12},
     )
     page = (tmp_path / "trace.html").read_text()

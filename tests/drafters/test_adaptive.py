@@ -19,7 +19,7 @@ from gistgate.drafters.adaptive import (
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.text import PromptLookup
-from gistgate.models.build import Sources, make_drafter
+from gistgate.models.sources import Sources, make_drafter
 from tests.architectures import SIZES, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 

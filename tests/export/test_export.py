@@ -99,7 +99,11 @@ EXPECTED: dict[str, tuple[float, dict[str, Any], str]] = {
         {"block": 7},
         "risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was",
     ),
-    "sampled": (RISKS[0.03], {"sampling": Sampling(0.8, 20, 0.9)}, "sampled at temperature 0.8"),
+    "sampled": (
+        RISKS[0.03],
+        {"sampling": Sampling(0.8, 20, 0.9)},
+        "the temperature is 0.8, but 0.0 was certified",
+    ),
     "stops": (RISKS[0.03], {"stops": REQUESTS["stops"]["stop_strings"]}, ""),
 }
 """The risk that a request decodes with, what the library's own decoder is asked for, and a part of

@@ -317,12 +317,12 @@ def certified(tmp_path, names, tokenizer):
     "changed, chat, sentence",
     [
         ({}, False, None),
-        ({"prompting": CHAT}, False, "another prompting"),
+        ({"prompting": CHAT}, False, "the use of the chat template is"),
         ({"prompting": CHAT}, True, None),
-        ({}, True, "another prompting"),
-        ({"temperature": 1.0}, False, "another temperature"),
+        ({}, True, "the use of the chat template is"),
+        ({"temperature": 1.0}, False, "the temperature is"),
         ({"stops": ["\n", "Q:"]}, False, None),
-        ({"stops": ["Q:"]}, False, "another stops"),
+        ({"stops": ["Q:"]}, False, "answers end at the texts"),
     ],
 )
 def test_a_certificate_refuses_requests_that_it_does_not_cover(
@@ -339,12 +339,12 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(
     "asked, sentence",
     [
         ({}, None),
-        ({"num_fewshot": 2}, "num_fewshot 0 certified, num_fewshot 2 here"),
+        ({"num_fewshot": 2}, "the solved examples are 2, but 0"),
         (
             {"num_fewshot": 2, "fewshot_as_multiturn": False},
-            "num_fewshot 0 certified, num_fewshot 2",
+            "the solved examples are 2 in one turn, but 0",
         ),
-        ({"system_instruction": "Be brief."}, "system none certified, system Be brief. here"),
+        ({"system_instruction": "Be brief."}, "the system text is Be brief., but none"),
     ],
 )
 def test_solved_examples_and_a_system_text_are_part_of_what_is_certified(
@@ -376,7 +376,7 @@ def test_lm_evals_class_is_changed_only_while_a_model_compares_requests(pair, to
     assert ConfigurableTask.fewshot_context is remembering
     del lm
     gc.collect()
-    assert ConfigurableTask.fewshot_context is MAKE and other.certificate is None
+    assert ConfigurableTask.fewshot_context is MAKE and other.coverage.certificate is None
 
 
 def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, certified):
@@ -397,5 +397,5 @@ def test_a_system_text_that_the_template_refuses_is_not_left_away(tmp_path, cert
 def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(tmp_path, certified):
     lm, tasks = certified(prompting=CHAT), write_task(tmp_path)
     evaluate(lm, tasks, limit=2, apply_chat_template=True)
-    with pytest.raises(UserError, match="another prompting"):
+    with pytest.raises(UserError, match="the use of the chat template is"):
         evaluate(lm, tasks, limit=2, apply_chat_template=False)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.build import Builder
+from gistgate.build import build as build_decoder
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint
 from gistgate.core.guards import LoopGuard
@@ -19,13 +21,14 @@ from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import Certificate
 from gistgate.coverage.choose import Choice
+from gistgate.coverage.covers import covers
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.adaptive import ModelOrTextDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.gate import Gate
-from gistgate.models.build import asks_draft, build_decoder, other_parts
 from gistgate.models.lighter import Subset
 from gistgate.models.options import DecodeOptions
+from gistgate.models.sources import asks_draft
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from tests.architectures import pair
@@ -66,9 +69,8 @@ def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certi
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(
-        TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts})
-    )
+    options = DecodeOptions(**{"draft": str(place / "draft"), **parts})
+    return build_decoder(TARGET, TOKENIZER, options).decoder
 
 
 def certified(place: Path, **parts: Any) -> Decoder:
@@ -78,7 +80,7 @@ def certified(place: Path, **parts: Any) -> Decoder:
 def test_a_certificate_says_everything(place: Path) -> None:
     decoder = certified(place)
     assert (decoder.rule.id, decoder.rule.r, decoder.block) == ("prob", 0.4, 5)  # type: ignore[attr-defined]
-    same = certified(place, rule="prob", drafter="model", block=5, settings={"r": 0.4}, budget=0.02)
+    same = certified(place, rule="prob", drafter="model", block=5, settings={"r": 0.4})
     assert same.rule == decoder.rule
     with pytest.raises(UserError, match="holds no certificate.json"):
         build(place, certificate=str(place / "draft"))
@@ -87,14 +89,14 @@ def test_a_certificate_says_everything(place: Path) -> None:
 @pytest.mark.parametrize(
     "asked, sentence",
     [
-        ({"rule": "fly"}, "says rule prob, and rule fly is asked for"),
-        ({"drafter": "lookup"}, "says drafter model"),
-        ({"block": 0}, "says block 5"),
-        ({"settings": {"r": 0.1}}, "says r 0.4"),
-        ({"segments": "somewhere"}, "says segments none"),
+        ({"rule": "fly"}, "the rule 'prob' was certified, not 'fly'"),
+        ({"drafter": "lookup"}, "drafter is lookup, but model was certified"),
+        ({"block": 0}, "block is 0, but 5 was certified"),
+        ({"settings": {"r": 0.1}}, "r 0.1 is not among the certified values"),
+        ({"segments": "somewhere"}, "segments are asked for"),
         ({"budget": 0.005}, "no setting certified for a budget of 0.005"),
-        ({"guards": ["loop"]}, r"another guards \(none certified, \['loop'\] here\)"),
-        ({"gate": "gate"}, r"another gate \(none certified"),
+        ({"guards": ["loop"]}, r"the guards are \['loop'\], but none were certified"),
+        ({"gate": "gate"}, r"the gate is another one \(none certified"),
         ({"draft": None}, "needs a draft model"),
     ],
 )
@@ -157,35 +159,30 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
     assert isinstance(
         certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenseDrafter
     )
-    with pytest.raises(UserError, match="another drafter_data"):
+    with pytest.raises(UserError, match="the drafter reads other texts"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(
-    "dtype, engine, texts, words",
+    "dtype, engine, texts, kinds",
     [
-        (torch.bfloat16, "eager", "own", ()),
-        (torch.bfloat16, "compiled", "own", ("the engine is compiled, but eager was certified",)),
-        (torch.float32, "compiled", "own", ()),
-        (
-            torch.float32,
-            "eager",
-            "other",
-            ("the drafter reads other texts than the certified ones",),
-        ),
+        (torch.bfloat16, "eager", "own", []),
+        (torch.bfloat16, "compiled", "own", ["engine"]),
+        (torch.float32, "compiled", "own", []),  # there both engines give the same ids
+        (torch.float32, "eager", "other", ["drafter_data"]),
     ],
 )
-def test_a_certificate_beside_a_gate_doubts_other_parts(
-    tmp_path: Path, dtype: torch.dtype, engine: str, texts: str, words: tuple[str, ...]
+def test_engine_and_texts_count_as_parts_of_the_setup(
+    tmp_path: Path, dtype: torch.dtype, engine: str, texts: str, kinds: list[str]
 ) -> None:
     for name in ("own", "other"):
         (tmp_path / name).write_text(name)
-    known = certificate(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
-    choice = Choice("prob", {"r": 0.5}, 4, "corpus")
+    scope = {"drafter_data": fingerprint(tmp_path / "own")}
+    certified = certificate(drafter="corpus", scope=scope)
     options = DecodeOptions(engine=engine, corpus=str(tmp_path / texts))
     target: Any = SimpleNamespace(dtype=dtype)
-    assert other_parts(choice, known, options, target, None) == words
-    assert other_parts(replace(choice, drafter="none"), known, options, target, None) == ()
+    setup = Builder(target, None, options).setup(certified, Choice("prob", {}, 5, "corpus"), None)
+    assert [difference.kind for difference in covers(certified, setup)] == kinds
 
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
@@ -271,7 +268,9 @@ def test_a_lighter_draft_is_another_one_for_certificates(lighter: Path) -> None:
             "quantise_draft": "quantisation none",
             "draft_vocabulary": "draft_vocabulary none",
         }[name]
-        with pytest.raises(UserError, match=rf"another draft \(.*{shown}.* certified"):
+        with pytest.raises(
+            UserError, match=rf"the draft model is another one \(.*{shown}.* certified"
+        ):
             build(lighter, certificate=str(lighter / "whole"), **{name: value})
 
 
@@ -282,7 +281,7 @@ def test_ends_of_drafts_are_bound_both_ways(lighter: Path) -> None:
     decoder = build(lighter, certificate=str(lighter / "ended"), **stop)
     assert decoder.drafter.binding == {"stopping": ENDS.binding}  # type: ignore[union-attr]
     for name, parts in (("ended", {}), ("whole", stop), ("ended", other)):
-        with pytest.raises(UserError, match="another drafting"):
+        with pytest.raises(UserError, match="drafts end by another policy"):
             build(lighter, certificate=str(lighter / name), **parts)
 
 

@@ -12,9 +12,9 @@ from huggingface_hub import get_session
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaForCausalLM
 
+from gistgate.build import build
 from gistgate.core.utils import UserError
 from gistgate.models import tokenizers
-from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target, load_draft
 from gistgate.models.options import DecodeOptions
 from gistgate.models.tokenizers import check_same_tokenizer, encode, own_tokenizer, tokenizer_of
@@ -125,12 +125,12 @@ def test_a_draft_with_another_tokenizer_is_refused(
 ) -> None:
     target = loaded(saved / "target")
     draft = saved / "draft" if as_name else loaded(saved / "draft")
-    build_decoder(target, tokenizer, DecodeOptions(draft=draft, rule="exact"))
+    build(target, tokenizer, DecodeOptions(draft=draft, rule="exact"))
     swapped = saved / "swapped" if as_name else loaded(saved / "swapped")
     with pytest.raises(UserError, match=SWAPPED):
         load_draft(swapped, target, tokenizer)
     with pytest.raises(UserError, match=SWAPPED):
-        build_decoder(target, tokenizer, DecodeOptions(draft=swapped, rule="exact"))
+        build(target, tokenizer, DecodeOptions(draft=swapped, rule="exact"))
 
 
 def test_a_model_of_unknown_origin_is_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

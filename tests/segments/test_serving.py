@@ -16,13 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from gistgate.build import build as build_decoder
+from gistgate.build import options_from
 from gistgate.cli.main import app
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.export.generate import generate
 from gistgate.export.write import SEGMENTS, write_code
 from gistgate.gate import Gate, GateConfig
-from gistgate.models.build import build_decoder, options_from
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.build import choose_segments
 from gistgate.segments.probes import GATE, Probe, Probes, load_probes
@@ -105,7 +106,7 @@ def answers(place):
 def build(place, parts, policy="warn", **wishes):
     """The library's decoder of the probes."""
     options = DecodeOptions(**{"draft": parts[1], "segments": place / "probes", **wishes})
-    return build_decoder(parts[0], parts[2], options, policy=policy)
+    return build_decoder(parts[0], parts[2], options, policy=policy).decoder
 
 
 def decoded(decoder, parts):
@@ -217,7 +218,9 @@ def test_a_token_gate_of_other_weights_keeps_no_risk(place, parts, tmp_path):
     with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
         decoder = build(place, parts, **wishes)
     assert decoder.rule.id == "segment" and decoder.rule.threshold > 1
-    strict = build_decoder(parts[0], parts[2], DecodeOptions(draft=parts[1], drafter="none"))
+    strict = build_decoder(
+        parts[0], parts[2], DecodeOptions(draft=parts[1], drafter="none")
+    ).decoder
     assert decoded(decoder, parts) == decoded(strict, parts)
     with pytest.raises(UserError, match="gistgate calibrate"):
         build(place, parts, "refuse", **wishes)
@@ -228,7 +231,7 @@ def test_sampling_and_another_dtype_are_told(place, parts):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="No certificate covers")
         assert command(place, "--max-new-tokens", "8").exit_code == 0
-    with pytest.warns(UserWarning, match="certified for greedy decoding"):
+    with pytest.warns(UserWarning, match="the temperature is 0.8, but 0.0 was certified"):
         assert command(place, "--max-new-tokens", "8", "--temperature", "0.8").exit_code == 0
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in parts[:2])
     with pytest.warns(UserWarning, match="The draft computes in bfloat16"):

@@ -14,11 +14,11 @@ import pytest
 from gistgate.core import request as stopping
 from gistgate.core.identity import ModelIdentity
 from gistgate.core.utils import UserError
+from gistgate.coverage.covers import covers, refuse
 from gistgate.vllm.policy import (
     Policy,
     Served,
     Settings,
-    check_certificate,
     eos_ids,
     make_policy,
     read_settings,
@@ -66,7 +66,7 @@ def test_a_gate_runs_at_the_operating_point_of_the_budget(served: Served):
 def test_another_block_than_the_certified_one_is_said(served: Served, caplog: Any):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
         policy = with_gate(replace(served, num_draft=7))
-    assert "another block (5 certified, 7 here)" in caplog.text
+    assert "block is 7, but 5 was certified" in caplog.text
     assert policy.source == "uncertified operating point for 3 %"
 
 
@@ -83,10 +83,13 @@ def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
     "changes, words",
     [
         ({"hidden_size": 64}, "hidden size should be 128, but is 64"),
-        ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
+        (
+            {"dtype": "bfloat16"},
+            "the target is another one .dtype float32 certified, dtype bfloat16 here",
+        ),
         ({"name": "draft"}, "weights should be"),
-        ({"draft": "target"}, "another draft .fingerprint"),
-        ({"method": "ngram"}, "for the drafter 'lookup'"),
+        ({"draft": "target"}, "the draft model is another one .fingerprint"),
+        ({"method": "ngram"}, "drafter is lookup, but model was certified"),
     ],
 )
 def test_a_gate_of_another_pair_is_refused(served: Served, changes: dict[str, Any], words: str):
@@ -146,7 +149,7 @@ def test_a_certificate_names_the_rule_at_a_budget_and_covers_greedy_requests_onl
     assert policy.rule.id == "prob" and policy.rule.r == r and not policy.sampled
     with pytest.raises(UserError, match=r"no setting certified for a budget of 0\.01"):
         make_policy(Settings(certificate=certificate, budget=0.01), served)
-    with pytest.raises(UserError, match="another block .5 certified, 6 here"):
+    with pytest.raises(UserError, match="block is 6, but 5 was certified"):
         make_policy(Settings(certificate=certificate), replace(served, num_draft=6))
 
 
@@ -160,19 +163,19 @@ def larger_tokenizer() -> Any:
 @pytest.mark.parametrize(
     "entries, draft, changes, words",
     [
-        ({}, {}, {"method": "ngram"}, "another drafter"),
-        ({}, {}, {"dtype": "float16"}, "another target"),
-        ({}, {}, {"draft": "target"}, "another draft"),
-        ({}, {}, {"tokenizer": larger_tokenizer()}, "another tokenizer"),
-        ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "another drafting"),
-        ({}, {"quantisation": "int4"}, {}, "fewer bits or a smaller vocabulary"),
+        ({}, {}, {"method": "ngram"}, "drafter is lookup"),
+        ({}, {}, {"dtype": "float16"}, "the target is another one"),
+        ({}, {}, {"draft": "target"}, "the draft model is another one"),
+        ({}, {}, {"tokenizer": larger_tokenizer()}, "the tokenizer has another"),
+        ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "drafts end by another"),
+        ({}, {"quantisation": "int4"}, {}, "the draft model is another one"),
         (
             {},
             {"draft_vocabulary": "abc"},
             {"draft": "hub/draft"},
-            "fewer bits or a smaller vocabulary",
+            "the draft model is another one",
         ),
-        ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "another ends"),
+        ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "answers end at the tokens"),
         ({"ends": [2], "drafting": None}, {}, {}, None),
     ],
 )
@@ -188,7 +191,8 @@ def test_a_certificate_of_something_else_is_refused(
     scope["draft"] |= draft
     kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
     with nullcontext() if words is None else pytest.raises(UserError, match=words):
-        check_certificate(kept, changed(served, **changes), None)
+        setup = changed(served, **changes).setup(kept, kept.points[0], None)
+        refuse(covers(kept, setup))
 
 
 def test_nothing_is_certified_on_rounded_weights(served: Served, certificate: str):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gistgate.build import build
 from gistgate.core.files import write_json
-from gistgate.models.build import build_decoder
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import files_behind, make_decoder
@@ -87,5 +87,5 @@ def test_the_export_runs_at_the_certified_value(folder, certified):
             "error" if certified else "ignore"
         )  # without a certificate a warning says so
         wishes = DecodeOptions(segments="models/segments-export", draft=DRAFT)
-        decoder = build_decoder(TARGET, PAIR.tokenizer, wishes)
+        decoder = build(TARGET, PAIR.tokenizer, wishes).decoder
     assert decoder.rule.threshold == (0.5 if certified else 2.0)

@@ -136,7 +136,7 @@ def test_other_prompts_than_lm_evals_or_the_certificates_are_refused(project: Pa
     write_json_lines(prompts_of("calibration"), calibration[1:])
     with pytest.raises(
         UserError,
-        match="Method 'fly': The certificate does not hold here, because of another prompts",
+        match="Method 'fly': its certificate was made with another prompts",
     ):
         evaluate.main("fly")
     test[1]["ids"] = test[1]["ids"][:-1]
