@@ -14,7 +14,7 @@ from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
 from gistgate.gate import Gate
-from gistgate.models import build as library
+from gistgate.models import sources as library
 from gistgate.models.sources import CORPUS, STORED
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.operating import Operating

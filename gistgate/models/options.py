@@ -267,7 +267,7 @@ class PromptFile:
             return ask
         if target is None:
             return Ask()
-        how = {"system": certified.system, "arguments": certified.arguments}
+        how: dict[str, Any] = {"system": certified.system, "arguments": certified.arguments}
         if not all(is_rendered(target, prompt.text, **how, begins=True) for prompt in self.prompts):
             return replace(ask, num_fewshot=UNKNOWN)
         return replace(ask, chat=True, num_fewshot=UNKNOWN, **how)

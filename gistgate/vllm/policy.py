@@ -197,8 +197,8 @@ class Served:
             # vLLM chooses the draft model's dtype and rounds nothing, so only weights count.
             setup = replace(setup, draft={"fingerprint": folder_fingerprint(self.draft)})
         if self.tokenizer is not None:
-            known = tokenizer_scope(self.tokenizer, ("encoding", "template"))
-            setup = replace(setup, ends=list(self.eos_ids), **known)
+            hashes: dict[str, Any] = tokenizer_scope(self.tokenizer, ("encoding", "template"))
+            setup = replace(setup, ends=list(self.eos_ids), **hashes)
         return setup
 
     @property

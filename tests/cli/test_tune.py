@@ -127,7 +127,9 @@ def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
     measured = {"rule": "autojudge", "block": 4, "cost": 0.2, "verify": 1.0}
     Stopping(0.3, ((0.0, 0.1), (1.0, 0.9)), measured=measured).save(tmp_path / "stop.json")
     status, out, err = tune("--json", "--stop-drafting", tmp_path / "stop.json")
-    assert status == 0 and "Left out" in err and "drafts end by another" in err  # it was certified with whole drafts
+    assert (
+        status == 0 and "Left out" in err and "drafts end by another" in err
+    )  # it was certified with whole drafts
     assert not loose(json.loads(out)["screened"])
     assert "strict model K=4" in json.loads(out)["screened"]
 
