@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
+from gistgate.certificates.decoder import decode_prompts
 from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.ledger import Look, hash_of, level
 from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore
@@ -24,7 +25,7 @@ from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import files_of
-from gistgate.tasks.prompts import Prompt, decode_prompts, hashes_of
+from gistgate.tasks.prompts import Prompt, hashes_of
 from gistgate.tasks.task import Task
 from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder
 from pipeline.methods import MethodParams

@@ -11,7 +11,6 @@ docs/certificates.md says when the decoding of a setting ends (`Stop`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
 
 import numpy as np
 
@@ -25,9 +24,7 @@ from gistgate.certificates.bounds import (
     upper_bound,
 )
 from gistgate.certificates.outcomes import NOTHING, Decoded
-from gistgate.certificates.planning import confidence_of_test, fewest, needed_n
-
-Stop = Literal["planned", "lost", "clear"]
+from gistgate.certificates.planning import Stop, confidence_of_test, fewest, needed_n
 
 
 @dataclass(frozen=True)

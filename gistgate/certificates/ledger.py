@@ -5,18 +5,24 @@ Repeating a look spends nothing; any other pays from what the earlier looks left
 (docs/certificates.md).
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from gistgate.certificates.bounds import GAMMA
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError
+
+if TYPE_CHECKING:
+    from gistgate.gate import Gate
 
 LEAST_ERROR = 2 * GAMMA  # error of a look that can be tested; a plan for less would never end
 
@@ -106,6 +112,20 @@ class Ledger:
             sets, rows = read_looks(path)
             marks.update(*(sets[row["marks"]] for row in rows if row["choice"]))
         return marks
+
+    def taken_marks(self, gate: Gate | None) -> set[str]:
+        """Marks of what pipelines judged and of the problems of a gate, which a gate of an earlier
+        version does not name.
+        """
+        if gate is None:
+            return self.judged_marks()
+        if not gate.config.problems:
+            warnings.warn(
+                "The gate does not say which problems it was trained on. If this task has them,"
+                " the certificate promises too much. Train the gate again with this version.",
+                stacklevel=2,
+            )
+        return self.judged_marks() | set(gate.config.problems.split())
 
 
 def check_file(path: Path, look: Look) -> None:

@@ -1,13 +1,17 @@
 """How many prompts a budget needs, at least, known before the first one is decoded, by the bound
 that decides there.
 
-python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
+    python -m gistgate.certificates.planning 0.02 0.05 [0.005]
+
+takes the budget, the discordance and the loss (default 0) to expect.
 """
 
 import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy.stats import norm
@@ -15,14 +19,17 @@ from scipy.stats import norm
 from gistgate.certificates.bounds import growth, p_value, wealth
 from gistgate.core.utils import UserError
 
-ENUMERABLE = (
-    200_000  # prompts up to which `needed_n` enumerates; above, the normal approximation is as good
-)
-PLANNED = (0.01, 0.02, 0.05, 0.1)  # discordances for which a plan is said before anything is known
-EXPECTED = 0.05  # discordance that the default number of prompts is planned for
-MOST = (
-    1_000_000  # largest number of prompts that a plan names; who needs more needs another setting
-)
+Stop = Literal["planned", "lost", "clear"]
+"""When the test of a setting ends early (docs/certificates.md)."""
+
+ENUMERABLE = 200_000
+"""Prompts up to which `needed_n` enumerates; above, the normal approximation is as good."""
+PLANNED = (0.01, 0.02, 0.05, 0.1)
+"""Discordances for which a plan is said before anything is known."""
+EXPECTED = 0.05
+"""Discordance that the default number of prompts is planned for."""
+MOST = 1_000_000
+"""Largest number of prompts that a plan names; who needs more needs another setting."""
 
 
 def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
@@ -51,22 +58,26 @@ def needed_n(
     """
     if loss >= budget:
         return None
-    guess = math.ceil(
-        float(norm.isf(1 - confidence)) ** 2
-        * max(discordance - loss**2, 0.0)
-        / (budget - loss) ** 2
-    )
+    variance = max(discordance - loss**2, 0.0)
+    quantile = float(norm.isf(1 - confidence))
+    guess = math.ceil(quantile**2 * variance / (budget - loss) ** 2)
     if guess > ENUMERABLE:
         return guess
+
+    def enough(n: int) -> bool:
+        return would_certify(n, budget, confidence, discordance, loss, exact=True)
+
     low = more_than
     high = max(more_than + 1, guess, 2)
-    while not would_certify(high, budget, confidence, discordance, loss, True):
+    while not enough(high):
         low = high
         high = 2 * high
     while high - low > 1:  # counts are whole, so a few prompts fewer may pass by luck of rounding
         middle = (low + high) // 2
-        enough = would_certify(middle, budget, confidence, discordance, loss, True)
-        low, high = (low, middle) if enough else (middle, high)
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -82,95 +93,85 @@ def fewest(enough: Callable[[int], bool], above: int = 0) -> int | None:
 
 
 def confidence_of_test(stop: str, confidence: float, exact: bool) -> float:
-    """How sure a sequential test has to be; where it may certify (`clear`) beside the exact bound,
-    it gets half of the error. The bound of other scores is that of the sequential test itself, and
-    needs no share of its own."""
+    """How sure a sequential test has to be.
+
+    Where it may certify (`clear`) beside the exact bound, it gets half of the error. The bound of
+    other scores is that of the sequential test itself, and needs no share of its own.
+    """
     return 1 - (1 - confidence) / 2 if exact and stop == "clear" else confidence
 
 
-def needed_for(
-    budget: float,
-    confidence: float,
-    rate: float,
-    ternary: bool = True,
-    stop: str = "lost",
-    loss: float = 0.0,
-) -> int | None:
-    """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by the
-    bound that decides.
-    """
-    sure = confidence_of_test(stop, confidence, ternary)
-    if ternary or loss >= budget:
-        return needed_n(budget, sure, rate, loss)
-    return fewest(lambda n: would_certify(n, budget, sure, rate, loss, exact=False))
+@dataclass(frozen=True)
+class Plan:
+    """A budget and the bound that decides about it, before the first prompt is decoded."""
 
+    budget: float
+    confidence: float
+    ternary: bool = True
+    """Whether scores differ by -1, 0 or 1 alone, so that the exact bound decides."""
+    stop: Stop = "lost"
 
-def plan_sentence(
-    budget: float,
-    confidence: float,
-    n: int,
-    ternary: bool = True,
-    stop: str = "lost",
-    lost: float = 0.0,
-    asked: int | None = None,
-) -> str:
-    """What a budget needs, for people, before the first prompt is decoded, if this share of what
-    differs is lost.
-    """
-    plan = {
-        rate: needed_for(budget, confidence, rate, ternary, stop, lost * rate) for rate in PLANNED
-    }
-    fewer = ""
-    if asked is not None and asked != n:
-        few, many = (least_budget(m, confidence, ternary, stop) for m in (n, asked))
-        fewer = (
-            f" of the {asked} asked for; they certify {few:.1%} at best, if no answer differs, and"
-            f" all {many:.1%}"
+    def needed(self, discordance: float, loss: float = 0.0) -> int | None:
+        """Prompts that certify the budget at a discordance (mean of d squared) and a mean loss;
+        None where no number does.
+        """
+        sure = confidence_of_test(self.stop, self.confidence, self.ternary)
+        if self.ternary or loss >= self.budget:
+            return needed_n(self.budget, sure, discordance, loss)
+        return fewest(lambda n: would_certify(n, self.budget, sure, discordance, loss, exact=False))
+
+    def sentence(self, n: int, lost: float = 0.0, planned: int | None = None) -> str:
+        """What the budget needs, for people, if the share `lost` of what differs is lost; there are
+        n prompts of those that were `planned`.
+        """
+        numbers = []
+        for rate in PLANNED:
+            need = self.needed(rate, lost * rate)
+            numbers.append(f"{need or 'too many'} at {rate:.0%}")
+        fewer = ""
+        if planned is not None and planned != n:
+            fewer = (
+                f" of the {planned} asked for; they certify {self.least_budget(n):.1%} at best, if"
+                f" no answer differs, and all {self.least_budget(planned):.1%}"
+            )
+        return (
+            f"A budget of {self.budget:.2%} at {self.confidence:.0%} confidence needs, were"
+            f" {'all' if lost else 'nothing'} lost, about so many prompts by the share of answers"
+            f" that differ: {', '.join(numbers)}; twice as many to be safe. There are {n}{fewer}."
         )
-    parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
-    return (
-        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were"
-        f" {'all' if lost else 'nothing'} lost, about so many prompts by the share of answers that"
-        f" differ: {parts}; twice as many to be safe. There are {n}{fewer}."
-    )
 
+    def least_budget(self, n: int) -> float:
+        """The smallest budget, in steps of 0.1 %, that n prompts certify if no answer differs."""
 
-def least_budget(n: int, confidence: float, ternary: bool, stop: str) -> float:
-    """The smallest budget, in steps of 0.1 %, that n prompts certify if no answer differs."""
+        def enough(step: int) -> bool:
+            plan = Plan(step / 1000, self.confidence, self.ternary, self.stop)
+            return (plan.needed(0.0) or MOST) <= n
 
-    def enough(step: int) -> bool:
-        return (needed_for(step / 1000, confidence, 0.0, ternary, stop) or MOST) <= n
+        return (1 + bisect_left(range(1, 1000), True, key=enough)) / 1000
 
-    return (1 + bisect_left(range(1, 1000), True, key=enough)) / 1000
+    def usual_n(self, available: int) -> int:
+        """Twice what the expected discordance needs, or all there are."""
+        need = self.needed(EXPECTED)
+        return min(available, 2 * need) if need else available
 
-
-def default_n(
-    budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost"
-) -> int:
-    """Twice what the expected discordance needs, or all there are."""
-    need = needed_for(budget, confidence, EXPECTED, ternary, stop)
-    return min(available, 2 * need) if need else available
-
-
-def check_possible(
-    budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost"
-) -> None:
-    """Refuse what n prompts cannot certify even if no answer differs, with the number that would
-    do.
-    """
-    least = needed_for(budget, confidence, 0.0, ternary, stop)
-    if least is None or n < least:
-        raise UserError(
-            f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that"
-            f" takes {least or 'too many'}. Use more prompts (--prompts, or a task with more"
-            " documents) or a larger budget."
-        )
+    def check(self, n: int) -> None:
+        """Refuse what n prompts cannot certify even if no answer differs, with the number that
+        would do.
+        """
+        least = self.needed(0.0)
+        if least is None or n < least:
+            raise UserError(
+                f"{n} prompts cannot certify a budget of {self.budget:.2%} even if no answer"
+                f" differs: that takes {least or 'too many'}. Use more prompts (--prompts, or a"
+                " task with more documents) or a larger budget."
+            )
 
 
 def main() -> None:
+    """Print a line for each kind of score."""
     budget, discordance, *loss = map(float, sys.argv[1:])
     for score, ternary in (("right or wrong", True), ("between 0 and 1", False)):
-        n = needed_for(budget, 0.95, discordance, ternary, loss=sum(loss))
+        n = Plan(budget, 0.95, ternary).needed(discordance, sum(loss))
         print(f"{n if n is not None else 'none':>9}  scores that are {score}")
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
 from gistgate.certificates.bounds import Array, right_or_wrong
-from gistgate.certificates.fixed_sequence import Stop
-from gistgate.certificates.planning import confidence_of_test, would_certify
+from gistgate.certificates.planning import Stop, confidence_of_test, would_certify
 
 
 @dataclass(frozen=True)

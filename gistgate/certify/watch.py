@@ -1,92 +1,62 @@
-"""What `gistgate certify --watch` does: one server against another on a share of real traffic, as
-long as it comes.
+"""One server against another on real traffic, one test after the other, as long as it comes.
 
-One test follows the other. Each ends once its prompts prove the budget kept or lost. Test k has the
-error e / k (k + 1), so that all verdicts hold together, and so do all bounds, at any time, if the
-prompts of one test are exchangeable.
+Each test ends once its prompts prove the budget kept or lost. Test k has the error e / k (k + 1), so
+that all verdicts hold together, and so do all bounds, at any time, if the prompts of one test are
+exchangeable.
 """
 
-import asyncio
-import fileinput
-import random
-from dataclasses import replace
-from statistics import fmean
-from typing import Any
+from __future__ import annotations
 
-from gistgate.certificates.bounds import SequentialTest, betting_bound
-from gistgate.certificates.decoder import check_options, spec_of
-from gistgate.certify.comparison import CLAIMS, Compared, OwnPrompts, claim_of, connected, grown
-from gistgate.certify.endpoint import note
-from gistgate.cli.certify import Options
-from gistgate.core.files import parsed
-from gistgate.core.utils import UserError
+from statistics import fmean
+
+from gistgate.certificates.bounds import Decision, SequentialTest, betting_bound
+from gistgate.certify.answers import Answered
+from gistgate.certify.claims import Claim
 
 VERDICTS = {"within": "kept", "beyond": "lost", None: "open"}
-EVERY = 50  # prompts of a test between two lines about it
 
 
-def watch(options: Options) -> None:
-    """Ask both servers one prompt after the other until none comes any more, or until the budget is
-    lost.
-    """
-    check_options(options)
-    if options.task or options.gate or not options.file:
-        raise UserError(
-            "--watch takes prompts as they come. Give --file FILE.jsonl or --file - and no task or"
-            " gate."
+class Watch:
+    """The tests of one claim, of which the last may be open."""
+
+    def __init__(self, claim: Claim, confidence: float, limit: int) -> None:
+        self.claim = claim
+        self.confidence = confidence
+        self.limit = limit  # longest answer, in tokens
+        self.number = 0  # of the present test
+        self.place = 0  # of the last prompt, a line of what is watched
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next test."""
+        self.number += 1
+        self.error = (1 - self.confidence) / (self.number * (self.number + 1))
+        self.test = SequentialTest(self.claim.budget, 1 - self.error)
+        self.differences: list[float] = []
+        self.strict_tokens: list[int] = []
+        self.verdict: Decision | None = None
+
+    def add(self, prompt: Answered, place: int) -> Decision | None:
+        """Take in the prompt of a line, for a new test if the last has ended; the verdict, or None
+        while the test is open.
+        """
+        self.place = place
+        if self.verdict is not None:
+            self.begin()
+        self.differences.append(self.claim.difference(prompt))
+        strict, _ = prompt.sides
+        self.strict_tokens += [answer.tokens or 0 for answer in strict]
+        self.verdict = self.test.update(self.differences[-1:])
+        return self.verdict
+
+    def report(self) -> str:
+        """How the present test stands, in a line."""
+        mean = fmean(self.differences)
+        bound = max(mean, betting_bound(self.differences, self.error))  # the least on the way
+        tokens = fmean(self.strict_tokens)
+        mean = self.claim.said(mean, self.limit, tokens)
+        bound = self.claim.said(bound, self.limit, tokens)
+        return (
+            f"test {self.number}, {len(self.differences)} prompts, the last in line {self.place}:"
+            f" {self.claim.quantity} {mean:.2%}, at most {bound:.2%}; {VERDICTS[self.verdict]}"
         )
-    options = replace(options, claim=options.claim or "agreement")
-    claim = claim_of(options, True)
-    chance = random.Random(f"{options.seed} watch")
-    free = asyncio.Semaphore()
-    spec = spec_of(options, None)
-    budget = options.budget
-    k = 0  # of the present test
-    error = 0.0
-    d = list[float]()
-    strict = list[Any]()
-    answer: str | None = "none"
-
-    def tell() -> None:
-        bound = max(mean := fmean(d), betting_bound(d, error))  # the bound is the least on the way
-        if claim == "length":
-            mean, bound = (
-                grown(one, budget, spec.max_new_tokens / (fmean(strict) or 1))
-                for one in (mean, bound)
-            )
-        seen = f"{CLAIMS[claim][1]} {mean:.2%}, at most {bound:.2%}; {VERDICTS[answer]}"
-        print(f"test {k}, {len(d)} prompts, the last in line {at}: {seen}", flush=True)
-
-    with asyncio.Runner() as runner, fileinput.input(options.file, encoding="utf-8") as lines:
-        sides = connected(options, spec, runner)
-        for at, line in enumerate(lines, start=1):
-            if chance.random() >= options.share or not line.strip():
-                continue
-            try:
-                task = OwnPrompts(
-                    [("", parsed(line, where := f"{options.file}, line {at},"))], where, spec
-                )
-                claim_of(options, task.judges)
-            except UserError as unknown:
-                note(f"{unknown} It is left out.")
-                continue
-            if answer is not None:
-                k = k + 1
-                d = []
-                strict = []
-                test = SequentialTest(
-                    budget, 1 - (error := (1 - options.confidence) / (k * (k + 1)))
-                )
-            one = Compared(task, task.rows, sides, claim, options)
-            pairs = runner.run(one.ask(task.rows[0], free))
-            d.append(one.taken(task.rows[0], pairs))
-            strict += [pair[0].tokens for pair in pairs]
-            if (answer := test.update(d[-1:])) or len(d) % EVERY == 0:
-                tell()
-            if answer == "beyond":
-                lost = (
-                    f"The budget of {budget:.2%} is lost, with {options.confidence:.0%} confidence."
-                )
-                raise UserError(f"{lost} Serve the strict side, or promise a larger budget.")
-        if answer is None:
-            tell()

@@ -1,95 +1,38 @@
 """`gistgate calibrate`: certify a rule of one's own decoder, with or without a gate."""
 
-import inspect
-import json
-import sys
+from __future__ import annotations
+
+import warnings
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gistgate.cli import show
-from gistgate.cli.options import (
-    DECODER,
-    AsJson,
-    Seed,
-    Template,
-    module_of,
-    option,
-    parameter,
-    typed,
-)
-from gistgate.core.utils import UserError
+from gistgate.cli.options import DECODER, needing, option, typed
+from gistgate.cli.promise import TASK, Promise, fields_of, plain_option, written
+from gistgate.core.utils import UserError, nearest
+from gistgate.models.options import DecodeOptions, parse_settings
 
-asked = partial(option, panel=None)
-ENDS = (
-    "When a test ends early: planned (never), lost (once the budget is lost), clear (once it is"
-    " lost or kept)."
-)
+if TYPE_CHECKING:
+    from gistgate.certificates.decoder import Models
+    from gistgate.certificates.outcomes import Outcomes, Scorer, TaskScore
+    from gistgate.certificates.planning import Plan
+    from gistgate.coverage.certificate import Certificate
+    from gistgate.gate import Gate
+    from gistgate.tasks.prompts import Prompt
+    from gistgate.tasks.task import Task
 
-
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What is asked and promised, of an own decoder and of servers alike."""
-
-    task: Annotated[
-        str | None, asked("Task that judges: a file in data/tasks or any lm-eval task.")
-    ] = None
-    budget: Annotated[float, asked("Largest loss to certify, as a share: 0.01 is one point.")] = (
-        0.02
-    )
-    confidence: Annotated[float, asked("Probability with which the certificate holds.")] = 0.95
-    gate: Annotated[str | None, DECODER["gate"]] = None
-    prompts: Annotated[
-        int | None, asked("Calibration prompts; default: twice what the plan asks for.", min=1)
-    ] = None
-    stop: Annotated[str, asked(ENDS)] = "lost"
-    task_data: Annotated[
-        str | None, asked("Folder of .jsonl files that replaces the task's data.")
-    ] = None
-    allow_code: Annotated[bool, asked("Run programs that the model writes.", "--allow-code")] = (
-        False
-    )
-    chat: Annotated[bool | None, asked("Ask in the form of a chat; default: the gate's way.")] = (
-        None
-    )
-    system: Annotated[
-        str | None, asked('System text; default: the gate\'s; "" for none.', show_default=False)
-    ] = None
-    template: Template = ()  # type: ignore[assignment]
-    num_fewshot: Annotated[
-        int | None, asked("Solved examples; default: the gate's, else the task's own.", min=0)
-    ] = None
-    metric: Annotated[
-        str | None,
-        asked("Metric and filter, such as exact_match,strict-match; default: the gate's."),
-    ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        asked(
-            "Longest answer where the task names none, in tokens; default: the gate's, else 256.",
-            min=1,
-        ),
-    ] = None
-    out: Annotated[Path | None, asked("Folder of the certificate; default: the gate's.")] = None
-    draw: Annotated[
-        int, asked("Number of the set of calibration prompts; another takes other prompts.", min=1)
-    ] = 1
-    looks: Annotated[
-        int, asked("Planned looks at the same prompts; they divide the error.", min=1)
-    ] = 1
-    seed: Seed = 0
+SCRATCH = Path(".scratch/certificates")  # where decoded answers wait
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Promise):
     """Those of `gistgate calibrate`."""
 
-    task: Annotated[str, asked("Task that judges: a file in data/tasks or any lm-eval task.")]
+    task: Annotated[str, plain_option(TASK)]
     rule: Annotated[str | None, DECODER["rule"]] = None
     target: Annotated[str | None, option("Target model; default: the gate's.")] = None
     gguf: Annotated[
@@ -121,48 +64,171 @@ class Options(Promise):
     judge: Annotated[str | None, option("Judge model, for --score judge.")] = None
     batch_size: Annotated[int, option("Rows decoded together.", min=1)] = 32
 
-
-PAIRS = (
-    f"--{side}-{name}" for side in ("strict", "loose") for name in ("endpoint", "model", "body")
-)
-MOVED = Annotated[list[str], typer.Option(*PAIRS, "--same-model", "--concurrent", hidden=True)]
-
-
-def calibrate(moved: list[str], **given: Any) -> None:
-    """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
-    if moved:
-        raise UserError(
-            "Two servers are compared by `gistgate certify --strict URL --loose URL --task TASK`."
+    @property
+    def decoding(self) -> DecodeOptions:
+        """The parts of the decoder, but for the file of the draft."""
+        return DecodeOptions(
+            draft=self.draft,
+            quantise_draft=self.quantise_draft,
+            draft_vocabulary=self.draft_vocabulary,
+            drafter=self.drafter,
+            gate=self.gate,
+            rule=self.rule,
+            settings=parse_settings(self.settings),
+            block=self.block,
         )
-    proved(given, Options, "gistgate.certificates.decoder", "calibrate", show.proved)
 
 
-def proved(
-    given: dict[str, Any], kind: type[Any], module: str, extra: str, shown: Callable[[Any], str]
-) -> Any:
-    """The certificate that the module makes with these options, shown."""
-    as_json = given.pop("as_json")
-    options = kind(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
-        }
+def calibrate(as_json: bool, **given: Any) -> None:
+    """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
+    written(partial(certify, Options(**given)), show.proved, as_json)
+
+
+typed(calibrate, fields_of(Options))
+
+
+def certify(options: Options) -> tuple[Certificate, Path]:
+    """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing
+    could be certified.
+    """
+    with needing("calibrate"):
+        from gistgate.certificates.calibration import Request, task_scope
+        from gistgate.certificates.calibration import calibrate as choose_and_test
+        from gistgate.certificates.decoder import OwnDecoder, load_models, marks_of, method_of
+        from gistgate.certificates.ledger import Look
+        from gistgate.certificates.outcomes import PairwiseJudge, TaskScore
+        from gistgate.core.identity import identify_model, model_scope
+        from gistgate.lm_eval.task import load_task
+        from gistgate.tasks.task import TASKS
+    options.check()
+    if not options.gate and (options.out is None or options.target is None):
+        raise UserError(
+            "Without --gate, say where the certificate goes (--out) and which model decodes"
+            " (--target)."
+        )
+    decoding = options.decoding
+    models = load_models(options.target, options.gguf, options.draft_gguf, decoding)
+    task = load_task(options.spec(models.gate), TASKS)
+    scorer = make_scorer(options, models, task)
+    plan = options.plan(scorer.ternary)
+    prompts = prompts_of(options, models, task, plan)
+    calibration = prompts["calibration"]
+    n = len(calibration)
+    options.announce(plan, n)
+    method = method_of(decoding, models)
+    decoder = OwnDecoder(models, method, options.stop_drafting, options.batch_size)
+    outcomes = decoder.outcomes(prompts, scorer, SCRATCH)
+    judge_scope = {}
+    if isinstance(scorer, PairwiseJudge):
+        judge_scope["judge"] = model_scope(identify_model(scorer.judge.model))
+    scope = {
+        **decoder.scope(),
+        **judge_scope,
+        **task_scope(task, [prompt["ids"] for prompt in calibration], models.tokenizer),
+    }
+    marks = [mark for prompt in calibration for mark in marks_of(task, prompt)]
+    look = Look(
+        claim=(
+            f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with"
+            f" {method.drafter}"
+        ),
+        marks=marks,
+        spent=1 - plan.confidence,
+        error=1 - options.confidence,
+        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
     )
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan is no JSON
-        certificate, path = module_of(module, extra).certify(options)
-    if as_json:
-        typer.echo(json.dumps({"path": str(path), "certificate": asdict(certificate)}, default=str))
-    else:
-        typer.echo(f"{shown(certificate)}\nwritten to {path}")
-    return certificate
+    request = Request((options.budget,), plan.confidence, n, plan.stop, growth=options.growth)
+    ledger = options.open_ledger()
+    finding = choose_and_test(method, outcomes, request, look, scope, ledger)
+    refusal = finding.verdicts.refusal(options.budget)
+    if refusal is not None:
+        raise UserError(refusal)
+    if isinstance(scorer, TaskScore):
+        warn_of_little_to_lose(options.budget, scorer, outcomes)
+    certificate = finding.certificate(
+        scorer.id,
+        scope,
+        source=f"training documents of the task '{options.task}' and prompts like these",
+        made=datetime.now(UTC).date().isoformat(),
+    )
+    return certificate, save(certificate, options, models.gate)
 
 
-def fields_of(kind: type[Any]) -> list[inspect.Parameter]:
-    """The options of a command, of which --json is the last."""
-    return [
-        *inspect.signature(kind, eval_str=True).parameters.values(),
-        parameter("as_json", AsJson, False),
-    ]
+def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
+    """The score by name."""
+    from gistgate.certificates.outcomes import Capped, LogProbability, PairwiseJudge, TaskScore
+    from gistgate.models.loading import load_target
+
+    scorers: dict[str, Callable[[], Scorer]] = {
+        "task": lambda: TaskScore(task, models.tokenizer),
+        "capped": Capped,
+        "logprob": lambda: LogProbability(models.target),
+        "judge": lambda: PairwiseJudge(load_target(str(options.judge)), models.tokenizer),
+    }
+    if options.score not in scorers:
+        raise UserError(f"There is no score '{options.score}'. {nearest(options.score, scorers)}")
+    if (options.judge is not None) != (options.score == "judge"):
+        raise UserError(
+            "--score judge and --judge, the model that it asks, belong together. Name both, or"
+            " none."
+        )
+    return scorers[options.score]()
 
 
-typed(calibrate, [*fields_of(Options), parameter("moved", MOVED, ())])
+def prompts_of(options: Options, models: Models, task: Task, plan: Plan) -> dict[str, list[Prompt]]:
+    """Development and calibration prompts, without what a pipeline used or judged and the gate was
+    trained on.
+    """
+    from gistgate.certificates.decoder import maker_for, marks_of
+    from gistgate.tasks.prompts import USED, fresh_prompts, used_problems
+
+    maker = maker_for(task, models.tokenizer, [models.target, models.draft])
+    taken = options.open_ledger().taken_marks(models.gate)
+    used = used_problems(task, USED)
+    fresh = fresh_prompts(maker, task.documents("train"), options.order(), used)
+    unused = [prompt for prompt in fresh if taken.isdisjoint(marks_of(task, prompt))]
+    remaining = unused[options.development :]
+    n = min(len(remaining), options.prompts or plan.usual_n(len(remaining)))
+    calibration = remaining[(options.draw - 1) * n : options.draw * n]
+    if not n or len(calibration) < n:
+        raise UserError(
+            f"'{options.task}' has {len(unused)} unused training documents, of which"
+            f" {options.development} choose settings and {len(calibration)} are left for draw"
+            f" {options.draw} of {n} calibration prompts. Lower --development, --prompts or --draw,"
+            " or take a task with more documents."
+        )
+    return {"development": unused[: options.development], "calibration": calibration}
+
+
+def warn_of_little_to_lose(budget: float, scorer: TaskScore, outcomes: Outcomes) -> None:
+    """Say that a certificate promises nothing where losing every right answer would keep its
+    budget.
+    """
+    prompts = outcomes.prompts["development"]
+    answers = outcomes.strict(prompts, 0)
+    scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, answers, strict=True)]
+    mean = sum(scores) / max(1, len(scores))
+    if mean <= budget:
+        warnings.warn(
+            f"Strict decoding scores {100 * mean:.1f} % on the development prompts, within the"
+            f" budget of {100 * budget:g} points, so this certificate promises nothing. Take an"
+            " easier task or a smaller budget.",
+            stacklevel=2,
+        )
+
+
+def save(certificate: Certificate, options: Options, gate: Gate | None) -> Path:
+    """Write the certificate to its folder; one that the gate has for another task goes on holding,
+    and the code for plain transformers is written anew.
+    """
+    from gistgate.coverage.certificate import OTHERS
+    from gistgate.export.write import FOLDER, write_code
+
+    folder = options.out or Path(str(options.gate))
+    path = certificate.save(folder)
+    earlier = gate.certificate if gate is not None and options.out is None else None
+    if earlier is not None and earlier.scope.get("task") != certificate.scope["task"]:
+        earlier.save(folder / OTHERS / str(earlier.scope.get("task")))
+    if (folder / FOLDER).is_dir():
+        write_code(folder)
+    return path

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.calibrate import Promise
 from gistgate.cli.decode import load
 from gistgate.cli.options import (
     AsJson,
@@ -20,10 +19,11 @@ from gistgate.cli.options import (
     Prompts,
     TargetName,
     decodes,
-    module_of,
+    needing,
     plain_option,
     refuse_options,
 )
+from gistgate.cli.promise import Promise
 from gistgate.core.utils import UserError
 from gistgate.models.options import DecodeOptions, read_prompts
 
@@ -125,8 +125,10 @@ def check(prompts: str, task: str | None, options: DecodeOptions) -> None:
 
 def judge_of(promise: Promise) -> Task:
     """The task whose documents are asked."""
-    judging = module_of("gistgate.certificates.decoder", "calibrate")
-    return judging.load_task(judging.spec_of(promise, None), judging.TASKS)
+    with needing("calibrate"):
+        from gistgate.lm_eval.task import load_task
+        from gistgate.tasks.task import TASKS
+    return load_task(promise.spec(None), TASKS)
 
 
 def documents_of(
@@ -135,19 +137,17 @@ def documents_of(
     """Token ids of prompts of the task, which no pipeline has used, and the score of an answer to
     the prompt at a place.
     """
-    from gistgate.certificates import decoder as judging
+    from gistgate.certificates.decoder import maker_for
+    from gistgate.certificates.outcomes import TaskScore
+    from gistgate.tasks.prompts import USED, fresh_prompts, used_problems
 
     tokenizer = loaded.target.tokenizer
-    contexts = [
-        judging.context_of(model.config.get_text_config()) or judging.LONGEST
-        for model in loaded.decoder.parts.models
-    ]
-    maker = judging.PromptMaker(task, tokenizer, min(contexts))
-    unused = judging.fresh_prompts(
-        maker, task.documents("train"), Random("0 certificates"), judging.used_problems(task)
+    maker = maker_for(task, tokenizer, loaded.decoder.parts.models)
+    unused = fresh_prompts(
+        maker, task.documents("train"), Random("0 certificates"), used_problems(task, USED)
     )
     prompts = list(islice(unused, number))
-    scorer = judging.TaskScore(task, tokenizer)
+    scorer = TaskScore(task, tokenizer)
     return (
         [prompt["ids"] for prompt in prompts],
         lambda place, ids: scorer.score(prompts[place], ids),

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import gistgate
-from gistgate.cli.options import Chat, System, Template, module_of, plain_option, typed
+from gistgate.cli.options import Chat, System, Template, needing, plain_option, typed
 from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
@@ -272,7 +272,8 @@ def task_files_of(task: str) -> tuple[str, dict[str, str]]:
     path = Path(str(SHARED / f"tasks/{task}.yaml"))
     if path.exists():
         return task, copied(path)
-    tasks = module_of("gistgate.lm_eval.task", "pipeline")
+    with needing("pipeline"):
+        from gistgate.lm_eval import task as tasks
     if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
         tasks.check_files(task, file)
     note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
@@ -283,7 +284,8 @@ def copied(path: Path) -> dict[str, str]:
     """The file of a task with all that it is made of; refuses (UserError) what the pipeline could
     not read.
     """
-    tasks = module_of("gistgate.lm_eval.task", "pipeline")
+    with needing("pipeline"):
+        from gistgate.lm_eval import task as tasks
     if not path.is_file():
         raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")

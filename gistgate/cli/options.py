@@ -1,9 +1,9 @@
 """The options that several commands share, each declared once."""
 
-import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
@@ -149,10 +149,11 @@ def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> No
             raise UserError(f"--{shown} {why}. Leave that option out.")
 
 
-def module_of(name: str, extra: str) -> Any:
-    """The module called `name`, whose libraries come with `extra`."""
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """While open, an import that fails says which `extra` has the library."""
     try:
-        return importlib.import_module(name)
+        yield
     except ModuleNotFoundError as error:
         raise UserError(
             f"This needs '{error.name}'. Run `pip install '.[{extra}]'` in GistGate's clone."

@@ -14,7 +14,7 @@ from rich.text import Text
 from gistgate.core.utils import printable
 
 if TYPE_CHECKING:
-    from gistgate.certify.comparison import ServedCertificate
+    from gistgate.certify.card import ServedCertificate
     from gistgate.core.request import Generation, Statistics
     from gistgate.coverage.certificate import Certificate, OperatingPoint
     from gistgate.gate import GateConfig

@@ -22,7 +22,7 @@ from gistgate.cli.options import (
     Prompts,
     TargetName,
     decodes,
-    module_of,
+    needing,
     plain_option,
 )
 from gistgate.core.files import write_atomic
@@ -42,9 +42,10 @@ def fit_draft(
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each
     probability survive.
     """
-    fitting = module_of("gistgate.measure.fit_draft", "pipeline")
+    with needing("pipeline"):
+        from gistgate.measure.fit_draft import fit_stopping
     loaded = load(target, asking, options, read_prompts(prompts))
-    stopping = fitting.fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
+    stopping = fit_stopping(loaded.decoder, loaded.ids, **loaded.request)
     stopping.save(out)
     expected = stopping.measured["expected"]
     whole = expected["whole drafts"]

@@ -267,13 +267,13 @@ def limit_advice(answers: int, cut: int, longest: int, limit: int) -> str:
 
 def plan(findings: Findings, budget: float, confidence: float) -> str:
     """How many prompts a budget needs, in a sentence; with a task alone."""
-    from gistgate.certificates.planning import needed_for  # scipy comes with an extra
+    from gistgate.certificates.planning import Plan  # scipy comes with an extra
 
     middle = findings.middle
     square = middle.square or 0.0
     flips = (middle.lost or 0) + (middle.gained or 0)
     is_ternary = findings.lengths["answers"] * square == flips
-    need = needed_for(budget, confidence, square, ternary=is_ternary)
+    need = Plan(budget, confidence, is_ternary).needed(square)
     return (
         f"A budget of {budget:.2%} at {confidence:.0%} confidence needs about {need or 'too many'}"
         f" calibration prompts if scores change as at r = {middle.r:g} and nothing is lost on"

@@ -1,4 +1,4 @@
-"""Prompts from the documents of a task, and the prompts that a finished run has not used."""
+"""Prompts made of the documents of a task, every problem once."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,19 +10,17 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.certificates.outcomes import Answer
-from gistgate.core.batches import decode_all
-from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
-from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models.tokenizers import encode
 from gistgate.tasks.task import Document, Task
 
 Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens
-USED = Path("data/prompts")  # where a finished run keeps its prompts
-# hexadecimal digits that stand for one problem: of 10,000, two share one with a chance of 1e-8
+USED = Path(
+    "data/prompts"
+)  # the folder in that of a project where a finished run keeps its prompts
 DIGITS = 10
+"""Hexadecimal digits that stand for one problem: of 10,000, two share one with a chance of 1e-8."""
 
 
 class PromptMaker:
@@ -31,13 +29,10 @@ class PromptMaker:
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         self.task = task
         self.tokenizer = tokenizer
-        self.room = (
-            context_length - task.max_new_tokens
-        )  # longest prompt that leaves space for an answer, in tokens
-        self.too_long = {
-            "train": 0,
-            "test": 0,
-        }  # documents left out because their prompt is longer, by split
+        self.room = context_length - task.max_new_tokens
+        """Longest prompt that leaves space for an answer, in tokens."""
+        self.too_long = {"train": 0, "test": 0}
+        """Documents left out because their prompt is longer, by split."""
         if self.room < 1:
             raise UserError(
                 f"An answer may take all {context_length} tokens. Lower max_gen_toks or"
@@ -50,16 +45,16 @@ class PromptMaker:
         """
         docs = self.task.documents("test")
         if len(docs) < number:
-            found = (
+            raise UserError(
                 f"prompts.test is {number}, but '{self.task.name}' has {len(docs)} test documents."
+                " Lower it; the other sizes share the training documents."
             )
-            raise UserError(f"{found} Lower it; the other sizes share the training documents.")
-        contexts = self.task.test_contexts(number, self.tokenizer)
-        made = (
-            self.prompt("test", at, doc, text)
-            for at, (doc, text) in enumerate(zip(docs, contexts, strict=False))
-        )
-        if not (prompts := [prompt for prompt in made if prompt is not None]):
+        prompts = []
+        for index, context in enumerate(self.task.test_contexts(number, self.tokenizer)):
+            prompt = self.prompt("test", index, docs[index], context)
+            if prompt is not None:
+                prompts.append(prompt)
+        if not prompts:
             raise UserError(
                 f"All {number} test prompts are longer than {self.room} tokens. Lower num_fewshot."
             )
@@ -87,7 +82,8 @@ def fresh_prompts(
     """Prompts of the documents in random order, every problem once."""
     for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
-        if (prompt := maker.prompt("train", index, docs[index], context)) is not None:
+        prompt = maker.prompt("train", index, docs[index], context)
+        if prompt is not None:
             yield prompt
 
 
@@ -111,28 +107,14 @@ def hashes_of(problems: Iterable[str]) -> str:
     return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
 
 
-def used_problems(task: Task) -> set[str]:
-    """The problems of a finished run, each of which shaped the gate or its settings, or was
-    judged.
+def used_problems(task: Task, folder: Path) -> set[str]:
+    """The problems of a finished run, each of which shaped the gate or its settings, or was judged;
+    `folder` has its prompts.
     """
-    found = set()
-    for prompt in (row for file in sorted(USED.glob("*.jsonl")) for row in read_json_lines(file)):
-        with suppress(
-            KeyError, TypeError, TemplateError
-        ):  # of another task, which this one cannot show
-            found.add(task.problem(prompt["doc"]))
-    return found
-
-
-def decode_prompts(
-    decoder: Decoder, prompts: Sequence[Prompt], seeds: Sequence[int], **batches: Any
-) -> list[Answer]:
-    """Answers in the order of the prompts; `batches` (batch_size, memory, progress) go to
-    `decode_all`.
-    """
-    request = {name: prompts[0][name] for name in ("max_new_tokens", "stops")}
-    request["eos_ids"] = eos_ids(decoder.target, decoder.tokenizer)
-    done = decode_all(
-        decoder, [prompt["ids"] for prompt in prompts], seeds=list(seeds), **request, **batches
-    )
-    return [Answer(answer.ids, answer.statistics) for answer in done]
+    problems = set()
+    for file in sorted(folder.glob("*.jsonl")):
+        for prompt in read_json_lines(file):
+            # A prompt of another task, which this one cannot show.
+            with suppress(KeyError, TypeError, TemplateError):
+                problems.add(task.problem(prompt["doc"]))
+    return problems

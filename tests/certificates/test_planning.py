@@ -9,23 +9,15 @@ from gistgate.certificates import planning
 from gistgate.certificates.bounds import refutes
 from gistgate.certificates.fixed_sequence import try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import (
-    check_possible,
-    expected_table,
-    fewest,
-    needed_for,
-    needed_n,
-)
+from gistgate.certificates.planning import Plan, expected_table, fewest, needed_n
 from gistgate.core.utils import UserError
 from tests.certificates.proofs import spread_out
 
 
 def test_fewer_prompts_than_asked_for_are_said_with_what_they_cost():
-    said = planning.plan_sentence(0.05, 0.95, 100, asked=400)
-    assert (
-        "There are 100 of the 400 asked for; they certify 3.0% at best, if no answer differs, and"
-        " all 0.8%." in said
-    )
+    sentence = Plan(0.05, 0.95).sentence(100, planned=400)
+    assert "100 of the 400 asked for; they certify 3.0% at best" in sentence
+    assert sentence.endswith("all 0.8%.")
 
 
 @pytest.mark.parametrize("stop", ["lost", "clear"])
@@ -33,7 +25,7 @@ def test_fewer_prompts_than_asked_for_are_said_with_what_they_cost():
     "budget, discordance, loss", [(0.05, 0.0, 0.0), (0.05, 0.1, 0.01), (0.1, 0.1, 0.0)]
 )
 def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, discordance, loss):
-    n = needed_for(budget, 0.95, discordance, ternary=False, stop=stop, loss=loss)
+    n = Plan(budget, 0.95, ternary=False, stop=stop).needed(discordance, loss)
 
     def certified(prompts: int) -> bool:
         d = spread_out(*expected_table(loss, discordance, prompts), prompts)
@@ -55,23 +47,22 @@ def test_needed_n():
         < needed_n(0.02, 0.99, 0.05, loss=0.01)
     )
     assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8
-    assert (
-        needed_for(0.02, 0.95, 0.05)
-        == needed_n(0.02, 0.95, 0.05)
-        < needed_for(0.02, 0.95, 0.05, ternary=False)
-    )
+    exact = Plan(0.02, 0.95).needed(0.05)
+    assert exact == needed_n(0.02, 0.95, 0.05)
+    assert exact < Plan(0.02, 0.95, ternary=False).needed(0.05)
 
 
 @pytest.mark.parametrize("ternary", [True, False])
 def test_plans_grow_as_budgets_shrink_and_end_where_the_loss_uses_them_up(ternary):
-    plans = [needed_for(budget, 0.95, 0.05, ternary) for budget in (0.05, 0.03, 0.02)]
-    assert plans == sorted(set(plans))
-    assert needed_for(0.02, 0.95, 0.05, ternary, loss=0.02) is None
+    plans = [Plan(budget, 0.95, ternary) for budget in (0.05, 0.03, 0.02)]
+    numbers = [plan.needed(0.05) for plan in plans]
+    assert numbers == sorted(set(numbers))
+    assert plans[-1].needed(0.05, loss=0.02) is None
 
 
 def test_without_a_number_twice_the_plan_is_taken_as_far_as_there_are_prompts():
-    assert planning.default_n(0.02, 0.95, True, 10_000) == 2 * 466
-    assert planning.default_n(0.02, 0.95, True, 300) == 300
+    assert Plan(0.02, 0.95).usual_n(10_000) == 2 * 466
+    assert Plan(0.02, 0.95).usual_n(300) == 300
 
 
 @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 9, 1000, planning.MOST])
@@ -97,12 +88,13 @@ def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, 
     def kept(n: int) -> bool:
         return try_setting([Decoded(np.zeros(n))], [0.01], 0.95, stop, ternary).within[0]
 
-    check_possible(0.01, 0.95, least, ternary, stop)
+    plan = Plan(0.01, 0.95, ternary, stop)
+    plan.check(least)
     assert kept(least) and not kept(least - 1)
     with pytest.raises(
         UserError, match=rf"{least - 1} prompts cannot certify a budget of 1\.00% .* takes {least}"
     ):
-        check_possible(0.01, 0.95, least - 1, ternary, stop)
+        plan.check(least - 1)
 
 
 def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):

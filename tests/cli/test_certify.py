@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 from gistgate.certificates.bounds import BETTING, exact_bound
 from gistgate.certificates.ledger import Ledger, Look, read_looks
-from gistgate.certify import comparison as module
-from gistgate.certify import endpoint as endpoints
-from gistgate.certify.comparison import certify
-from gistgate.certify.endpoint import continued, keys_of
-from gistgate.certify.watch import watch
+from gistgate.certify import endpoint
+from gistgate.certify.comparison import Comparison
 from gistgate.cli import show
-from gistgate.cli.certify import Options
+from gistgate.cli.certify import Options, compare, documents
 from gistgate.cli.main import app
+from gistgate.cli.watch import watch
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
+from gistgate.gate import Gate
+from gistgate.lm_eval.task import load_task
 from gistgate.tasks.prompts import hashes_of
-from gistgate.tasks.task import TaskSpec
+from gistgate.tasks.task import TASKS, TaskSpec
 from tests.certify.scripted import Script, serving
 from tests.tiny import write_task
 
@@ -35,8 +35,9 @@ from tests.tiny import write_task
 def run(tmp_path, monkeypatch):
     """Certify one script against another, with 80 documents."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(endpoints, "RETRIES", 2)
-    monkeypatch.setattr(module, "TASKS", write_task(tmp_path, num_train=80))
+    monkeypatch.setattr(endpoint, "RETRIES", 2)
+    Path("data").mkdir()
+    write_task(tmp_path / "data", num_train=80)
 
     def certified(strict: Script, loose: Script, /, **changes: Any) -> Any:
         with ExitStack() as servers:
@@ -49,7 +50,7 @@ def run(tmp_path, monkeypatch):
                 "stop": "lost",
                 "task": "sums",
             }
-            return certify(Options(**{**asked, **changes}, out=tmp_path / "out"))
+            return compare(Options(**{**asked, **changes}, out=tmp_path / "out"))
 
     return certified
 
@@ -111,7 +112,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
         )
         for tried in range(2):
             with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
-                certify(options)
+                compare(options)
             done = len(dying.asked) // (tried + 1)
         assert (
             f"The answers to {done} prompts are kept" in capsys.readouterr().err
@@ -119,7 +120,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
         )
         dying.drops.clear()
         dying.asked.clear()
-        proof, _ = certify(replace(options, resume=True))
+        proof, _ = compare(replace(options, resume=True))
     assert proof.certified and proof.n == 80 and len(dying.asked) == 80 - done
     assert not list(Path(".gistgate").glob("answers*"))
 
@@ -193,16 +194,6 @@ def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
     )
 
 
-def test_a_key_is_sent_to_its_own_server_alone(monkeypatch):
-    one, other = "https://one.example/v1", "http://127.0.0.1:8000/v1"
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    assert keys_of(one, other) == {"strict": "", "loose": ""}
-    assert keys_of(one, one + "/") == {"strict": "sk-1", "loose": "sk-1"}
-    assert keys_of("https://api.openai.com/v1", other) == {"strict": "sk-1", "loose": ""}
-    monkeypatch.setenv("GISTGATE_LOOSE_API_KEY", "sk-2\n")
-    assert keys_of(one, one)["loose"] == "sk-2"
-
-
 def test_a_chat_is_asked_with_messages_and_further_entries(run):
     strict, loose = Script(), Script()
     run(strict, loose, chat=True, system="Add.", num_fewshot=1, loose_body='{"top_k": 1}')
@@ -228,52 +219,6 @@ def test_a_server_whose_answers_hold_nothing_is_certified_against_nothing(run, t
         run(first, second, chat=True, loose_body='{"top_k": 1}')
 
 
-def test_what_came_is_a_text_no_answer_or_an_error():
-    server, parts = (
-        endpoints.Endpoint("http://a/v1", "m"),
-        [{"type": "text", "text": one} for one in "ab"],
-    )
-
-    def read(said: Any, **more: Any) -> str:
-        page = (
-            said
-            if isinstance(said, str)
-            else {"choices": said and [{"finish_reason": "eos", "message": said}]}
-        )
-        return server.whole({**page, **more} if more else page, "Two words?").text
-
-    thinking, tagged = [{"type": "thinking", "thinking": "b"}, *parts], "<thinking>b</thinking>\na"
-    for content, text in (
-        (parts, "ab"),
-        (thinking, "ab"),
-        (tagged, "\na"),
-        ("Two words?\n a", "\n a"),
-    ):
-        assert read({"content": content}) == text
-    for what, saids in {
-        "its reasoning": (
-            {"content": "<think>b"},
-            {"content": "[THINK]b[/THINK] "},
-            {"content": "", "reasoning": "b"},
-        ),
-        "a refusal": ({"content": "", "refusal": "No."},),
-        "the call of a tool": ({"content": None, "tool_calls": [{}]},),
-        "nothing": ({"content": []}, {"content": 3}, {"content": None}),
-    }.items():
-        for said in saids:
-            with pytest.raises(UserError, match=f"ended an answer with {what} in place"):
-                read(said)
-    for sent, said in (
-        (None, "it sent {"),
-        ("data: {}", "Switch streams off"),
-        ("<html>", "it sent <html>. Mend"),
-    ):
-        with pytest.raises(UserError, match=said):
-            read(sent)
-    with pytest.raises(UserError, match="ended an answer with 'busy'"):
-        read({"content": "a"}, error="busy")
-
-
 def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
     strict, loose = Script(), Script()
     with serving(strict) as first, serving(loose) as second:
@@ -287,16 +232,6 @@ def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
     assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
     files = [one.read_text() for one in [*Path().rglob("*.json"), *path.parent.iterdir()]]
     assert files and not any("cret" in text for text in files)
-
-
-def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
-    """A server would close that message and begin another one; what the user says comes last."""
-    asked = [
-        {"role": "user", "content": "Write f."},
-        {"role": "assistant", "content": "```python\n"},
-    ]
-    assert continued(asked) == {"continue_final_message": True, "add_generation_prompt": False}
-    assert continued(asked[:1]) == continued("Write f.") == {}
 
 
 @pytest.mark.parametrize(
@@ -348,26 +283,26 @@ def numbers(script: Script) -> list[int]:
 
 def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
-    task = module.load_task(TaskSpec("sums"), module.TASKS)
+    task = load_task(TaskSpec("sums"), TASKS)
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
     Ledger().record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
     asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
     gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
-    monkeypatch.setattr(module.Gate, "load", lambda folder: gate)
+    monkeypatch.setattr(Gate, "load", lambda folder: gate)
     strict, loose = Script(), Script()
     assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
     options = Options(task="sums", strict="strict", loose="loose", prompts=80)
-    assert len(module.documents(task, options, None)) == 40
+    assert len(documents(options, task, None, None)) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        assert len(module.documents(task, replace(options, gate="folder"), gate)) == 40
+        assert len(documents(replace(options, gate="folder"), task, gate, None)) == 40
 
 
 def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
     prompting = {"num_fewshot": 1, "chat_template": True, "system": "Add."}
     gate = SimpleNamespace(config=SimpleNamespace(problems="00", prompting=prompting, labels={}))
-    monkeypatch.setattr(module.Gate, "load", lambda folder: gate)
+    monkeypatch.setattr(Gate, "load", lambda folder: gate)
     strict = Script()
     run(strict, Script(), gate="folder", budget=0.3)
     messages = strict.asked[0]["messages"]
@@ -415,28 +350,22 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
         assert (
             isinstance(refused.exception, UserError) and "Not certified at 95 %" in refused.output
         )
-    moved = CliRunner().invoke(
-        app, ["calibrate", "--task", "sums", "--strict-endpoint", strict, "--loose-body", "{}"]
-    )
-    assert isinstance(moved.exception, UserError) and "`gistgate certify --strict URL" in str(
-        moved.exception
-    )
 
 
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
     """Behind the last step of a wait, too, where the loop of Python's own runner could not be
     closed any more.
     """
-    wait, strict = module.Compared.wait, Script(delays=dict.fromkeys(range(80), 1.0))
+    wait, strict = Comparison.wait, Script(delays=dict.fromkeys(range(80), 1.0))
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # shells start background jobs without it
 
-    async def interrupted(self, both):
-        await wait(self, both)
+    async def interrupted(self, request):
+        await wait(self, request)
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
 
-    monkeypatch.setattr(module.Compared, "wait", interrupted)
+    monkeypatch.setattr(Comparison, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(strict, Script(), concurrent=2)
     assert len(strict.asked) < 10 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -450,10 +379,10 @@ def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
     """A server that asks for more time than one waits is refused; until then its wish is
     followed.
     """
-    monkeypatch.setattr(endpoints, "SAID", 0.5)
+    monkeypatch.setattr(endpoint, "NOTED", 0.5)
     run(Script(), Script(busy={7: 1}))
     assert "status 429; repetition 1 of 2 in 1 s" in capsys.readouterr().err
-    monkeypatch.setattr(endpoints, "PATIENCE", 0.5)
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.5)
     with pytest.raises(UserError, match="status 429.*--concurrent"):
         run(Script(), Script(busy={7: 1}), draw=1)
 

@@ -1,7 +1,6 @@
 """`gistgate calibrate` from a task to certificate.json on a tiny pair, without the pipeline."""
 
 import os
-import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +9,21 @@ from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates import decoder as calibrate
+from gistgate.certificates import decoder as decoders
 from gistgate.certificates.bounds import BETTING
-from gistgate.certificates.decoder import certify, method_of, outcomes_of, prompts_of, spec_of
+from gistgate.certificates.decoder import Models, OwnDecoder, method_of
 from gistgate.certificates.ledger import Ledger, Look, hash_of, read_looks
-from gistgate.cli import options as extras
-from gistgate.cli.calibrate import Options
-from gistgate.cli.main import app
+from gistgate.cli.calibrate import (
+    Options,
+    certify,
+    make_scorer,
+    prompts_of,
+    warn_of_little_to_lose,
+)
+from gistgate.cli.options import needing
 from gistgate.cli.show import proved
 from gistgate.cli.tools import inspect
 from gistgate.core.decoder import Decoder
@@ -34,6 +37,7 @@ from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
 from gistgate.rules import make_rule
 from gistgate.tasks.prompts import hashes_of
+from gistgate.tasks.task import TASKS
 from tests.certificates.proofs import gate_with, linear_gate
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
@@ -54,7 +58,8 @@ def folders(tmp_path_factory):
 def sums(tmp_path, monkeypatch, folders):
     """Options for a task of 90 documents, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibrate, "TASKS", write_task(tmp_path, num_train=90))
+    Path("data").mkdir()
+    write_task(tmp_path / "data", num_train=90)
     given = {
         "rule": "prob-ratio",
         "target": str(folders[0]),
@@ -74,17 +79,17 @@ def sums(tmp_path, monkeypatch, folders):
 
 def models_of(target: Any = None, draft: Any = None, gate: Any = None) -> Any:
     target = target or SimpleNamespace(config=LlamaConfig())
-    return SimpleNamespace(tokenizer=byte_tokenizer(), target=target, draft=draft, gate=gate)
+    return Models(target, draft, byte_tokenizer(), gate)
 
 
 def drawn(options: Options, models: Any = None) -> dict[str, set[str]]:
     """The questions that the command would decode, by split."""
-    found = prompts_of(
-        options, models or models_of(), load_task(spec_of(options, None), calibrate.TASKS), True
-    )
-    return {
-        split: {prompt["doc"]["question"] for prompt in prompts} for split, prompts in found.items()
-    }
+    task = load_task(options.spec(None), TASKS)
+    splits = prompts_of(options, models or models_of(), task, options.plan())
+    questions = {}
+    for split, prompts in splits.items():
+        questions[split] = {prompt["doc"]["question"] for prompt in prompts}
+    return questions
 
 
 def chosen(options: Options, models: Any = None) -> set[str]:
@@ -166,12 +171,10 @@ def test_what_is_compared_is_what_the_rule_and_the_strict_rule_decode(sums, fold
     options = sums(batch_size=4)
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     models = models_of(target, draft)
-    method, prompts = (
-        method_of(options, models),
-        prompts_of(options, models, load_task(spec_of(options, None), calibrate.TASKS), True),
-    )
+    method = method_of(options.decoding, models)
+    prompts = prompts_of(options, models, load_task(options.spec(None), TASKS), options.plan())
     some = prompts["development"][:6]
-    outcomes = outcomes_of(options, models, method, prompts, None)
+    outcomes = OwnDecoder(models, method, None, 4).outcomes(prompts, None, Path("scratch"))
     strict, loose = outcomes.strict(some, 0), outcomes.loose({"r": 0.01}, some, 0)
     for prompt, ids, answer in zip(some, strict, loose, strict=True):
         request = {
@@ -197,12 +200,13 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
     options = sums(rule="autojudge")
     pair = [LlamaForCausalLM.from_pretrained(folder) for folder in folders]
     monkeypatch.setattr(
-        calibrate, "cached", lambda decode, folder, name, *depends: fingerprint(*depends)
+        decoders, "cached", lambda decode, folder, name, *depends: fingerprint(*depends)
     )
 
     def place_of(gate: Gate) -> str:
         models = models_of(*pair, gate)
-        return str(outcomes_of(options, models, method_of(options, models), {}, None).loose)
+        decoder = OwnDecoder(models, method_of(options.decoding, models), None, 4)
+        return str(decoder.outcomes({}, None, Path("scratch")).loose)
 
     gate, other = gate_with(1.0), gate_with(2.0)
     assert place_of(gate) == place_of(gate) != place_of(other)
@@ -219,9 +223,8 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
 )
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = SimpleNamespace(certificate=certified and SimpleNamespace(drafter=certified, block=3))
-    assert (
-        method_of(Options(task="sums", gate="g"), models_of(None, draft, known)).drafter == drafter
-    )
+    decoding = Options(task="sums", gate="g").decoding
+    assert method_of(decoding, models_of(None, draft, known)).drafter == drafter
 
 
 @pytest.mark.parametrize(("right", "warns"), [(0, True), (1, True), (8, False)])
@@ -233,7 +236,7 @@ def test_a_target_that_solves_next_to_nothing_is_told(right, warns):
     )
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        calibrate.warn_of_little_to_lose(0.05, scorer, outcomes)
+        warn_of_little_to_lose(0.05, scorer, outcomes)
     assert ["promises nothing" in str(one.message) for one in told] == [True] * warns
 
 
@@ -290,17 +293,17 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(sums, pla
 def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(said, expected):
     trained = {"num_fewshot": 0, "chat_template": True, "system": "Be short."}
     gate = SimpleNamespace(config=SimpleNamespace(prompting=trained, labels={}))
-    found = spec_of(Options(task="sums", gate="g", **said), gate).prompting
+    found = Options(task="sums", gate="g", **said).prompting(gate)
     assert (found.chat_template, found.system) == expected
-    assert not spec_of(Options(task="sums", gate="g"), None).prompting.chat_template
+    assert not Options(task="sums", gate="g").prompting(None).chat_template
 
 
 def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(sums, tmp_path):
-    write_task(tmp_path, output_type="num_fewshot: 2\noutput_type")
+    write_task(tmp_path / "data", output_type="num_fewshot: 2\noutput_type")
     trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}, labels={}))
 
     def examples(gate, **said):
-        return load_task(spec_of(sums(**said), gate), calibrate.TASKS).harness.config.num_fewshot
+        return load_task(sums(**said).spec(gate), TASKS).harness.config.num_fewshot
 
     assert (examples(None), examples(trained), examples(trained, num_fewshot=0)) == (2, 1, 0)
 
@@ -310,7 +313,7 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
     gate = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 0}, labels=labels))
 
     def found(task="sums", gate=gate, **said):
-        spec = spec_of(Options(task=task, gate="g", **said), gate)
+        spec = Options(task=task, gate="g", **said).spec(gate)
         return spec.metric, spec.max_new_tokens
 
     assert found() == ("exact_match,loose", 30)
@@ -318,33 +321,22 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
     assert found(task="others") == found(gate=None) == (None, 256)
 
 
+def drafter_of(options: Options) -> Any:
+    models = models_of(gate=SimpleNamespace(certificate=None))
+    return OwnDecoder(models, method_of(options.decoding, models), None, 4).drafter()
+
+
 @pytest.mark.parametrize(
     ("refuses", "said", "message"),
     [
-        (calibrate.certify, {}, "Without --gate"),
-        (calibrate.check_options, {"gate": "x", "budget": 0.0}, "cannot be certified"),
-        (
-            calibrate.check_options,
-            {"gate": "x", "stop": "earlier"},
-            "no way to stop called 'earlier'",
-        ),
-        (calibrate.check_options, {"gate": "x", "looks": 600}, "Lower the confidence or the looks"),
-        (
-            lambda said: calibrate.make_scorer(said, None, None),
-            {"judge": "some/model"},
-            "belong together",
-        ),
-        (
-            lambda said: calibrate.drafter_of(None, None, said),
-            {"drafter": "sen"},
-            "reads data; the pipeline certifies it",
-        ),
+        (certify, {}, "Without --gate"),
+        (Options.check, {"budget": 0.0}, "cannot be certified"),
+        (Options.check, {"stop": "earlier"}, "no way to stop called 'earlier'"),
+        (Options.check, {"looks": 600}, "Lower the confidence or the looks"),
+        (lambda said: make_scorer(said, None, None), {"judge": "a/model"}, "belong together"),
+        (drafter_of, {"drafter": "sen", "gate": "g"}, "reads data; the pipeline certifies it"),
         # No request could ever match such a certificate.
-        (
-            lambda said: spec_of(said, None),
-            {"system": "Be short."},
-            "Add --chat, or leave --system and --template out",
-        ),
+        (lambda said: said.spec(None), {"system": "Be short."}, "Add --chat, or leave --system"),
     ],
 )
 def test_options_that_cannot_be_are_refused(refuses, said, message):
@@ -352,28 +344,20 @@ def test_options_that_cannot_be_are_refused(refuses, said, message):
         refuses(Options(task="sums", **said))
 
 
-def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
-    def missing(name):
+def test_without_its_libraries_the_command_says_what_to_install():
+    with pytest.raises(UserError, match=r"needs 'scipy'.*'\.\[calibrate\]'"), needing("calibrate"):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
-
-    monkeypatch.setattr(extras, "importlib", SimpleNamespace(import_module=missing))
-    done = CliRunner().invoke(app, ["calibrate", "--task", "sums"])
-    assert re.search(r"needs 'scipy'.*'\.\[calibrate\]'", str(done.exception))
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)]
 )
-def test_prompts_have_to_fit_the_draft_too(sums, monkeypatch, target, draft, expected):
+def test_prompts_have_to_fit_the_draft_too(sums, target, draft, expected):
     """A document that the draft cannot read would end the calibration when its chunk is decoded."""
-    lengths: list[int] = []
-    maker = calibrate.PromptMaker
-    monkeypatch.setattr(
-        calibrate, "PromptMaker", lambda *given: lengths.append(given[2]) or maker(*given)
-    )
-    pair = [
-        one and SimpleNamespace(config=LlamaConfig(max_position_embeddings=one))
-        for one in (target, draft)
+    models = [
+        length and SimpleNamespace(config=LlamaConfig(max_position_embeddings=length))
+        for length in (target, draft)
     ]
-    chosen(sums(prompts=10), models_of(*pair))
-    assert lengths == [expected]
+    task = load_task(sums().spec(None), TASKS)
+    maker = decoders.maker_for(task, byte_tokenizer(), models)
+    assert maker.room == expected - task.max_new_tokens

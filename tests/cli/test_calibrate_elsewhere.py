@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates import decoder as calibrate
-from gistgate.certificates.decoder import load_models
+from gistgate.certificates.decoder import Models, load_models
+from gistgate.cli import calibrate
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.identity import identify_model
@@ -68,6 +68,10 @@ def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None)
     return said
 
 
+def loaded(options: Options) -> Models:
+    return load_models(options.target, options.gguf, options.draft_gguf, options.decoding)
+
+
 def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:
     """The options that the command line makes of the command in a sentence."""
     taken: list[Options] = []
@@ -88,7 +92,7 @@ def test_the_draft_of_the_command_is_as_light_as_the_one_that_runs(place, monkey
     gate, moved = make_gate(place, target, draft), load_target(str(place / "moved")).model
     options = options_of(sentence(gate, moved, draft), monkeypatch)
     assert options.quantise_draft == "int4"
-    found = load_models(options)
+    found = loaded(options)
     assert found.gate is not None and found.draft is not None
     assert list(map(identify_model, (found.target, found.draft))) == list(
         map(identify_model, (moved, draft))
@@ -104,7 +108,7 @@ def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
         "target": str(place / "moved"),
         "draft": str(place / "draft"),
     }
-    found = load_models(Options(**named))
+    found = loaded(Options(**named))
     assert getattr(found.draft, "quantised", None) == "int4"
 
 
