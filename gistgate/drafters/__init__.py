@@ -17,4 +17,5 @@ DRAFTERS: Registry[Any] = Registry(
 )
 """Id -> class of the drafter, for those that are made of nothing or of the draft model alone.
 `CorpusDrafter` and `SenseDrafter` are made of what they search, `AdaptiveDrafter` of the drafters
-to choose from."""
+to choose from.
+"""

@@ -137,8 +137,8 @@ class AdaptiveDrafter(RowDrafter):
                 drafts[place] = drafter.propose(texts, num_draft, vocabulary=vocabulary, **request)
             return drafts[place]
 
-        for index, (row, text) in enumerate(zip(self.rows_of(texts), texts, strict=True)):
-            row.taken = self._pick(index, text, draft_of)
+        for index, row in enumerate(self.rows_of(texts)):
+            row.taken = self._pick(index, texts[index], draft_of)
         self._proposing = [place for place, draft in drafts.items() if draft.ids.shape[1]]
         taken = [row.taken for row in self.rows]
         joined = replace(join(drafts, taken, vocabulary), notes=[row.note for row in taken])
@@ -275,7 +275,7 @@ class ModelOrTextDrafter(AdaptiveDrafter):
 
     @property
     def binding(self) -> dict[str, object]:
-        verify = {str(num): price for num, price in sorted(self.costs.verify.items())}
+        verify = {str(num): price for num, price in self.costs.verify.items()}
         costs = {"cost": self.costs.draft, "verify": verify, "block": self.block}
         return {**self.keeper.binding, **costs}
 

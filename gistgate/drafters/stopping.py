@@ -46,7 +46,8 @@ class Stopping:
 
     def acceptance(self, confidence: Any) -> Any:
         """How often tokens of these draft probabilities are accepted: a number, or an array."""
-        return np.interp(confidence, *zip(*self.points, strict=True))
+        confidences, shares = zip(*self.points, strict=True)
+        return np.interp(confidence, confidences, shares)
 
     def after(self, survival: Any, confidence: Any) -> Any:
         """The survival of drafts with one more token of this probability."""

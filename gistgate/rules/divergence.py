@@ -29,7 +29,8 @@ def draft_probs(block: Block) -> Tensor:
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; from 0 to about 23."""
-    return (torch.xlogy(p, p) - torch.xlogy(p, q.clamp_min(LOG_FLOOR))).sum(-1).clamp_min(0)
+    floored = q.clamp_min(LOG_FLOOR)
+    return (torch.xlogy(p, p) - torch.xlogy(p, floored)).sum(-1).clamp_min(0)
 
 
 def js(p: Tensor, q: Tensor) -> Tensor:
@@ -98,7 +99,12 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     replacement: Literal["p", "residual"] = "residual"
     needs = frozenset({"q"})
     grid = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
-    variants = ({}, {"div": "ag"}, {"div": "tv"}, {"reduced": False, "replacement": "p"})
+    variants = (
+        {},
+        {"div": "ag"},
+        {"div": "tv"},
+        {"reduced": False, "replacement": "p"},
+    )
 
     @property
     def superset(self) -> bool:  # type: ignore[override]
@@ -106,8 +112,9 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  Div(p_j, q_j) <= threshold
-        divergence_BK = DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block))
-        return divergence_BK <= self.threshold
+        divergence = DIVERGENCES[self.div]
+        p_BKV = block.logprobs[:, :-1].exp()
+        return divergence(p_BKV, draft_probs(block)) <= self.threshold
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         replace = target_draw if self.replacement == "p" else own_token
@@ -226,7 +233,12 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
     p_min: Annotated[float, Between(0, 1, below=True)] = 0.0  # smallest p(x); none is published
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-    variants = ({}, {"window": 0}, {"window": 2}, {"window": 2, "strict_window": False})
+    variants = (
+        {},
+        {"window": 0},
+        {"window": 2},
+        {"window": 2, "strict_window": False},
+    )
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
@@ -264,7 +276,12 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     temperatures = "greedy"
     alternative = "'fly'"
     grid = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.02, 0.01, 0.005)
-    variants = ({}, {"con_requires_topk": True}, {"tau_c": 0.0}, {"k": 2})
+    variants = (
+        {},
+        {"con_requires_topk": True},
+        {"tau_c": 0.0},
+        {"k": 2},
+    )
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))

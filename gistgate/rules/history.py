@@ -82,7 +82,8 @@ class PairCounts:
         table.seen = tensors["seen"]
         if len(table):
             table.clock = int(table.seen.max()) + 1
-            table.num_ids = int(torch.maximum(table.keys // STRIDE, table.keys % STRIDE).max()) + 1
+            largest = torch.maximum(table.keys // STRIDE, table.keys % STRIDE).max()
+            table.num_ids = int(largest) + 1
         return table
 
     def to(self, device: torch.device) -> None:
@@ -150,7 +151,12 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         None  # a file, or a table; None: an online one is empty
     )
     grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
-    variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
+    variants = (
+        {},
+        {"min_count": 0},
+        {"min_count": 2},
+        {"min_count": 20},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,8 +225,8 @@ def met_so_far(block: Block) -> Tensor:
     before it stay.
     """
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
-    same_BKK = (key_BK[:, :, None] == key_BK[:, None, :]) & refusals(block)[:, None, :]
-    return same_BKK.tril().sum(-1)
+    same_BKK = key_BK[:, :, None] == key_BK[:, None]
+    return (same_BKK & refusals(block)[:, None]).tril().sum(-1)
 
 
 @dataclass(frozen=True)

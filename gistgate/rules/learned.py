@@ -81,10 +81,10 @@ class RequestCosts(Context):
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """The cost of each row [B], 0 for a row that names none; nothing where no row does."""
-        costs = [row.cost for row in rows]
-        if not any(cost is not None for cost in costs):
+        if all(row.cost is None for row in rows):
             return {}
-        return {"cost": torch.tensor([cost or 0.0 for cost in costs], device=block.logits.device)}
+        costs = [row.cost or 0.0 for row in rows]
+        return {"cost": torch.tensor(costs, device=block.logits.device)}
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def passing(block: Block) -> Tensor:
         mass_BK = here_BK * (1 - block.draft_logprob[:, 1:].double().exp())
     else:
         p_BKV = block.logprobs[:, 1:-1].double().exp()
-        mass_BK = (here_BK[..., None] * p_BKV - block.q[:, 1:].double()).clamp_min(0).sum(-1)
+        q_BKV = block.q[:, 1:].double()
+        mass_BK = (here_BK[..., None] * p_BKV - q_BKV).clamp_min(0).sum(-1)
     whole_BK = mass_BK + (1 - here_BK)
     # 0 / 0 means P = 1 and p = q: the next prefix passes in any case.
     inner_BK = torch.where(whole_BK > 0, mass_BK / whole_BK.clamp_min(TINY), 1.0)

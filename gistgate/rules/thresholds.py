@@ -166,8 +166,8 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
 
 def two_best(block: Block) -> tuple[Tensor, Tensor]:
     """The two largest logits at each drafted position, each [B, K]."""
-    first_BK, second_BK = block.logits[:, :-1].topk(2, dim=-1).values.unbind(-1)
-    return first_BK, second_BK
+    best_BK2 = block.logits[:, :-1].topk(2, dim=-1).values
+    return best_BK2[..., 0], best_BK2[..., 1]
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,12 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     temperatures = "greedy"
     alternative = "'prob-ratio'"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    variants = ({}, {"mode": "ratio"}, {"k": 3}, {"k": 3, "mode": "ratio"})
+    variants = (
+        {},
+        {"mode": "ratio"},
+        {"k": 3},
+        {"k": 3, "mode": "ratio"},
+    )
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """Where the think markers are; of no interest where the rule applies everywhere."""

@@ -21,7 +21,9 @@ from gistgate.trees.tree import Trees, tree_layout
 
 
 class Growth:
-    """Candidates are numbered in the order they come; read nodes in the order they are read, from 0
+    """A tree that grows level by level.
+
+    Candidates are numbered in the order they come, read nodes in the order they are read, from 0
     after the text.
     """
 
@@ -108,7 +110,8 @@ class Growth:
         """The most probable candidates as a tree; a path never loses its beginning, which is at
         least as probable.
         """
-        self._chosen = chosen = self._best(min(num_nodes, int(self.proposed.sum(-1).max())))
+        most_proposed = int(self.proposed.sum(-1).max())
+        self._chosen = chosen = self._best(min(num_nodes, most_proposed))
         source = self.source.gather(1, chosen)
         parents = torch.full_like(source, -1)
         if self.num_read:
@@ -118,8 +121,8 @@ class Growth:
             parents = torch.where(source >= 0, above, -1)
         q = None
         if with_q:
-            q = torch.cat(self._q, dim=1)
-            q = q.gather(1, (source + 1)[..., None].expand(-1, -1, q.shape[-1]))
+            rows = torch.arange(len(source), device=source.device)
+            q = torch.cat(self._q, dim=1)[rows[:, None], source + 1]
         ids = self.ids.gather(1, chosen)
         return Draft(ids, self.proposed.gather(1, chosen), q, forwards, parents)
 

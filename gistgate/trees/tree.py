@@ -26,8 +26,8 @@ def lineage(parents: Tensor) -> Tensor:
     """Whether node m is node n itself or one of its ancestors [B, N, N], for `parents [B, N]`."""
     batch, num = parents.shape
     steps = torch.eye(num, device=parents.device).expand(batch, -1, -1).clone()
-    if num:
-        steps.scatter_add_(-1, parents.clamp_min(0)[..., None], (parents >= 0).float()[..., None])
+    has_parent = (parents >= 0).float()
+    steps.scatter_add_(-1, parents.clamp_min(0)[..., None], has_parent[..., None])
     reached = 1
     while reached < num:  # every product doubles how many generations are covered
         steps = (steps @ steps).clamp_max(1)
@@ -87,8 +87,9 @@ def tree_layout(parents: Tensor) -> Layout:
         window = getattr(model.config.get_text_config(), "sliding_window", None)
         masks = {}
         for kind in attention_kinds(model):
-            is_windowed = kind == "sliding_attention" and window is not None
-            seen = sees & (distance < int(window)) if is_windowed else sees
+            seen = sees
+            if kind == "sliding_attention" and window is not None:
+                seen = sees & (distance < int(window))
             masks[kind] = additive(seen, model.dtype)
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         return positions[:, -num_new:].clamp_min(0), mask
@@ -203,7 +204,8 @@ def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
         for node in nodes.children.get(here, []):
             q = nodes.drawn_from(node)
             x = nodes.ids[node]
-            if p[x] > 0 and passes(node, quotient(float(p[x]), float(q[x]))):
+            chance = quotient(float(p[x]), float(q[x]))
+            if chance > 0 and passes(node, chance):
                 break
             p = normalised(p - q, p)
         else:
@@ -287,15 +289,11 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
         max(range(start, start + num_paths), key=marks.__getitem__)
         for start in range(0, len(marks), num_paths)
     ]
-    accepted = [
-        path[: marks[place][0]]
-        for path, place in zip(paths.flatten(0, 1)[best].tolist(), best, strict=True)
-    ]
     index = torch.tensor(best, device=paths.device)
-    chosen = Acceptance(
-        acceptance.length[index], acceptance.own_ids[index], acceptance.reasons[index]
-    )
-    return Judged(block.of_rows(index), chosen, accepted)
+    length = acceptance.length[index]
+    chosen = Acceptance(length, acceptance.own_ids[index], acceptance.reasons[index])
+    winners = zip(paths.flatten(0, 1)[index].tolist(), length.tolist(), strict=True)
+    return Judged(block.of_rows(index), chosen, [path[:num] for path, num in winners])
 
 
 def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
@@ -364,8 +362,6 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
 def taken(values: Tensor, index: Tensor, num_paths: int) -> Tensor:
     """Of `values [B, X, ..]` the entries `index [B * P, D]` -> [B * P, D, ..]."""
     row = torch.arange(len(values), device=values.device).repeat_interleave(num_paths)
-    if not values.shape[1]:  # no node at all: nothing of what comes out is valid
-        return values.new_zeros(*index.shape, *values.shape[2:])
     return values[row[:, None], index]
 
 
