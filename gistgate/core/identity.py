@@ -78,16 +78,16 @@ def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIden
     return TokenizerIdentity(name or portable_name(tokenizer.name_or_path), digest, len(tokens))
 
 
-def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str | None]:
+def tokenizer_scope(tokenizer: Any, names: Container[str] = ()) -> dict[str, str | None]:
     """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the
-    others in `known`.
+    others in `names`.
     """
-    found: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
-    if "encoding" in known:  # how it divides a text, with the tokens that it adds in front
-        found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
-    if "template" in known:
-        found["template"] = fingerprint(tokenizer.chat_template)
-    return found
+    entries: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
+    if "encoding" in names:  # how it divides a text, with the tokens that it adds in front
+        entries["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
+    if "template" in names:
+        entries["template"] = fingerprint(tokenizer.chat_template)
+    return entries
 
 
 def model_scope(identity: ModelIdentity) -> dict[str, Any]:
@@ -122,7 +122,9 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
     not in memory.
     """
     parameters = [parameter.detach() for _, parameter in sorted(model.named_parameters())]
-    return None if any(one.device.type == "meta" for one in parameters) else hash_of(parameters)
+    if any(parameter.device.type == "meta" for parameter in parameters):
+        return None
+    return hash_of(parameters)
 
 
 def hash_of(parameters: Iterable[Tensor]) -> str:
@@ -143,55 +145,48 @@ def sampled(parameter: Tensor) -> Tensor:
 def check_identity(
     role: str,
     expected: ModelIdentity,
-    found: ModelIdentity,
+    identity: ModelIdentity,
     what: str = "gate",
     other_weights: bool = False,
 ) -> bool:
     """Refuse a model that `what` was not made for; returns whether weights differ, as
     `other_weights` permits.
     """
+    of_weights = {"fingerprint", "quantisation"} if other_weights else {"fingerprint"}
     for prop in BINDING:
         want = getattr(expected, prop)
-        have = getattr(found, prop)
-        if (
-            prop != "fingerprint"
-            and want != have
-            and not (other_weights and prop == "quantisation")
-        ):
+        have = getattr(identity, prop)
+        if prop not in of_weights and want != have:
             option = lightening(prop, want)
-            raise UserError(
-                misfit(what, role, prop.replace("_", " "), want, have, expected.name, option)
-            )
-    known = None not in (expected.fingerprint, found.fingerprint)  # a missing one cannot differ
-    differ = expected.quantisation != found.quantisation or (
-        known and expected.fingerprint != found.fingerprint
-    )
-    if differ and not other_weights:
-        want, have = (str(model.fingerprint)[:12] for model in (expected, found))
+            name = prop.replace("_", " ")
+            raise UserError(misfit(what, role, name, want, have, expected.name, option))
+    prints = [expected.fingerprint, identity.fingerprint]
+    differs = None not in prints and prints[0] != prints[1]  # a missing one cannot differ
+    if differs and not other_weights:
+        want, have = (str(fingerprint)[:12] for fingerprint in prints)
         raise UserError(misfit(what, role, "weights", want, have, expected.name))
-    return differ
+    return differs or expected.quantisation != identity.quantisation
 
 
 def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
     """Refuse a tokenizer with other tokens or ids."""
-    found = identify_tokenizer(tokenizer)
-    if found.vocabulary != expected.vocabulary:
+    identity = identify_tokenizer(tokenizer)
+    if identity.vocabulary != expected.vocabulary:
         want, have = (
-            f"{one.num_tokens} tokens, hash {one.vocabulary[:12]}" for one in (expected, found)
+            f"{side.num_tokens} tokens, hash {side.vocabulary[:12]}"
+            for side in (expected, identity)
         )
         raise UserError(misfit("gate", "tokenizer", "vocabulary", want, have, expected.name))
 
 
 def lightening(prop: str, wanted: str | None) -> str | None:
     """The option that gives a draft this property; None for what a model has of itself."""
-    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}.get(
-        prop
-    )
+    options = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}
+    option = options.get(prop)
     if option is None or wanted is None:
         return option and f"without {option}"
-    return (
-        f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
-    )
+    value = wanted if prop == "quantisation" else "and the file of that vocabulary"
+    return f"with {option} {value}"
 
 
 def misfit(

@@ -176,7 +176,7 @@ class Coverage:
 
     @classmethod
     def beside(cls, gate: Any, rule: Rule, setup: Setup = NOTHING_KNOWN) -> "Coverage":
-        """The certificate beside a gate, which covers requests where `rule` is the certified one."""
+        """The certificate beside a gate; it is about requests where `rule` is the certified one."""
         certificate = getattr(gate, "certificate", None)
         if certificate is None or rule.knob is None or rule.id != certificate.rule:
             return cls(certificate, setup=setup)

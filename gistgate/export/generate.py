@@ -83,15 +83,15 @@ def check_supported(
 
 def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
     """How tokens are drawn."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for processor in processors:
         kind = type(processor)
         if kind is TemperatureLogitsWarper:
-            found["temperature"] = float(processor.temperature)
+            settings["temperature"] = float(processor.temperature)
         elif kind is TopKLogitsWarper:
-            found["top_k"] = int(processor.top_k)
+            settings["top_k"] = int(processor.top_k)
         elif kind is TopPLogitsWarper:
-            found["top_p"] = float(processor.top_p)
+            settings["top_p"] = float(processor.top_p)
         else:
             raise UserError(
                 f"generate asks for a {kind.__name__}, but this decoder knows temperature, top_k"
@@ -99,7 +99,7 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
                 " generation_config asks for it: pass its neutral value, such as"
                 " repetition_penalty=1.0."
             )
-    return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
+    return Sampling(**{"temperature": 1.0, **settings}) if do_sample else Sampling()
 
 
 @dataclass(frozen=True)
@@ -253,13 +253,13 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *
     keep them.
     """
     with TURN:
-        known = LOADED.setdefault(target, OrderedDict())
-        if key not in known:
-            known[key] = load(), partners
-        known.move_to_end(key)
-        while len(known) > MOST:
-            known.popitem(last=False)
-        value: T = known[key][0]
+        parts = LOADED.setdefault(target, OrderedDict())
+        if key not in parts:
+            parts[key] = load(), partners
+        parts.move_to_end(key)
+        while len(parts) > MOST:
+            parts.popitem(last=False)
+        value: T = parts[key][0]
     return value
 
 
@@ -278,13 +278,14 @@ def folder_of(name: str | Path) -> Path:
     if Path(name).is_dir():
         return Path(name)
     try:
-        found = [cached_file(str(name), file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
+        config = cached_file(str(name), CONFIG_FILE)
+        cached_file(str(name), WEIGHTS_FILE)
         cached_file(str(name), CERTIFICATE_FILE, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name."
         ) from error
-    return Path(str(found[0])).parent
+    return Path(str(config)).parent
 
 
 REFUSED = {  # arguments of `generate` that make no sense here, and what to do instead
@@ -323,33 +324,14 @@ def generate(
             and the other fields of `DecodeOptions`; settings of the rule (risk=0.05); and the
             arguments of transformers' `generate`.
     """
-    # Callers may hand over None for everything that they leave open; transformers passes it on.
-    said = {**kwargs, "draft": draft_model, "gate": gate}
-    arguments = {name: value for name, value in said.items() if value is not None}
-    for name, remedy in REFUSED.items():
-        if arguments.pop(name, False) is not False:
-            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
-    if getattr(
-        model.generation_config, "stop_strings", None
-    ):  # transformers would look for their tokenizer in vain
-        raise UserError(
-            "The model's generation_config names stop_strings. Set them to None. Pass them as"
-            " stop_strings=."
-        )
-    config = arguments.get("generation_config")
-    if of_config := getattr(
-        config, "stop_strings", None
-    ):  # transformers would not find their tokenizer
-        arguments["generation_config"] = copy(config)
-        arguments["generation_config"].stop_strings = None
-    stop_strings = of_config if stop_strings is None else stop_strings
-    if stop_strings and tokenizer is None:
+    named = {**kwargs, "draft": draft_model, "gate": gate}
+    arguments = supported_arguments(named)
+    strings = stops_named(model, arguments, stop_strings)
+    if strings and tokenizer is None:
         raise UserError(
             "stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as"
             " well."
         )
-    if isinstance(arguments.get("guards"), str):
-        arguments["guards"] = [arguments["guards"]]
     options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
@@ -363,9 +345,40 @@ def generate(
             " accepted loosely. Pass tokenizer= as well.",
             stacklevel=2,
         )
-    strings = (stop_strings,) if isinstance(stop_strings, str) else stop_strings
     decoding = partial(decode_gated, built, strings, report)
     # Entering generate a second time, now with a callable, leaves merging and checking of all
     # settings, lengths, special tokens and masks to transformers. Through the type: on a model that
     # was loaded together with a folder like this one, `model.generate` is this very function.
     return type(model).generate(model, custom_generate=decoding, **arguments)
+
+
+def supported_arguments(named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without those that are None, which transformers passes on for everything that a
+    caller leaves open; UserError for what makes no sense here.
+    """
+    arguments = {name: value for name, value in named.items() if value is not None}
+    for name, remedy in REFUSED.items():
+        if arguments.pop(name, False) is not False:
+            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
+    if isinstance(arguments.get("guards"), str):
+        arguments["guards"] = [arguments["guards"]]
+    return arguments
+
+
+def stops_named(
+    model: PreTrainedModel, arguments: dict[str, Any], stop_strings: str | Sequence[str] | None
+) -> Sequence[str] | None:
+    """The texts that end answers, by an argument or by `generation_config`; they are taken out of
+    the latter, since transformers would look for their tokenizer in vain.
+    """
+    if getattr(model.generation_config, "stop_strings", None):
+        raise UserError(
+            "The model's generation_config names stop_strings. Set them to None. Pass them as"
+            " stop_strings=."
+        )
+    configured = getattr(arguments.get("generation_config"), "stop_strings", None)
+    if configured:
+        arguments["generation_config"] = copy(arguments["generation_config"])
+        arguments["generation_config"].stop_strings = None
+    strings = configured if stop_strings is None else stop_strings
+    return (strings,) if isinstance(strings, str) else strings

@@ -101,9 +101,10 @@ def times_of(
         for candidate in candidates
     ]
     laps, _ = without_loops(race(racing, [[ids] for ids in prompts]))
-    return {
-        candidate.name: [lap[candidate.name][0].seconds for lap in laps] for candidate in candidates
-    }
+    seconds = {}
+    for candidate in candidates:
+        seconds[candidate.name] = [lap[candidate.name][0].seconds for lap in laps]
+    return seconds
 
 
 class Candidates:
@@ -170,8 +171,12 @@ class Candidates:
         elif point is None:
             self.refused.append(f"{place}: nothing in it is certified for the budget.")
         else:
-            within = [other for other in points.points if other.keeps(point.budget)]
-            for point in {repr(point.settings): point for point in within}.values():
+            # Points of several budgets may have one setting.
+            by_setting: dict[str, OperatingPoint] = {}
+            for candidate in points.points:
+                if candidate.keeps(point.budget):
+                    by_setting[repr(candidate.settings)] = candidate
+            for point in by_setting.values():
                 settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
                 name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
                 decoder = self.decoder(replace(choice, settings=dict(point.settings)))

@@ -259,25 +259,25 @@ def is_rounded(config: Any) -> bool:
     """Whether the engine rounds the target, the draft model or its cache of keys and values to
     fewer bits.
     """
-    models = (config.model_config, getattr(config.speculative_config, "draft_model_config", None))
-    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto")).removeprefix(
-        "torch."
-    )
-    return cache not in WHOLE or any(
-        getattr(model, "quantization", None) is not None for model in models
-    )
+    cache = getattr(config, "cache_config", None)
+    dtype = str(getattr(cache, "cache_dtype", "auto")).removeprefix("torch.")
+    draft = getattr(config.speculative_config, "draft_model_config", None)
+    bits = [getattr(model, "quantization", None) for model in (config.model_config, draft)]
+    return dtype not in WHOLE or bits != [None, None]
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every id that ends an answer: those of generation settings and tokenizer."""
     generation = model.try_get_generation_config() or {}
-    own = getattr(tokenizer, "eos_token_id", None)
-    return tuple(sorted({*listed(generation.get("eos_token_id")), *listed(own)}))
+    ids = listed(generation.get("eos_token_id"))
+    return tuple(sorted({*ids, *listed(getattr(tokenizer, "eos_token_id", None))}))
 
 
 def listed(ids: Any) -> tuple[int, ...]:
     """One id, several or none, as configurations have them."""
-    return tuple(ids) if isinstance(ids, list | tuple) else () if ids is None else (ids,)
+    if isinstance(ids, list | tuple):
+        return tuple(ids)
+    return () if ids is None else (ids,)
 
 
 def folder_fingerprint(model: str) -> str | None:
@@ -286,10 +286,14 @@ def folder_fingerprint(model: str) -> str | None:
     """
     from safetensors import safe_open
 
+    if not Path(model).is_dir():
+        return None
     places: dict[str, str | Path] = {}
-    for path in weight_files(model) if Path(model).is_dir() else []:
+    for path in weight_files(model):
         with safe_open(path, framework="pt") as file:
-            places.update({name: path for name in file.keys() if not name.endswith(BUFFERS)})  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118
+                if not name.endswith(BUFFERS):
+                    places[name] = path
     parameters = (load_tensors(path, [name])[name] for name, path in sorted(places.items()))
     return hash_of(parameters) if places else None
 
@@ -373,12 +377,9 @@ def check_gate(gate: Any, served: Served) -> None:
         )
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
-    if (own := target.dtype) != expected.dtype:
-        log.warning(
-            "gistgate: the gate was trained on states in %s, and vLLM computes in %s.",
-            expected.dtype,
-            own,
-        )
+    if target.dtype != expected.dtype:
+        sentence = "gistgate: the gate was trained on states in %s, and vLLM computes in %s."
+        log.warning(sentence, expected.dtype, target.dtype)
     if served.rounded:
         log.warning("gistgate: the gate was trained on states of weights that were not rounded.")
     if gate.layers - {"post"}:
@@ -412,7 +413,8 @@ def check_rule(rule: Rule, gate: Any, served: Served) -> None:
             'it judges by a gate, and none was given. Add "gate": a folder.': (
                 "gate" in rule.needs and gate is None
             ),
-            "it needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative config, with a drafter that has a model.": (
+            "it needs draft probabilities. Set draft_sample_method to 'probabilistic' in the"
+            " speculative config, with a drafter that has a model.": (
                 "q" in rule.needs and not served.probabilistic
             ),
             "think markers cannot be followed inside vLLM. Set scope to 'all'.": (
@@ -421,9 +423,8 @@ def check_rule(rule: Rule, gate: Any, served: Served) -> None:
             "an online table would let answers depend on other users. Set table to 'frozen'.": (
                 getattr(rule, "table", "frozen") == "online"
             ),
-            f"a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or shorten the window.": (
-                is_too_short
-            ),
+            f"a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more"
+            " tokens, or shorten the window.": is_too_short,
         },
         rule.id,
     )
