@@ -135,7 +135,8 @@ class Project:
             if self.quantise_draft != "none":
                 draft["quantise"] = self.quantise_draft
             models["draft"] = draft
-        return yaml.safe_dump(models, sort_keys=False)
+        text: str = yaml.safe_dump(models, sort_keys=False)
+        return text
 
     def model_of(self, model: str, revision: str | None, gguf: str | None) -> dict[str, str]:
         """A model in the pair's file; a local folder by its absolute path, since stages run in the

@@ -19,15 +19,10 @@ from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printa
 
 WITH_GATE = "--draft models/draft --gate models/export"
 VOCABULARY = "models/target answers.txt --draft models/draft"
-COMMANDS: dict[
-    str, tuple[Callable[..., None], str]
-] = {  # name -> function, and the arguments of its example
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "init": (
         init,
-        (
-            "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct"
-            " --task gsm8k"
-        ),
+        "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k",
     ),
     "doctor": (doctor, "models/target prompts.txt --draft models/draft"),
     "certify": (
@@ -42,7 +37,7 @@ COMMANDS: dict[
     "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly"),
     "eval": (
         tools.evaluate,
-        ("run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
+        "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k",
     ),
     "export": (tools.export, "models/heads/logistic my-export"),
     "fit-draft": (
@@ -52,6 +47,9 @@ COMMANDS: dict[
     "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
     "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
+"""The function of each command, and the arguments of its example."""
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of `eval`, all arguments of which lm-eval reads itself, --help included."""
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
@@ -65,8 +63,9 @@ app = typer.Typer(
 )
 
 
-def show_version(asked: bool) -> None:
-    if asked:
+def show_version(is_wanted: bool) -> None:
+    """Print the version and leave."""
+    if is_wanted:
         print(gistgate.__version__)
         raise typer.Exit
 
@@ -84,15 +83,9 @@ def options(
 
 
 for name, (function, arguments) in COMMANDS.items():
-    # lm-eval reads all arguments of `eval` itself, --help included.
-    own = (
-        {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-        if name == "eval"
-        else {}
-    )
-    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(
-        function
-    )
+    settings = PASSED_ON if name == "eval" else {}
+    example = f"Example: gistgate {name} {arguments}"
+    app.command(name, epilog=example, context_settings=settings)(function)
 
 
 def main() -> None:
@@ -104,19 +97,18 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        leave(str(error), 1)
+        leave(str(error))
     except SystemExit as left:
         if left.code == INTERRUPTED:
             leave("Interrupted.", INTERRUPTED)
         raise
     except OSError as error:
         if error.errno is None:  # a hub or a dataset that cannot be reached, or is not there
-            leave(f"{type(error).__name__}: {error}", 1)
+            leave(f"{type(error).__name__}: {error}")
         place = error.filename or "The output"
         leave(
             f"{place} could not be read or written ({error.strerror}). Mend that and repeat the"
-            " command.",
-            1,
+            " command."
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -124,12 +116,11 @@ def main() -> None:
         leave(
             "Memory ran out. Ask for shorter answers (--max-new-tokens), load smaller weights"
             " (--dtype bfloat16), or decode fewer rows together (--batch-size, where the command"
-            " has it).",
-            1,
+            " has it)."
         )
 
 
-def leave(sentence: str, status: int) -> None:
+def leave(sentence: str, status: int = 1) -> None:
     """End the process with one line."""
     print(printable(" ".join(sentence.split())), file=sys.stderr)
     raise SystemExit(status) from None

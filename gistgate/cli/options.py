@@ -19,29 +19,38 @@ from gistgate.models.options import (
     parse_template,
 )
 
-TargetName = Annotated[
-    str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")
-]
-Prompt = Annotated[
-    str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")
-]
+PANEL = "Decoder"  # heading of the decoder's options in a command's help
+
+
+def option(help: str, *names: str, panel: str | None = PANEL, **limits: Any) -> Any:
+    """An option of the decoder, or of another panel; None is the usual one."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
+
+
+plain_option = partial(option, panel=None)
+"""An option of one command or of several, but not of the decoder."""
+
+TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.")]
+Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")]
 TEXTS = (
     "File of prompts: a text per line, JSON lines or a JSON array; - reads it from standard input."
 )
 Prompts = Annotated[str, typer.Argument(help=TEXTS)]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[str, plain_option("auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[
-    str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")
+    str | None, plain_option("GGUF file in the target's folder or repository.", "--gguf")
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
-System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
+Chat = Annotated[bool, plain_option("Wrap the prompt in the chat template.", "--chat")]
+System = Annotated[str | None, plain_option("System text of the chat template.")]
 TEMPLATE = (
     "Argument of the chat template, such as enable_thinking=false, or the name of one; repeatable."
 )
-Template = Annotated[list[str], typer.Option("--template", help=TEMPLATE)]
+Template = Annotated[list[str], plain_option(TEMPLATE, "--template")]
 STOP = r"Text that ends answers (\n: line end); repeatable; default: the certified ones."
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text.")]
-Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]
+AsJson = Annotated[bool, plain_option("JSON for machines instead of text.", "--json")]
+Seed = Annotated[int, plain_option("Seed of random numbers.")]
+ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+"""What a shell hands over as two characters."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,8 @@ class Asking:
 
     dtype: Dtype = "auto"
     gguf: Gguf = None
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)
-    ] = 256
-    stop: Annotated[list[str], typer.Option("--stop", help=STOP)] = ()  # type: ignore[assignment]
+    max_new_tokens: Annotated[int, plain_option("Longest answer, in tokens.", min=1)] = 256
+    stop: Annotated[list[str], plain_option(STOP)] = ()  # type: ignore[assignment]
     chat: Chat = False
     system: System = None
     template: Template = ()  # type: ignore[assignment]
@@ -66,62 +73,63 @@ class Asking:
 
     @property
     def stops(self) -> list[str]:
-        """Texts that end the answer; a shell hands over what means a line end or a tab as two
-        characters.
-        """
-        meant = {"n": "\n", "t": "\t", "\\": "\\"}
+        """Texts that end the answer."""
         return [
-            re.sub(r"\\([nt\\])", lambda found: meant[found[1]], text) for text in self.stop if text
+            re.sub(r"\\[nt\\]", lambda escape: ESCAPES[escape[0]], text)
+            for text in self.stop
+            if text
         ]
 
 
-PANEL = "Decoder"  # heading of the decoder's options in a command's help
+def name_of(field: str) -> str:
+    """The name on the command line of a field of `DecodeOptions`."""
+    return {"settings": "--set", "guards": "--guard"}.get(field, f"--{field.replace('_', '-')}")
 
 
-def option(help: str, *names: str, panel: str | None = PANEL, **limits: Any) -> Any:
-    """An option of the decoder, or of another panel; None is the usual one."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
-
-
-plain_option = partial(option, panel=None)
-"""An option of a command alone."""
-
-NAMED = {"settings": ["--set"], "guards": ["--guard"]}  # fields whose options have other names
 SHARE = {"min": 0, "max": 1}
 LIMITS: dict[str, Any] = {"block": {"min": 0}, "budget": SHARE, "confidence": SHARE}
 KINDS: dict[str, Any] = {
     "block": int | None,
-    **dict.fromkeys(("settings", "guards"), list[str]),
-}  # if no text
-KINDS |= dict.fromkeys(("budget", "confidence"), float | None)
-DECODER: dict[str, Any] = {  # the fields of `DecodeOptions` as options
-    name: option(hint.__metadata__[0], *NAMED.get(name, ()), **LIMITS.get(name, {}))
+    "budget": float | None,
+    "confidence": float | None,
+    "guards": list[str],
+    "settings": list[str],
+}
+"""Types of those fields of `DecodeOptions` that are no texts."""
+DECODER: dict[str, Any] = {
+    name: option(hint.__metadata__[0], name_of(name), **LIMITS.get(name, {}))
     for name, hint in get_type_hints(DecodeOptions, include_extras=True).items()
 }
+"""The fields of `DecodeOptions` as options."""
 
 
 def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose parameters `asking` and `options` become options; `usual` has other defaults,
     None for none.
     """
-    fields = inspect.signature(Asking, eval_str=True).parameters
-    asked = [item.replace(default=usual.get(name, item.default)) for name, item in fields.items()]
-    asked = [item for item in asked if item.name not in usual or item.default is not None]
-    defaults = {**vars(DecodeOptions()), "settings": (), "guards": ()}
-    kinds = {name: Annotated[KINDS.get(name, str | None), said] for name, said in DECODER.items()}
-    decoder = [parameter(name, kind, defaults[name]) for name, kind in kinds.items()]
+    fields = inspect.signature(Asking, eval_str=True).parameters.values()
+    asking = [
+        item.replace(default=usual.get(item.name, item.default))
+        for item in fields
+        if usual.get(item.name, item) is not None
+    ]
+    defaults = {**vars(DecodeOptions()), "settings": ()}
+    decoder = [
+        parameter(name, Annotated[KINDS.get(name, str | None), declared], defaults[name])
+        for name, declared in DECODER.items()
+    ]
+    parts = {"asking": asking, "options": decoder}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            asking = Asking(**{item.name: given.pop(item.name) for item in asked})
-            named = {name: given.pop(name) for name in DECODER}
-            options = DecodeOptions(**{**named, "settings": parse_settings(named["settings"])})
-            command(**given, asking=asking, options=options)
+            asked = {item.name: given.pop(item.name) for item in asking}
+            options = {name: given.pop(name) for name in DECODER}
+            options["settings"] = parse_settings(options["settings"])
+            command(**given, asking=Asking(**asked), options=DecodeOptions(**options))
 
-        parts = {"asking": asked, "options": decoder}
-        own = inspect.signature(command, eval_str=True).parameters.items()
-        return typed(run, [part for name, item in own for part in parts.get(name, [item])])
+        signature = inspect.signature(command, eval_str=True).parameters.items()
+        return typed(run, [part for name, item in signature for part in parts.get(name, [item])])
 
     return decorate
 
@@ -142,11 +150,10 @@ def typed(
 
 
 def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> None:
-    """Refuse wishes that a command would not follow."""
+    """Refuse (UserError) wishes that a command would not follow."""
     for name in names:
         if getattr(options, name) not in (getattr(DecodeOptions(), name), []):
-            shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
-            raise UserError(f"--{shown} {why}. Leave that option out.")
+            raise UserError(f"{name_of(name)} {why}. Leave that option out.")
 
 
 @contextmanager
