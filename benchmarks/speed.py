@@ -18,7 +18,7 @@ import torch
 
 from gistgate import __version__
 from gistgate.core.decoder import ENGINES
-from gistgate.core.files import read_json, write_json
+from gistgate.core.files import write_json
 from gistgate.core.utils import UserError, nearest
 from gistgate.measure import baselines, speed
 from gistgate.measure.statistics import ratio_of_sums
@@ -31,9 +31,8 @@ from pipeline.stages.benchmark import generates, ours, slots_of
 from pipeline.task import read_prompts, request_of
 
 RESULTS = Path("benchmarks/results")
-PROOF = ("confidence", "n", "losses", "gains", "bound", "bound_kind")  # what a certificate rests on
-LEAST = 4  # fewest batches of a size: intervals are over batches
-SINGLY = "row by row: "
+LEAST = 4
+"""Fewest batches of a size, for the sake of intervals over batches."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class Workload:
     prompts: list[dict[str, Any]]
 
     @classmethod
-    def load(cls, num_prompts: int | None = None) -> Workload:
-        """With the first test prompts, or all of them."""
+    def load(cls) -> Workload:
+        """What this folder holds."""
         params = read_params()
         if not prompts_of("test").exists():
             raise UserError(
                 f"This folder has no {prompts_of('test')}. Run `make repro` here first."
             )
-        return cls(params, load_pair(params), read_prompts("test")[:num_prompts])
+        return cls(params, load_pair(params), read_prompts("test"))
 
     @property
     def ids(self) -> list[list[int]]:
@@ -67,39 +66,28 @@ class Workload:
     @cached_property
     def points(self) -> dict[str, Operating]:
         """Methods that run loosely with a certificate for the headline budget, by name."""
-        names = [name for name in self.params.methods if calibration_file(name).exists()]
-        found = {name: operating_point(self.params, name) for name in names}
-        return {
-            name: point
-            for name, point in found.items()
-            if point.certified and point.rule != "exact"
-        }
-
-    def proof(self, name: str) -> dict[str, Any]:
-        """A certified method at its setting, with the prompts, losses, gains and bound behind
-        it.
-        """
-        point = self.points[name]
-        budgets = read_json(calibration_file(name))["budgets"]
-        verdict = next(one for budget, one in budgets.items() if float(budget) == point.budget)
-        return {**asdict(point), **{key: verdict[key] for key in PROOF}}
+        points = {}
+        for name in self.params.methods:
+            if calibration_file(name).exists():
+                point = operating_point(self.params, name)
+                if point.certified and point.rule != "exact":
+                    points[name] = point
+        return points
 
 
 def counts(text: str, option: str) -> list[int]:
     """The numbers of a list with commas."""
-    entries = [one.strip() for one in text.split(",")]
-    if bad := [one for one in entries if not one.isdecimal() or not int(one)]:
-        raise UserError(
-            f"'{bad[0]}' in {option} is no positive whole number. Pass numbers such as 8,16."
-        )
-    return [int(one) for one in entries]
+    if not all(map(str.isdecimal, text.split(","))):
+        raise UserError(f"{option} is no list of numbers. Pass one such as 8,16.")
+    return [int(entry) for entry in text.split(",")]
 
 
 def names(text: str, known: Collection[str], refusal: str) -> list[str]:
     """The names of a list with commas; `refusal` says of any other name what it is not."""
-    entries = [one.strip() for one in text.split(",")]
-    if unknown := [one for one in entries if one not in known]:
-        raise UserError(f"'{unknown[0]}' {refusal}. {nearest(unknown[0], known)}")
+    entries = text.split(",")
+    for entry in entries:
+        if entry not in known:
+            raise UserError(f"'{entry}' {refusal}. {nearest(entry, known)}")
     return entries
 
 
@@ -116,112 +104,74 @@ def main(
     batches: str = "1,4,16,32",
     methods: str = "",
     engines: str = ",".join(ENGINES),
-    threads: int = 1,
     results: Path = RESULTS,
 ) -> None:
-    torch.set_num_threads(threads)
-    sizes = counts(batches, "--batches")
-    workload = Workload.load(max(prompts, LEAST * max(sizes)))
-    rounds = {
-        size: batches_of(workload.ids, size, prompts) for size in sizes
-    }  # refused before anything is measured
-    some = (
-        names(methods, workload.points, "is not certified here")
-        if methods
-        else list(workload.points)
-    )
+    workload = Workload.load()
     pair = workload.pair
     request = workload.request
+    points = workload.points
+    if methods:
+        chosen = names(methods, points, "is not certified here")
+        points = {name: points[name] for name in chosen}
     params = replace(
-        workload.params, methods={name: workload.params.methods[name] for name in some}
+        workload.params, methods={name: workload.params.methods[name] for name in points}
     )
-    field = [
-        replace(one, name=f"{one.name}-{engine}")
-        for engine in names(engines, ENGINES, "is no engine")
-        for one in ours(params, pair, request, engine)
-    ]
+    torch.set_num_threads(params.benchmark.threads)
+    development = read_prompts("development")[: params.benchmark.development]
+    field, refused = baselines.chosen(pair, request, [prompt["ids"] for prompt in development])
     field += [generates(pair, request), baselines.static(pair, request, slots_of(workload.prompts))]
-    development = [
-        prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
-    ]
-    speculating, refused = baselines.chosen(pair, request, development) if 1 in sizes else ([], {})
-    blocks = {one.name: one.block for one in speculating}
-    found: dict[int, dict[str, Any]] = {}
-    for size, some_batches in rounds.items():
+    for engine in names(engines, ENGINES, "is no engine"):
+        entrants = ours(params, pair, request, engine)
+        field += [replace(entrant, name=f"{entrant.name}-{engine}") for entrant in entrants]
+    about = {"pair": pair.name, "points": {name: asdict(point) for name, point in points.items()}}
+    figures: dict[str, Any] = {}
+    for size in counts(batches, "--batches"):
         print(f"batch {size}")
-        if size == 1:
-            found[size] = measure([*field, *speculating], some_batches)
-            found[size]["failed"].update(refused)
-        else:
-            found[size] = measure([*field, *map(row_by_row, field)], some_batches)
-        about = {
-            "pair": pair.name,
-            "points": {name: workload.proof(name) for name in some},
-            "chosen": blocks,
-        }
-        save(
-            "speed", {**about, "batches": {str(done): one for done, one in found.items()}}, results
-        )
+        contenders, failed = measure(field, batches_of(workload.ids, size, prompts))
+        figures[str(size)] = {"contenders": contenders, "failed": failed | refused}
+        save("speed", {**about, "batches": figures}, results)
 
 
 def batches_of(ids: Sequence[list[int]], size: int, prompts: int) -> list[list[list[int]]]:
-    """Full batches of about `prompts` prompts, but at least LEAST of them."""
-    if size > (most := len(ids) // LEAST):
-        raise UserError(
-            f"{len(ids)} prompts do not fill {LEAST} batches of {size}, none of which comes twice. "
-            + (f"Name sizes from 1 to {most} with --batches." if most else "Take more prompts.")
-        )
+    """Full batches of about `prompts` prompts, but LEAST of them where there are as many."""
     full = [list(ids[first : first + size]) for first in range(0, len(ids) - size + 1, size)]
     return full[: max(prompts // size, LEAST)]
 
 
-def row_by_row(contender: speed.Contender) -> speed.Contender:
-    """The same, one row of a batch after the other."""
-
-    def decode(batch: speed.Prompts) -> speed.Answers:
-        return [contender.decode([ids])[0][0] for ids in batch], None
-
-    return replace(contender, name=SINGLY + contender.name, decode=decode)
-
-
-def measure(field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]) -> dict[str, Any]:
-    """Every contender that runs, on equal batches of prompts."""
+def measure(
+    field: Sequence[speed.Contender], batches: Sequence[speed.Prompts]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Every contender that runs, on equal batches of prompts; and why others do not."""
     able, failed = speed.working(field, batches[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times = speed.times_of(able, speed.race(able, batches))
-    contenders = compared(times, [one.name for one in able if one.is_baseline])
-    for name, entry in contenders.items():
-        print(f"{name:28} {entry['tokens_per_second']:8.1f} tokens per second", flush=True)
-    return {"contenders": contenders, "failed": failed}
+    contenders = compared(times, [entrant.name for entrant in able if entrant.is_baseline])
+    for name, figures in contenders.items():
+        print(f"{name:28} {figures['tokens_per_second']:8.1f} tokens per second", flush=True)
+    return contenders, failed
 
 
 def compared(times: speed.Times, references: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Tokens per second of every contender, and its ratios of summed seconds to each reference,
     with 90 % intervals.
     """
-    seconds = {
-        name: [sum(repeats) for repeats in entry["seconds"]] for name, entry in times.items()
-    }
-    found: dict[str, dict[str, Any]] = {}
+    seconds = {name: list(map(sum, entry["seconds"])) for name, entry in times.items()}
+    contenders: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():
-        if name.startswith(SINGLY):
-            continue
-        rate = sum(entry["tokens"]) / sum(seconds[name])
-        told = {
+        ratios = {
+            f"vs_{reference}": asdict(ratio_of_sums(seconds[reference], seconds[name]))
+            for reference in references
+            if reference != name
+        }
+        contenders[name] = {
             "block": entry["block"],
-            "tokens_per_second": rate,
+            "tokens_per_second": sum(entry["tokens"]) / sum(seconds[name]),
             "n": len(seconds[name]),
             "loops": entry["loops"],
+            **ratios,
         }
-        against = {
-            f"vs_{one}": one for one in references if one != name and not one.startswith(SINGLY)
-        }
-        against |= {"vs_batch_1": SINGLY + name} if SINGLY + name in times else {}
-        found[name] = told | {
-            key: asdict(ratio_of_sums(seconds[one], seconds[name])) for key, one in against.items()
-        }
-    return found
+    return contenders
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How transformers itself decodes, as contenders of a race: `generate` without a draft, with a
 compiled step and a static cache, assisted, and with prompt lookup."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +15,14 @@ from transformers import (
     StopStringCriteria,
 )
 
-from gistgate.core.utils import UserError, replaced
-from gistgate.measure.speed import Answers, Contender, Decode, Prompts, lap, working
+from gistgate.core.utils import replaced
+from gistgate.measure.speed import Answers, Contender, Decode, Prompts, race, working
 
 KS = (2, 3, 4, 6, 8, 10)
 """Block lengths of transformers' speculation; its prompt lookup proposes 10 by itself."""
 DEFAULTS = 0
 """In place of a K: assisted generation with the length, schedule and threshold of transformers
 itself."""
-LOST = 1.25
-"""A K that takes so many times the least time is not tried any further: prompts decide less than K
-does."""
 ASSISTED = "transformers_assisted"
 LOOKUP = "transformers_lookup"
 
@@ -117,12 +114,12 @@ def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]
     ways = {LOOKUP: {k: theirs(pair, request, prompt_lookup_num_tokens=k) for k in KS}}
     if pair.draft is not None:
         ways[ASSISTED] = {k: theirs(pair, request, k) for k in (*KS, DEFAULTS)}
-    variants = {}
-    for name, decodes in ways.items():
-        variants[name] = [
-            Contender(name, decode, k, is_baseline=True) for k, decode in decodes.items()
-        ]
-    return variants
+    return {name: variants_of(name, decodes) for name, decodes in ways.items()}
+
+
+def variants_of(name: str, decodes: Mapping[int, Decode]) -> list[Contender]:
+    """Contenders with one way to decode, by K."""
+    return [Contender(f"{name} {k}", decode, k, is_baseline=True) for k, decode in decodes.items()]
 
 
 def chosen(
@@ -134,11 +131,11 @@ def chosen(
     able = []
     failed = {}
     for name, variants in speculation(pair, request).items():
-        try:
-            able.append(fastest(variants, development))
-        # A draft whose vocabulary is padded otherwise, for instance; others can be timed.
-        except UserError as error:
-            failed[name] = str(error)
+        running, reasons = working(variants, development[:1])
+        if running:
+            able.append(replace(fastest(running, development), name=name))
+        else:  # a draft whose vocabulary is padded otherwise, for instance; others can be timed
+            failed[name] = next(iter(reasons.values()))
     return able, failed
 
 
@@ -146,19 +143,8 @@ def fastest(variants: Sequence[Contender], development: Prompts) -> Contender:
     """The variant that decodes these development prompts in the least time, all of them side by
     side.
     """
-    numbered = [replace(variant, name=str(place)) for place, variant in enumerate(variants)]
-    left, failed = working(numbered, development[:1])  # warms up as well
-    if not left:
-        reason = next(iter(failed.values()))
-        raise UserError(
-            f"'{variants[0].name}' does not run with this pair ({reason}). Mend that, or leave it"
-            " out."
-        )
-    spent = {contender.name: 0.0 for contender in left}
-    for turn, ids in enumerate(development):
-        for name, (run,) in lap(left, [ids], [turn]).items():
+    spent = {variant.name: 0.0 for variant in variants}
+    for lap in race(variants, [[ids] for ids in development]):
+        for name, (run,) in lap.items():
             spent[name] += run.seconds
-        limit = LOST * min(spent[contender.name] for contender in left)
-        left = [contender for contender in left if spent[contender.name] <= limit]
-    best = min(left, key=lambda contender: spent[contender.name])
-    return variants[int(best.name)]
+    return min(variants, key=lambda variant: spent[variant.name])

@@ -117,8 +117,10 @@ def least_times(turns: Sequence[Sequence[Statistics]]) -> Statistics:
     add time.
     """
     answers = []
-    for runs in zip(*turns, strict=True):
-        first = runs[0]
-        seconds = {part: min(run.seconds.get(part, 0.0) for run in runs) for part in first.seconds}
+    for first, *later in zip(*turns, strict=True):
+        seconds = dict(first.seconds)
+        for run in later:
+            for part in seconds:
+                seconds[part] = min(seconds[part], run.seconds.get(part, 0.0))
         answers.append(Statistics(first.forwards, first.draft_forwards, seconds=seconds))
     return total(answers)

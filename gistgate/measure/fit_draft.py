@@ -76,17 +76,18 @@ def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stoppin
     free = Stopping(0.0, points)
     floors = survivals(free, rounds)
     policies = [Stopping(floor, points) for floor in floors[:: max(1, len(floors) // FLOORS)]]
-    best = max(policies, key=lambda policy: (promise(policy, rounds, costs).speed, -policy.floor))
+    best = max(policies, key=lambda policy: promise(policy, rounds, costs)["speed"])
+    expected = {}
+    for name, policy in (("whole drafts", free), ("policy", best)):
+        figures = promise(policy, rounds, costs)
+        expected[name] = {key: round(value, 3) for key, value in figures.items()}
     measured = {
         "rule": rule,
         "block": block,
         "cost": round(costs.draft, 4),
         "verify": {str(num): round(price, 4) for num, price in sorted(costs.verify.items())},
         "rounds": len(rounds),
-        "expected": {
-            "whole drafts": promise(free, rounds, costs).rounded(),
-            "policy": promise(best, rounds, costs).rounded(),
-        },
+        "expected": expected,
     }
     return Stopping(best.floor, points, measured=measured)
 
@@ -124,20 +125,10 @@ def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float]
     return tuple(sorted({round(float(x), 4): round(float(y), 4) for x, y in ends}.items()))
 
 
-class Promise(NamedTuple):
-    """What a policy makes of rounds."""
-
-    tau: float
-    drafted: float  # tokens per round
-    speed: float  # tau / (v + n c), against plain decoding
-
-    def rounded(self) -> dict[str, float]:
-        """The figures as plain JSON."""
-        return {name: round(value, 3) for name, value in self._asdict().items()}
-
-
-def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> Promise:
-    """What the policy would have made of these rounds."""
+def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> dict[str, float]:
+    """What the policy would have made of these rounds: tau, drafted tokens per round, and speed tau
+    / (v + n c).
+    """
     tokens = 0
     drafted = 0
     price = 0.0
@@ -146,4 +137,5 @@ def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> Promis
         tokens += min(accepted, length) + 1
         drafted += length
         price += costs.verification(length) + length * costs.draft
-    return Promise(tokens / len(rounds), drafted / len(rounds), tokens / price)
+    num = len(rounds)
+    return {"tau": tokens / num, "drafted": drafted / num, "speed": tokens / price}

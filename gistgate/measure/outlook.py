@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, gt, lt, ne
 from typing import Any
 
 import torch
@@ -138,23 +138,18 @@ def change(
 ) -> Change:
     """What a setting with this tau made of the strict answers."""
     num = len(loose)
-    pairs = list(zip(strict, loose, strict=True))
     tokens = sum(map(len, loose)) / num
-    changed = sum(before != after for before, after in pairs) / num
-    counted = Change(r, tau, tokens, tokens / tau, changed)
+    counted = Change(r, tau, tokens, tokens / tau, sum(map(ne, strict, loose)) / num)
     if scores is None:
         return counted
-    loose_scores = [scores(place, ids) for place, ids in enumerate(loose)]
-    differences = [
-        score - scores(place, ids)
-        for place, (score, ids) in enumerate(zip(loose_scores, strict, strict=True))
-    ]
+    before = list(map(scores, range(num), strict))
+    after = list(map(scores, range(num), loose))
     return replace(
         counted,
-        score=sum(loose_scores) / num,
-        lost=sum(difference < 0 for difference in differences),
-        gained=sum(difference > 0 for difference in differences),
-        square=sum(difference**2 for difference in differences) / num,
+        score=sum(after) / num,
+        lost=sum(map(gt, before, after)),
+        gained=sum(map(lt, before, after)),
+        square=sum((a - b) ** 2 for a, b in zip(before, after, strict=True)) / num,
     )
 
 
@@ -202,28 +197,31 @@ def examine(
             "Doctor measures on prompts and with a drafter. Pass at least one prompt and a draft."
         )
     mismatches = Mismatches(BLOCKS[-1])
-    strict = decoder.strict(BLOCKS[-1]).having(observer=mismatches)
-    loose = [decoder.strict(BLOCK).having(rule=make_rule("prob-ratio", r=r)) for r in RATIOS]
-    ways = [strict, *loose]
+    ways: dict[float, Decoder] = {1: decoder.strict(BLOCKS[-1]).having(observer=mismatches)}
+    for r in RATIOS:
+        ways[r] = decoder.strict(BLOCK).having(rule=make_rule("prob-ratio", r=r))
     with tqdm(total=len(prompts) * len(ways), desc="Answers", unit="answer", disable=None) as bar:
-        runs = [
-            decode_all(way, prompts, batch_size=AT_ONCE, progress=bar.update, **request)
-            for way in ways
-        ]
-    counts = [total([answer.statistics for answer in answers]) for answers in runs]
-    ids = [[answer.ids for answer in answers] for answers in runs]
-    taus = {block: mean_length(counts[0].histogram, block) for block in BLOCKS}
-    changes = [change(1, taus[BLOCK], ids[0], ids[0], scores)]
-    for r, counted, answers in zip(RATIOS, counts[1:], ids[1:], strict=True):
-        changes.append(change(r, counted.mean_accepted_length, ids[0], answers, scores))
+        runs = {
+            r: decode_all(way, prompts, batch_size=AT_ONCE, progress=bar.update, **request)
+            for r, way in ways.items()
+        }
+    strict = runs[1]
+    strict_ids = [answer.ids for answer in strict]
+    counted = total([answer.statistics for answer in strict])
+    taus = {block: mean_length(counted.histogram, block) for block in BLOCKS}
+    changes = []
+    for r, answers in runs.items():
+        loose = total([answer.statistics for answer in answers])
+        tau = taus[BLOCK] if r == 1 else loose.mean_accepted_length
+        changes.append(change(r, tau, strict_ids, [answer.ids for answer in answers], scores))
     costs = []
     if changes[0].tokens > SHORT:
-        order = sorted(range(len(prompts)), key=lambda place: -len(ids[0][place]))
-        longest_first = [prompts[place] for place in order]
-        costs = measure(decoder, longest_first, (BLOCKS[0], BLOCK, BLOCKS[-1]), **request)
+        longest_first = sorted(zip(strict_ids, prompts), key=lambda pair: -len(pair[0]))
+        timed = [ids for _, ids in longest_first]
+        costs = measure(decoder, timed, (BLOCKS[0], BLOCK, BLOCKS[-1]), **request)
     outlooks = [outlooks_of(cost, taus, mismatches) for cost in costs]
-    agreement = counts[0].strict / (counts[0].strict + mismatches.number)
-    lengths = lengths_of(runs[0], request["max_new_tokens"])
+    agreement = counted.strict / (counted.strict + mismatches.number)
+    lengths = lengths_of(strict, request["max_new_tokens"])
     return Findings(costs, outlooks, changes, agreement, mismatches.number / len(prompts), lengths)
 
 

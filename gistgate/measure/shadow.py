@@ -71,8 +71,8 @@ class Shadow(Rule, id="shadow", knob=None, looser="up"):
             "shadow_differing": (length_B != until_end(block, acceptance.length)).long(),
             "shadow_judged": judged_B.long(),
             "shadow_tokens": judged_B * (length_B + 1),
-            "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
-            "shadow_carried": judged_B * ((would.reasons == int(Reason.CARRIED)) & kept_BK).sum(-1),
+            "shadow_loose": judged_B * (kept_BK & (would.reasons == Reason.LOOSE)).sum(-1),
+            "shadow_carried": judged_B * (kept_BK & (would.reasons == Reason.CARRIED)).sum(-1),
         }
         after = {name: state.get(name, zero_B) + count for name, count in counted.items()}
         after["shadow_at"] = at_B + acceptance.length + 1

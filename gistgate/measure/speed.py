@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import torch
@@ -19,8 +19,10 @@ from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError, first_line
 
+T = TypeVar("T")
+
 BATCHES = (1, 4, 16, 32)
-"""Batch sizes at which `pays_up_to` measures, in rows."""
+"""Batch sizes at which `settle_batches` measures, in rows."""
 MEASURED = 64
 """Longest answer of such a measurement, in tokens."""
 
@@ -65,12 +67,18 @@ class Contender:
     also: tuple[str, ...] = ()  # methods that decode exactly like this and share its times
 
     def timed(self, prompts: Prompts) -> Timed:
-        """Decode with a clock on both sides, the device idle at either end."""
-        synchronise()
-        started = perf_counter()
-        answers, statistics = self.decode(prompts)
-        synchronise()
-        return Timed(perf_counter() - started, answers, statistics)
+        """Decode with a clock on both sides."""
+        seconds, (answers, statistics) = clocked(lambda: self.decode(prompts))
+        return Timed(seconds, answers, statistics)
+
+
+def clocked(call: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of a call, a GPU idle at either end, and what it returns."""
+    synchronise()
+    started = perf_counter()
+    result = call()
+    synchronise()
+    return perf_counter() - started, result
 
 
 def synchronise() -> None:
@@ -237,9 +245,7 @@ def side_by_side(
     return clocks, loops
 
 
-def pays_up_to(
-    decoder: Decoder, prompts: Prompts, sizes: Sequence[int] = BATCHES, **request: Any
-) -> int:
+def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int], **request: Any) -> int:
     """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never
     is.
 

@@ -3,7 +3,7 @@ certificates.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,6 @@ Figure = Callable[..., Any]
 RESAMPLES = 9999
 AT_ONCE = 500
 """Resamples that are in memory at a time."""
-FEWEST = 8
-"""Rounds from which on a bootstrap is drawn: over three or four it holds far less often than it
-says."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +74,6 @@ def ratio_of_rates(
         return t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis))
 
     return interval(ratio, *columns, level=level, seed=seed)
-
-
-def over_rounds(figure: Figure, *columns: ArrayLike) -> dict[str, Any]:
-    """A figure of columns [N] over whole rounds as plain JSON; below FEWEST rounds its ends are
-    those of the rounds.
-    """
-    rounds = [np.asarray(column, float) for column in columns]
-    if len(rounds[0]) >= FEWEST:
-        return {**asdict(interval(figure, *rounds)), "kind": "bootstrap"}
-    each = figure(*(column[:, None] for column in rounds), axis=-1)
-    mean = float(figure(*rounds, axis=-1))
-    return {"mean": mean, "low": float(each.min()), "high": float(each.max()), "kind": "range"}
 
 
 def interval(

@@ -39,7 +39,7 @@ def test_the_map_counts_tested_tokens_alone():
 def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
     dear = fit(ROUNDS, DEAR, rule="exact", block=4)
     assert [dear.length(ROUNDS[place].confidences) for place in (0, 80, 140)] == [4, 2, 1]
-    assert promise(dear, ROUNDS, DEAR).speed > promise(Stopping(0.0), ROUNDS, DEAR).speed
+    assert promise(dear, ROUNDS, DEAR)["speed"] > promise(Stopping(0.0), ROUNDS, DEAR)["speed"]
     assert (dear.measured["cost"], dear.measured["rounds"]) == (0.4, 160)
     assert dear.measured["verify"] == {"1": 1.0, "4": 1.0}
     wrong = [Round([0.9, 0.3], 2), Round([0.9, 0.3], 1)] * 100
@@ -47,8 +47,9 @@ def test_dear_drafts_end_at_the_improbable_token_and_free_ones_do_not():
 
 
 def test_promises_are_tau_over_costs():
-    tau, drafted, speed = promise(Stopping(0.5), [Round([0.9, 0.9, 0.3], 2), Round([0.2], 0)], DEAR)
-    assert (tau, drafted) == (2.0, 2.0) and speed == pytest.approx(4 / (2 + 4 * 0.4))
+    rounds = [Round([0.9, 0.9, 0.3], 2), Round([0.2], 0)]
+    expected = {"tau": 2.0, "drafted": 2.0, "speed": 4 / (2 + 4 * 0.4)}
+    assert promise(Stopping(0.5), rounds, DEAR) == pytest.approx(expected)
 
 
 def test_too_few_tokens_are_refused():
