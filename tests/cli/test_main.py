@@ -57,8 +57,8 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
     arguments = ("--draft", pair / "draft", "--gate", tmp_path / "gate", "--max-new-tokens", 8)
     asked = ("generate", pair / "target", "Tom has", *arguments)
     warm, stopped = (
-        r"temperature \(0.0 certified, 0.7 here",
-        r"stops \(\['<other>'\] certified, \['x'\] here",
+        "the temperature is 0.7, but 0.0 was certified",
+        r"answers end at the texts \['x'\]",
     )
     for option, value, said in (("--temperature", 0.7, warm), ("--stop", "x", stopped)):
         with pytest.warns(UserWarning, match=f"No certificate covers these requests.*{said}"):
@@ -149,12 +149,12 @@ def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pai
     certificate(point(settings={"r": 0.4}), rule="prob", knob="r", scope=scope).save(tmp_path)
     arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
     assert (
-        "another temperature (0.0 certified, 0.7 here)"
+        "the temperature is 0.7, but 0.0 was certified"
         in run("generate", *arguments, "--temperature", 0.7)[2]
     )
     for command in ("generate", "trace"):
         assert (
-            "another prompting (chat_template False certified"
+            "the use of the chat template is True, but False was certified"
             in run(command, *arguments, "--chat")[2]
         )
 

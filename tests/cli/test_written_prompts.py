@@ -117,7 +117,7 @@ def test_a_certificate_of_chats_takes_part_on_prompts_of_its_own_system_text(tun
     assert any(name.startswith("autojudge") for name in json.loads(out)["screened"])
     for system in (None, "Take your time."):
         status, _, err = tune(write(place, target, system))
-        assert status == 0 and "Left out" in err and "another prompting" in err
+        assert status == 0 and "Left out" in err and "the use of the chat template is" in err
         # The user's word counts: a template may write more than the texts, such as the date.
         assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
 
@@ -138,7 +138,7 @@ def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(run, place, t
     status, _, err = run(
         command, place / "target", write(place, target, None), *asked, place / "gate"
     )
-    assert status == 1 and "another prompting" in err
+    assert status == 1 and "the use of the chat template is" in err
 
 
 LINES = '{"context": "Tom has 3"}\n\n  \n{"prompt": "Ann"}\n'
