@@ -24,7 +24,7 @@ from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.gate import Gate
-from gistgate.lm_eval.task import files_of
+from gistgate.lm_eval.files import files_of
 from gistgate.tasks.prompts import Prompt, hashes_of
 from gistgate.tasks.task import Task
 from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder

@@ -1,8 +1,8 @@
 """One server against another on real traffic, one test after the other, as long as it comes.
 
-Each test ends once its prompts prove the budget kept or lost. Test k has the error e / k (k + 1), so
-that all verdicts hold together, and so do all bounds, at any time, if the prompts of one test are
-exchangeable.
+Each test ends once its prompts prove the budget kept or lost. Test k has the error e / k (k + 1),
+so that all verdicts hold together, and so do all bounds, at any time, if the prompts of one test
+are exchangeable.
 """
 
 from __future__ import annotations

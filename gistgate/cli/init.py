@@ -274,7 +274,7 @@ def task_files_of(task: str) -> tuple[str, dict[str, str]]:
     if path.exists():
         return task, copied(path)
     with needing("pipeline"):
-        from gistgate.lm_eval import task as tasks
+        from gistgate.lm_eval import files as tasks
     if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
         tasks.check_files(task, file)
     note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
@@ -286,7 +286,7 @@ def copied(path: Path) -> dict[str, str]:
     not read.
     """
     with needing("pipeline"):
-        from gistgate.lm_eval import task as tasks
+        from gistgate.lm_eval import files as tasks
     if not path.is_file():
         raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")

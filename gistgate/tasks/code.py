@@ -22,8 +22,6 @@ from typing import Any
 
 from gistgate.core.utils import UserError, replaced
 
-# The process of one program. It writes the secret from its first line of input if and only if the
-# program runs to its end; leaving early says nothing.
 CHILD = """
 import os, resource, sys
 from types import ModuleType
@@ -33,7 +31,8 @@ channel, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
 for stream in (0, 1, 2):
     os.dup2(nowhere, stream)
 seconds, memory, size = map(int, sys.argv[1:])
-limits = {"CPU": seconds, "AS": memory << 20, "FSIZE": size << 20, "NPROC": 0, "NOFILE": 64, "CORE": 0}
+limits = {"CPU": seconds, "AS": memory << 20, "FSIZE": size << 20}
+limits |= {"NPROC": 0, "NOFILE": 64, "CORE": 0}
 sys.argv = ["program"]
 for name, most in limits.items():
     kind = getattr(resource, f"RLIMIT_{name}", None)
@@ -53,18 +52,24 @@ except BaseException:  # whatever it is, sys.exit included, the program has not 
 os.write(channel, secret)
 os._exit(0)
 """
-# The whole environment: one order of sets, so that equal programs get equal verdicts, and no
-# threads of numpy.
+"""The process of one program. It writes the secret from its first line of input if and only if the
+program runs to its end; leaving early says nothing."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-# wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
-PATIENCE = 6
-
-
+"""The whole environment: one order of sets, so that equal programs get equal verdicts, and no
+threads of numpy."""
+FLAGS = ("-s", "-P", "-B", "-X", "utf8")
+"""Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the
+path."""
 SECONDS = 5
+"""Processor time of a program."""
 MEMORY_MB = 1024
+"""Address space of a program, with that of the interpreter."""
 FILE_MB = 10
-"""What a program may use: processor time, address space with that of the interpreter, and the
-largest file. Further processes are refused as well, unless the user is root."""
+"""The largest file that a program may write. Further processes are refused as well, unless the user
+is root."""
+PATIENCE = 6
+"""Wall-clock time until a process is ended, in multiples of its processor time: programs may
+sleep."""
 
 
 @lru_cache(maxsize=20_000)
@@ -73,48 +78,34 @@ def runs(program: str) -> bool:
     run once.
     """
     secret = secrets.token_hex(16).encode() + b"\n"
-    # Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the
-    # path.
-    command = [
-        sys.executable,
-        "-s",
-        "-P",
-        "-B",
-        "-X",
-        "utf8",
-        "-c",
-        CHILD,
-        *map(str, (SECONDS, MEMORY_MB, FILE_MB)),
-    ]
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-    }
+    limits = [str(limit) for limit in (SECONDS, MEMORY_MB, FILE_MB)]
     with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
-            command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes
+            [sys.executable, *FLAGS, "-c", CHILD, *limits],
+            cwd=folder,
+            env=ENVIRONMENT,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
-        found = b""
+        output = b""
         try:
             with suppress(subprocess.TimeoutExpired):
-                found, _ = process.communicate(
-                    secret + program.encode(errors="replace"), PATIENCE * SECONDS
-                )
+                text = secret + program.encode(errors="replace")
+                output, _ = process.communicate(text, PATIENCE * SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started
             process.communicate()
-    return found == secret
+    return output == secret
 
 
 FENCE = "```"
-FENCED = re.compile(
-    r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL
-)  # a block of code: its language, and its lines
-EXPANDED = {
-    "pass_at_k": "pass@1"
-}  # names of metrics in a task's file, and in lm-eval's results where these differ
+FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+"""A block of code: its language, and its lines."""
+EXPANDED = {"pass_at_k": "pass@1"}
+"""Names of metrics in a task's file, and in lm-eval's results where these differ."""
 
 
 def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
@@ -140,24 +131,25 @@ def program_of(doc: dict[str, Any], answer: str) -> str:
     """The program of an answer: a whole function, or the rest of one whose head the prompt is."""
     code = code_of(answer)
     head = doc["prompt"]
-    name = f"def {doc['entry_point']}("
-    if name not in head:  # a request in words
+    signature = f"def {doc['entry_point']}("
+    if signature not in head:  # a request in words
         return code
-    # The head stays in front of a whole function, because it may import names that the function
-    # uses.
-    return f"{head.rstrip()}\n    pass\n\n{code}" if name in code else f"{head}{code}"
+    if signature in code:  # whole, behind the head, which may import names that it uses
+        return f"{head.rstrip()}\n    pass\n\n{code}"
+    return f"{head}{code}"
 
 
 def code_of(answer: str) -> str:
     """The first block of code; all of an answer without one, or what precedes the end of one that
     the prompt began.
     """
-    before, fence, _ = answer.partition(FENCE)
+    before, _, _ = answer.partition(FENCE)
     block = FENCED.search(answer)
-    ends = (
-        bool(before.strip()) and answer.count(FENCE) % 2 == 1 and not (block and block[1].strip())
-    )
-    return before if not fence or ends or block is None else block[2]
+    if block is None:
+        return before
+    has_language = bool(block[1].strip())
+    is_end = bool(before.strip()) and answer.count(FENCE) % 2 == 1 and not has_language
+    return before if is_end else block[2]
 
 
 def code_eval(
@@ -169,19 +161,24 @@ def code_eval(
     """The metric of this name: means over the tasks of `pass_at` for every k that all of them have
     programs for.
     """
-    pairs = zip(references, predictions, strict=True)
-    passed = [[runs(f"{program}\n{tests}\n") for program in programs] for tests, programs in pairs]
+    passed = []
+    for tests, programs in zip(references, predictions, strict=True):
+        passed.append([runs(f"{program}\n{tests}\n") for program in programs])
+    fewest = min(map(len, passed))
+    means = {}
+    for number in k:
+        if number <= fewest:
+            chances = [pass_at(number, verdicts) for verdicts in passed]
+            means[f"pass@{number}"] = sum(chances) / len(chances)
+    return means, {}
 
-    def pass_at(most: int, one: Sequence[bool]) -> float:
-        """The chance that one of k programs passes that are drawn without replacement (arXiv
-        2107.03374).
-        """
-        return 1 - comb(len(one) - sum(one), most) / comb(len(one), most)
 
-    able = [most for most in k if most <= min(map(len, passed))]
-    return {
-        f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able
-    }, {}
+def pass_at(k: int, verdicts: Sequence[bool]) -> float:
+    """The chance that one of k programs passes that are drawn without replacement (arXiv
+    2107.03374).
+    """
+    n = len(verdicts)
+    return 1 - comb(n - sum(verdicts), k) / comb(n, k)
 
 
 @contextmanager
@@ -192,11 +189,9 @@ def own_code_eval() -> Iterator[None]:
     usual = evaluate.load
 
     def load(path: str, *arguments: Any, **named: Any) -> Any:
-        return (
-            SimpleNamespace(compute=code_eval)
-            if path == "code_eval"
-            else usual(path, *arguments, **named)
-        )
+        if path == "code_eval":
+            return SimpleNamespace(compute=code_eval)
+        return usual(path, *arguments, **named)
 
     with replaced(evaluate, "load", load):
         yield

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import HarnessTask, files_of
+from gistgate.lm_eval.files import files_of
+from gistgate.lm_eval.task import HarnessTask
 from gistgate.models.tokenizers import warn_untemplated
 from gistgate.tasks.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from pipeline.pair.pair import load_tokenizer, read_pair

@@ -15,7 +15,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import HarnessTask, entry_of, load_task
+from gistgate.lm_eval.files import entry_of
+from gistgate.lm_eval.task import HarnessTask, load_task
 from gistgate.models.tokenizers import encode
 from pipeline.params import Params
 from pipeline.task import task_spec

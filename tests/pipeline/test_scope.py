@@ -8,7 +8,7 @@ import pipeline.retrieval  # noqa: F401 (adds the study's drafters)
 from gistgate.certificates.calibration import task_hash
 from gistgate.core.files import fingerprint, write_text
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
-from gistgate.lm_eval.task import files_of
+from gistgate.lm_eval.files import files_of
 from gistgate.tasks.task import Prompting
 from pipeline.decode import files_behind
 from pipeline.outcomes import scope_of

@@ -5,7 +5,8 @@ that nobody gave.
 import pytest
 
 from gistgate.lm_eval.task import load_task
-from gistgate.tasks.free_text import SIZES, fact, has, invented, plain, score
+from gistgate.tasks.facts import fact, has, invented, plain, score
+from gistgate.tasks.free_text import SIZES
 from gistgate.tasks.task import TASKS, TaskSpec
 
 HOUR = fact("time", "Hour", "8:30 pm")
