@@ -2,10 +2,10 @@
 full. A `RolloutSource` is asked for the next ones whenever slots are free, so that it may ask for
 such as depend on how others end; `RolloutList` asks for some that are all known beforehand."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,15 +19,11 @@ from gistgate.core.session import Queue, QueuedRow, Session
 from pipeline.run import bar
 
 REJOINED = "rejoined"
+"""Finish of a rollout that came back to the words of its reference."""
 ANSWERED = "answered"
-"""Finish of a rollout that came back to the words of its reference, and of one whose answer nothing
-can change.
-"""
+"""Finish of a rollout whose answer nothing can change any more."""
+GREEDY = Sampling()
 REPORTS = Path("reports/labels")  # what each pass of the stages `collect` and `label` has cost
-Answered = Callable[["Rollout", list[int]], bool]
-"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change
-any more.
-"""
 Outcome = TypeVar("Outcome")
 
 
@@ -48,13 +44,20 @@ class Rollout:
         return Row(index, [*self.prompt, *self.text[: self.position]], len(self.prompt), self.seed)
 
 
+Answered = Callable[[Rollout, list[int]], bool]
+"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change
+any more.
+"""
+Decided = Callable[[Rollout, list[int]], str | None]
+"""(rollout, answer so far as token ids) -> why the rollout may end here; None: it has to go on."""
+
+
 @dataclass(frozen=True)
 class FinishedRollout:
     """A rollout that has come to its end, or as far as its outcome needs."""
 
     ids: list[int]  # the whole answer, the kept prefix and the forced token included
-    # as of `gistgate.core.request.Generation`, or REJOINED, or ANSWERED, or the source's own reason
-    finish: str
+    finish: str  # as of `Generation`, or REJOINED, or ANSWERED, or the source's own reason
 
 
 class RolloutSource(Protocol):
@@ -66,55 +69,43 @@ class RolloutSource(Protocol):
         """
 
     def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
-        """Why a rollout may end here; None: it has to go on. `answer`: what there is of it, as
-        token ids.
-        """
+        """Why a rollout may end here, as of `Decided`."""
 
     def end(self, rollout: Rollout, finished: FinishedRollout) -> None:
-        """Take in one that has ended."""
+        """Take in a rollout that has ended."""
 
 
+@dataclass
 class RolloutList(Generic[Outcome]):
     """A source of rollouts that are all known beforehand."""
 
-    def __init__(
-        self,
-        rollouts: Sequence[Rollout],
-        decided: Callable[[Rollout, list[int]], str | None],
-        outcome: Callable[[Rollout, FinishedRollout], Outcome],
-        first: Collection[Rollout] = (),
-    ) -> None:
-        """`outcome` is what is wanted of each of them; those of `first` are made before the
-        others.
-        """
-        self.decided = decided
-        self.outcome = outcome
-        self.rollouts = rollouts
-        self._outcomes: dict[Rollout, Outcome] = {}
-        self._bar: Any = None
+    rollouts: Sequence[Rollout]
+    decided: Decided
+    outcome: Callable[[Rollout, FinishedRollout], Outcome]  # what is needed of each rollout
+    first: Collection[Rollout] = ()  # those that are made before the others
+
+    def __post_init__(self) -> None:
         # Rollouts that have about as much of the answer ahead of them end together.
-        self._waiting = sorted(
-            rollouts, key=lambda one: (one not in first, one.position - len(one.reference))
-        )
+        ordered = sorted(self.rollouts, key=lambda one: one.position - len(one.reference))
+        self._waiting = sorted(ordered, key=lambda rollout: rollout not in self.first)
+        self._outcomes: dict[Rollout, Outcome] = {}
 
     def take(self, num: int) -> list[Rollout]:
         """The next `num`."""
         taken = self._waiting[:num]
-        self._waiting = self._waiting[num:]
+        del self._waiting[:num]
         return taken
 
     def end(self, rollout: Rollout, finished: FinishedRollout) -> None:
-        """Keep what is wanted of it."""
+        """Keep the outcome of a rollout."""
         self._outcomes[rollout] = self.outcome(rollout, finished)
         self._bar.update(1)
 
     def made_by(
-        self, runner: Any, sampling: Sampling | None = None, title: str | None = None
+        self, runner: Any, title: str = "rollouts", sampling: Sampling = GREEDY
     ) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts; `title` names the progress
-        bar.
-        """
-        with bar(title=title or "rollouts", unit="rollout", total=len(self.rollouts)) as self._bar:
+        """The outcomes of all rollouts in their order; `title` names the progress bar."""
+        with bar(title=title, unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
 
@@ -153,23 +144,19 @@ class Cost:
     """What labels cost, counted while they are made."""
 
     labels: int = 0  # mismatches whose outcome was found by a rollout and kept as a label
-    rollouts: int = (
-        0  # continuations, greedy and sampled, those without a label of their own included
-    )
+    rollouts: int = 0  # continuations, those without a label of their own included
     rollout_tokens: int = 0  # tokens that they added behind their forced token
-    slots: int = (
-        0  # rows that the rounds of rollouts, and those in which mismatches are met, had room for
-    )
+    slots: int = 0  # rows that all rounds of rollouts and of walks had room for
     slots_used: int = 0  # rows of these that held a text
     seconds: float = 0.0  # shards that run side by side add up
 
     def rolled(self, tokens: int) -> None:
-        """One rollout has ended that added `tokens`."""
+        """Count a rollout that has ended and added `tokens`."""
         self.rollouts += 1
         self.rollout_tokens += max(tokens, 0)
 
     def use(self, usage: Usage) -> None:
-        """Take in how the slots of a request were used."""
+        """Count how the slots of a request were used."""
         self.slots += usage.available
         self.slots_used += usage.busy
 
@@ -180,54 +167,52 @@ class Cost:
 
 def report_costs(folder: Path, name: str, count: int) -> None:
     """Write the sums over all shards to reports/labels/<name>.json."""
-    parts = [Cost(**read_json(folder / f"cost-{index:05d}.json")) for index in range(count)]
-    total = Cost(
-        **{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Cost)}
-    )
+    total: Counter[str] = Counter()
+    for index in range(count):
+        total.update(read_json(folder / f"cost-{index:05d}.json"))
+    labels = total["labels"]
+    seconds = total["seconds"]
     rates = {
-        "labels_per_hour": 3600 * total.labels / total.seconds if total.seconds else None,
-        "rollout_tokens_per_label": total.rollout_tokens / total.labels if total.labels else None,
+        "labels_per_hour": 3600 * labels / seconds if seconds else None,
+        "rollout_tokens_per_label": total["rollout_tokens"] / labels if labels else None,
     }
-    write_json(REPORTS / f"{name}.json", {**asdict(total), **rates})
+    write_json(REPORTS / f"{name}.json", {**total, **rates})
 
 
+@dataclass
 class PrefixCache:
     """What both models remember of the texts that rollouts start from, those used last, up to a
     limit of memory.
     """
 
-    def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
-        """`decoder` reads what is missing, at most `batch_size` texts at once."""
-        self.decoder = decoder
-        self.batch_size = batch_size
-        self.limit = limit_mb * 1_000_000
-        self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
-        self._held = 0
+    decoder: Decoder  # reads what is missing
+    batch_size: int  # texts that it reads at once, at most
+    limit_mb: int = 1000
+    _memories: OrderedDict[tuple[int, ...], PrefixState] = field(default_factory=OrderedDict)
+    _bytes: int = 0
 
     def of(self, texts: Sequence[tuple[int, ...]]) -> list[PrefixState]:
         """What is remembered of each text (prompt and answer as token ids)."""
-        # Texts of about the same length waste no padding.
-        missing = sorted(
-            (text for text in dict.fromkeys(texts) if text not in self._known), key=len
-        )
-        for start in range(0, len(missing), self.batch_size):
-            for memory in self.decoder.remember(missing[start : start + self.batch_size]):
+        new = [text for text in dict.fromkeys(texts) if text not in self._memories]
+        new.sort(key=len)  # texts of about the same length waste no padding
+        for start in range(0, len(new), self.batch_size):
+            for memory in self.decoder.remember(new[start : start + self.batch_size]):
                 self.put(memory)
-        memories = [self._known[text] for text in texts]
+        memories = [self._memories[text] for text in texts]
         for text in texts:
-            self._known.move_to_end(text)
-        while self._held > self.limit and len(self._known) > len(
-            set(texts)
-        ):  # those used longest ago go
-            self._held -= self._known.popitem(last=False)[1].num_bytes
+            self._memories.move_to_end(text)
+        num = len(set(texts))
+        while self._bytes > self.limit_mb * 1_000_000 and len(self._memories) > num:
+            _, oldest = self._memories.popitem(last=False)
+            self._bytes -= oldest.num_bytes
         return memories
 
     def put(self, memory: PrefixState) -> None:
         """Take in what was read elsewhere."""
-        key = tuple(memory.text)
-        if key not in self._known:
-            self._held += memory.num_bytes
-        self._known[key] = memory
+        text = tuple(memory.text)
+        if text not in self._memories:
+            self._bytes += memory.num_bytes
+        self._memories[text] = memory
 
 
 class RolloutRunner:
@@ -250,8 +235,8 @@ class RolloutRunner:
         self.stop = stop_of(decoder.tokenizer, **request)
 
     @torch.inference_mode()
-    def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
-        """Make what `source` asks for until it asks for nothing more; greedily by default."""
+    def serve(self, source: RolloutSource, sampling: Sampling) -> None:
+        """Make what `source` asks for until it asks for nothing more."""
 
         def retire(_num: int) -> None:
             index, (answer, _) = session.results.popitem()  # the one that ended last
@@ -261,49 +246,45 @@ class RolloutRunner:
 
         rows = SourceRows(source, self.prefixes, self.batch_size)
         slots = Slots(self.batch_size, retire)
-        waiting = Queue(rows, self.batch_size)
-        drawn = sampling or Sampling()
-        session = Session(
-            self.decoder.parts, waiting, self.stop, drawn, slots, is_decided=rows.is_decided
-        )
+        queue = Queue(rows, self.batch_size)
+        session = Session(self.decoder.parts, queue, self.stop, sampling, slots, rows.is_decided)
         session.run()
         self.cost.use(slots.usage)
 
 
+@dataclass
 class SourceRows(Iterator[QueuedRow]):
     """The rows of a session that waits for a source: it may be exhausted, and go on once a rollout
     has ended.
     """
 
-    def __init__(self, source: RolloutSource, prefixes: PrefixCache, ahead: int) -> None:
-        """`prefixes` are asked for those of `ahead` rollouts at once."""
-        self.source = source
-        self.prefixes = prefixes
-        self.ahead = ahead
-        self.rollouts: list[Rollout] = []  # those that were taken, by the index of their row
-        self._next: deque[QueuedRow] = deque()
+    source: RolloutSource
+    prefixes: PrefixCache
+    ahead: int  # rollouts that are taken at once
+    rollouts: list[Rollout] = field(default_factory=list)  # taken, by the index of their row
+    _next: deque[QueuedRow] = field(default_factory=deque)
 
     def __next__(self) -> QueuedRow:
         while self._next or self._take():
             start = self._next.popleft()
-            if (reason := self.is_decided(start.row)) is None:
+            reason = self.is_decided(start.row)
+            if reason is None:
                 return start
-            self.source.end(
-                self.rollouts[start.row.index], FinishedRollout(start.row.answer, reason)
-            )
+            finished = FinishedRollout(start.row.answer, reason)
+            self.source.end(self.rollouts[start.row.index], finished)
         raise StopIteration
 
     def _take(self) -> bool:
         """Take rollouts and what is remembered of their texts; False if there are none now."""
-        taken = self.source.take(self.ahead)
-        memories = self.prefixes.of([(*one.prompt, *one.text) for one in taken])
-        for rollout, memory in zip(taken, memories, strict=True):
+        rollouts = self.source.take(self.ahead)
+        memories = self.prefixes.of([(*rollout.prompt, *rollout.text) for rollout in rollouts])
+        for rollout, memory in zip(rollouts, memories):
             row = rollout.row(len(self.rollouts))
             row.text.append(rollout.token)
             row.reasons = [0] * len(row.answer)
             self._next.append(QueuedRow(row, memory, len(rollout.prompt) + rollout.position))
             self.rollouts.append(rollout)
-        return bool(taken)
+        return bool(rollouts)
 
     def is_decided(self, row: Row) -> str | None:
         """Why a row may end here; None: it has to go on."""

@@ -4,11 +4,12 @@ since many share one. A head is trained on `Rows`. Axis letters: N rows (mismatc
 tokens of a block, F width of a feature or of all features."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +24,8 @@ from pipeline.params import TrainParams
 from pipeline.run import shard_files
 
 REFERENCE = paths.reference_of("train")  # the target's own answers to the training prompts
-PASSES = (
-    "strict",
-    "gated",
-)  # passes of `collect`: strict and sequential texts, then the texts of the pilot gate
+PASSES = ("strict", "gated")
+"""Passes of `collect`: strict and sequential texts, then the texts of the pilot gate."""
 MISMATCH_FOLDER = paths.MISMATCHES
 LABEL_FOLDER = paths.LABELS
 FEATURE_FOLDER = paths.FEATURES
@@ -38,12 +37,11 @@ def concatenated(tables: Sequence[Table]) -> Table:
     """The rows of all tables, one table below the other; the columns are those of the first table,
     if there is one.
     """
-    return {
-        name: torch.cat([table[name] for table in tables]) for name in (tables[0] if tables else ())
-    }
+    names = tables[0] if tables else ()
+    return {name: torch.cat([table[name] for table in tables]) for name in names}
 
 
-def picked(table: Table, index: Tensor) -> Table:
+def picked(table: Table, index: Any) -> Table:
     """The rows that `index [N']` names, in its order, or the rows where a mask [N] is true."""
     return {name: column[index] for name, column in table.items()}
 
@@ -53,19 +51,21 @@ def num_rows(table: Table) -> int:
     return len(next(iter(table.values()))) if table else 0
 
 
+def plain_rows(table: Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns as plain numbers, row after row."""
+    return zip(*(table[name].tolist() for name in names))
+
+
 class Policy(IntEnum):
     """Whose text a mismatch lies on."""
 
     STRICT = 0  # the target's own text
     SEQUENTIAL = 1  # the target's text with the harmless draft tokens kept (arXiv 2504.20039)
-    # the text of a gate, or one in which draft tokens stay at random, as often as the gate finds
-    # right
-    GATED = 2
+    GATED = 2  # the text of a gate
 
 
-Columns = Mapping[
-    str, torch.dtype
-]  # columns by name; each has the shape [N] unless its comment says otherwise
+Columns = Mapping[str, torch.dtype]
+"""Columns by name; each has the shape [N] unless its comment says otherwise."""
 PLACE = {  # which text a row lies on, and where
     "problem": torch.int64,  # index of the training prompt
     "policy": torch.int8,  # whose text, a Policy
@@ -99,9 +99,8 @@ whole answer loses in score if x stands in place of t* and the target writes the
 tokens that this saves: x, those behind it in its block that the target writes too, less what the
 answer grows by."""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
-FEATURE = (
-    torch.float32
-)  # of the columns [N, F] of features, by id; their units are those of gistgate.core.features
+FEATURE = torch.float32
+"""Of the columns [N, F] of features, by id; their units are those of gistgate.core.features."""
 
 
 def checked(
@@ -127,28 +126,27 @@ class AnswerText(NamedTuple):
 Texts = dict[tuple[int, int], AnswerText]  # by (problem, policy)
 
 
-def pack(records: Table, texts: Iterable[AnswerText]) -> Table:
+def pack(records: Table, texts: Collection[AnswerText]) -> Table:
     """Records and their texts as one shard; the columns `text_*` do not share the leading axis of
     the records.
     """
-    texts = list(texts)
+    problems, policies, answers = zip(*texts) if texts else ((), (), ())
     return {
         **records,
-        "text_ids": torch.tensor(
-            [token for text in texts for token in text.ids], dtype=torch.int32
-        ),
-        "text_lengths": torch.tensor([len(text.ids) for text in texts], dtype=torch.int64),
-        "text_problem": torch.tensor([text.problem for text in texts], dtype=torch.int64),
-        "text_policy": torch.tensor([text.policy for text in texts], dtype=torch.int8),
+        "text_ids": torch.tensor(list(chain(*answers)), dtype=torch.int32),
+        "text_lengths": torch.tensor(list(map(len, answers)), dtype=torch.int64),
+        "text_problem": torch.tensor(problems, dtype=torch.int64),
+        "text_policy": torch.tensor(policies, dtype=torch.int8),
     }
 
 
 def unpack(shard: Table) -> tuple[Table, Texts]:
     """The records of a shard, and its texts."""
-    parts = shard["text_ids"].split(shard["text_lengths"].tolist())
-    keys = zip(shard["text_problem"].tolist(), shard["text_policy"].tolist(), strict=True)
+    answers = shard["text_ids"].split(shard["text_lengths"].tolist())
+    keys = plain_rows(shard, "text_problem", "text_policy")
     texts = {
-        key: AnswerText(*key, ids=part.tolist()) for key, part in zip(keys, parts, strict=True)
+        (problem, policy): AnswerText(problem, policy, answer.tolist())
+        for (problem, policy), answer in zip(keys, answers)
     }
     return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
 
@@ -168,9 +166,13 @@ def read_references() -> dict[int, list[int]]:
 
 def read_labels() -> tuple[Table, Texts]:
     """All labels of both passes, and the texts they lie on."""
-    shards = [shard for name in PASSES for shard in read_records(LABEL_FOLDER / name, LABELS)]
-    texts = {key: text for _, some in shards for key, text in some.items()}
-    return concatenated([records for records, _ in shards]), texts
+    tables: list[Table] = []
+    texts: Texts = {}
+    for name in PASSES:
+        for records, texts_of_shard in read_records(LABEL_FOLDER / name, LABELS):
+            tables.append(records)
+            texts |= texts_of_shard
+    return concatenated(tables), texts
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.kept)
 
-    def where(self, chosen: Tensor) -> Self:
+    def where(self, chosen: Tensor) -> "Rows":
         """The rows of a mask or an index."""
-        return type(self)(
-            **{field.name: getattr(self, field.name)[chosen] for field in fields(self)}
-        )
+        return Rows(**picked(vars(self), chosen))
 
     def scalar(self, name: str) -> Tensor:
         """One column of `scalars` by name [N]."""
@@ -204,27 +204,25 @@ class Rows:
 
 def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, dict[str, int]]:
     """All rows of some folders of data/features, and the width of every feature."""
-    wanted = tuple(dict.fromkeys((*features, "scalars")))
-    columns = {**ROWS, **dict.fromkeys(wanted, FEATURE)}
+    columns = {**ROWS, **dict.fromkeys((*features, "scalars"), FEATURE)}
     tables: list[Table] = []
-    for folder in folders:
-        for file in shard_files(folder):
-            table = load_tensors(file)
-            if len(table["kept"]):
-                checked(table, columns, file)
-                suffix = table.get("suffix", torch.zeros(len(table["kept"]), dtype=torch.bool))
-                trial = table.get("trial", torch.full((len(table["kept"]), len(TRIAL)), torch.nan))
-                tables.append(
-                    {**{name: table[name] for name in columns}, "outcome": ~suffix, "trial": trial}
-                )
+    for file in chain(*map(shard_files, folders)):
+        table = load_tensors(file)
+        if num := len(table["kept"]):
+            checked(table, columns, file)
+            no_suffix = torch.zeros(num, dtype=torch.bool)
+            no_trial = torch.full((num, len(TRIAL)), torch.nan)
+            table["outcome"] = ~table.get("suffix", no_suffix)
+            table["trial"] = table.get("trial", no_trial)
+            tables.append({name: table[name] for name in (*columns, "outcome", "trial")})
     if not tables:
         raise UserError(
             f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml."
         )
     table = concatenated(tables)
     del tables  # no more than two copies are in memory at any time
-    x = torch.cat([table[name] for name in features], dim=-1)
-    rows = Rows(x, *(table[field.name] for field in fields(Rows)[1:]))
+    table["x"] = torch.cat([table[name] for name in features], dim=-1)
+    rows = Rows(**{field.name: table[field.name] for field in fields(Rows)})
     return rows, {name: table[name].shape[-1] for name in features}
 
 
@@ -243,10 +241,13 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the
     same parts.
     """
-    problems = sorted(
-        problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest()
-    )
-    if (total := len(problems)) < 4:
+
+    def digest(problem: int) -> bytes:
+        return hashlib.sha256(f"{seed}:{problem}".encode()).digest()
+
+    problems = sorted(problem_N.unique().tolist(), key=digest)
+    total = len(problems)
+    if total < 4:
         raise UserError(
             f"Labels of {total} problems cannot be split into four parts. Raise prompts.train."
         )
@@ -255,16 +256,15 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
         num = min(max(1, round(getattr(params, f"{name}_share") * total)), len(problems) - 1)
         parts[name] = torch.isin(problem_N, torch.tensor(problems[:num]))
         problems = problems[num:]
-    return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)
+    return ProblemParts(torch.isin(problem_N, torch.tensor(problems)), **parts)
 
 
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
     """Soft labels for estimators that know only classes: row index, class (1: kept) and weight [M],
     N <= M <= 2 N.
     """
-    rows = np.arange(len(kept_N))
-    index = np.concatenate([rows, rows])
+    index = np.tile(np.arange(len(kept_N)), 2)
     label = np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])
-    some = weight > 0
-    return index[some], label[some], weight[some]
+    counts = weight > 0
+    return index[counts], label[counts], weight[counts]

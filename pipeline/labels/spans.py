@@ -36,19 +36,15 @@ def main(part: str) -> None:
 
 def read_spans(params: Params) -> None:
     """Label the tokens of every span as its mismatch is labelled."""
-    own = params.train
     torch.set_grad_enabled(False)
-    features = tuple(dict.fromkeys((*own.span_features, "scalars")))
+    features = tuple(dict.fromkeys((*params.train.span_features, "scalars")))
     pair = load_pair(params)
     prompts = read_prompts("train")
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     replay = Replay(decoder, prompts, features, params.label.batch_size)
     table, texts = schema.read_labels()
-    request = request_of(prompts, pair)
-    parts = [
-        span_rows(part, block, features, own.span)
-        for part, block in replay.rounds(table, texts, **request)
-    ]
+    rounds = replay.rounds(table, texts, **request_of(prompts, pair))
+    parts = [span_rows(part, block, features, params.train.span) for part, block in rounds]
     columns = {**schema.ROWS, **dict.fromkeys(features, schema.FEATURE)}
     spans = schema.checked(schema.concatenated(parts), columns, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
@@ -59,30 +55,26 @@ def span_rows(
     part: schema.Table, block: Block, features: tuple[str, ...], span: int
 ) -> schema.Table:
     """The first `span` draft tokens of every record's block, each with the record's label."""
-    num = min(span, block.draft_ids.shape[1])
-    at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
-    rows = {
-        name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()
-    }
-    kl = divergence(block, at_B, torch.zeros_like(at_B)).cpu()  # of the mismatch, as the label is
+    at_B, at_K = block.valid[:, :span].nonzero(as_tuple=True)
+    rows = {name: values[at_B, at_K].float() for name, values in extract(block, features).items()}
+    rows["kl"] = divergence(block)[at_B]  # of the mismatch, as the label is
     at_B = at_B.cpu()
-    at_K = at_K.cpu()
-    shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
-    return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
+    rows["position"] = part["position"][at_B] + at_K.cpu()
+    rows |= {name: part[name][at_B] for name in ("problem", "policy", "kept")}
+    return {name: column.cpu() for name, column in rows.items()}
 
 
 def count_pairs() -> None:
     """Count over all shards of the strict pass, whose own rule refuses every draft token that
     differs.
     """
-    shards = schema.read_records(schema.MISMATCH_FOLDER / "strict", schema.MISMATCHES)
     counts = PairCounts()
-    for records, _ in shards:
+    refusals = 0
+    for records, _ in schema.read_records(schema.MISMATCH_FOLDER / "strict", schema.MISMATCHES):
         counts.add(records["draft_id"], records["target_id"])
+        refusals += schema.num_rows(records)
     counts.save(PAIRS)
-    print(
-        f"{len(counts)} pairs in {sum(len(records['draft_id']) for records, _ in shards)} refusals"
-    )
+    print(f"{len(counts)} pairs in {refusals} refusals")
 
 
 if __name__ == "__main__":

@@ -3,39 +3,35 @@ that will serve. vLLM is imported when it is started; without it, or with a stan
 everything else here works as well."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from gistgate.core.block import Block, Sampling
-from gistgate.core.features import decoder_layers, layers_needed
+from gistgate.core.features import layers_needed
 from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
-from gistgate.models.places import weight_files
-from pipeline.labels.features import at_mismatch, batches, blocks_of
+from gistgate.models import loading
+from pipeline.labels.features import at_mismatch, batches, blocks_of, recorded_draft
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
-from pipeline.labels.schema import Table, Texts, concatenated
-from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_pair
+from pipeline.labels.schema import PLACE, Table, Texts, concatenated, plain_rows
+from pipeline.pair.pair import ModelSource, Pair, load_config, load_model, read_pair
 from pipeline.params import Params
 from pipeline.paths import SCRATCH
 
-# tokens that the engine is asked for at a time; behind them it is decided what stays and what goes
-# on
 PORTION = 64
+"""Tokens that the engine is asked for at a time; behind them it is decided what goes on."""
 MOST_LIVE = 1024  # most rollouts under way; the engine makes its own batches of them
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
-SCALED = (
-    "final_logit_softcapping",
-    "logits_scaling",
-    "logit_scale",
-)  # change logits behind the output layer
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Entries of a configuration that change logits behind the output layer."""
 
 
 class TextToExtend(NamedTuple):
@@ -64,31 +60,34 @@ class EngineRunner:
         self.cost = cost
         self.stop = stop_of(tokenizer, **request)
 
-    def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
-        """Make what `source` asks for until it asks for nothing more; greedily by default."""
+    def serve(self, source: RolloutSource, sampling: Sampling) -> None:
+        """Make what `source` asks for until it asks for nothing more."""
         live: dict[Rollout, Row] = {}
-        while True:
-            while len(live) < MOST_LIVE and (taken := source.take(MOST_LIVE - len(live))):
-                fresh = {rollout: rollout.row(0) for rollout in taken}
-                live |= self._extended(fresh, [[rollout.token] for rollout in taken], source)
-            if not live:
-                return
-            texts = [  # no portion of a text repeats the draws of the one before
-                TextToExtend(
-                    row.text,
-                    min(PORTION, self.stop.max_new_tokens - len(row.answer)),
-                    seed=(row.seed * 1_000_003 + len(row.text)) % 2**31,
-                )
-                for row in live.values()
-            ]
-            portions = self.engine(texts, sampling or Sampling(), sorted(self.stop.eos_ids))
+        while self._fill(live, source):
+            texts = [self._to_extend(row) for row in live.values()]
+            portions = self.engine(texts, sampling, sorted(self.stop.eos_ids))
             live = self._extended(live, portions, source)
 
+    def _fill(self, live: dict[Rollout, Row], source: RolloutSource) -> bool:
+        """Begin as many rollouts as there is room for; False if none is left."""
+        while len(live) < MOST_LIVE:
+            rollouts = source.take(MOST_LIVE - len(live))
+            if not rollouts:
+                break
+            rows = {rollout: rollout.row(0) for rollout in rollouts}
+            live |= self._extended(rows, [[rollout.token] for rollout in rollouts], source)
+        return bool(live)
+
+    def _to_extend(self, row: Row) -> TextToExtend:
+        """The next portion of a text; none repeats the draws of the one before."""
+        num = min(PORTION, self.stop.max_new_tokens - len(row.answer))
+        return TextToExtend(row.text, num, (row.seed * 1_000_003 + len(row.text)) % 2**31)
+
     def _extended(
-        self, rows: dict[Rollout, Row], new: Sequence[list[int]], source: RolloutSource
+        self, rows: dict[Rollout, Row], portions: Sequence[list[int]], source: RolloutSource
     ) -> dict[Rollout, Row]:
         """Extend these rollouts, hand out those that have ended and return the others."""
-        for (rollout, row), portion in zip(rows.items(), new, strict=True):
+        for (rollout, row), portion in zip(rows.items(), portions):
             keep, row.finish = self.stop.cut(row.answer, portion, row.text[: row.prompt_length])
             row.text += portion[:keep]
             # A decoder would have found that it is decided first.
@@ -107,31 +106,23 @@ def check_alone(params: Params) -> None:
         )
 
 
-def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
-    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it, `arguments` are the
-    user's.
-    """
-    instead = f"or set {key} to own in params.yaml."
+def start_vllm(key: str, source: ModelSource, **arguments: Any) -> Any:
+    """The `vllm.LLM` of a target on token ids; the parameter `key` asks for it."""
+    remedy = f"or set {key} to own in params.yaml."
     try:
-        import vllm
+        from vllm import LLM
     except ImportError as error:
         raise UserError(
             f"{key} is vllm, but vLLM is not installed here. Install the extra `vllm` into this"
-            f" environment, {instead}"
+            f" environment, {remedy}"
         ) from error
     if source.gguf_file:
         raise UserError(
             f"{source.model} is a GGUF file, which vLLM is not given. Name a folder of safetensors,"
-            f" {instead}"
+            f" {remedy}"
         )
-    return vllm.LLM(
-        source.model,
-        dtype=source.dtype,
-        revision=source.revision,
-        skip_tokenizer_init=True,
-        **more,
-        **arguments,
-    )
+    place = {"model": source.model, "dtype": source.dtype, "revision": source.revision}
+    return LLM(**place, skip_tokenizer_init=True, **arguments)
 
 
 class VllmEngine:
@@ -139,7 +130,7 @@ class VllmEngine:
 
     def __init__(self, source: ModelSource, arguments: Mapping[str, Any]) -> None:
         """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype."""
-        self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
+        self.llm = start_vllm("engine.rollouts", source, enable_prefix_caching=True, **arguments)
 
     def __call__(
         self, texts: Sequence[TextToExtend], sampling: Sampling, eos_ids: Sequence[int]
@@ -147,17 +138,13 @@ class VllmEngine:
         """New tokens of every text."""
         from vllm import SamplingParams
 
-        shared: Any = {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-        }
-        shared |= {"stop_token_ids": list(eos_ids), "detokenize": False}
-        params = [
-            SamplingParams(seed=None if sampling.greedy else one.seed, max_tokens=one.num, **shared)
-            for one in texts
-        ]
-        outputs = self.llm.generate([prompt(one.text) for one in texts], params, use_tqdm=False)
+        shared: Any = {**asdict(sampling), "stop_token_ids": list(eos_ids), "detokenize": False}
+        params = []
+        for entry in texts:
+            seed = None if sampling.greedy else entry.seed
+            params.append(SamplingParams(seed=seed, max_tokens=entry.num, **shared))
+        prompts = [prompt(entry.text) for entry in texts]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -171,25 +158,24 @@ class VllmStates:
         until they are read.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        connector = (
-            {"kv_connector": "ExampleHiddenStatesConnector"}
-            if torch.cuda.is_available()
-            else ON_CPU
-        )
-        extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
+        on_gpu = {"kv_connector": "ExampleHiddenStatesConnector"}
         aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
         self.behind = ""  # file of the last request without meaning
         self.llm = start_vllm(
             "engine.states",
             source,
-            arguments,
             enable_prefix_caching=False,
             speculative_config={
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
                 "draft_model_config": {"hf_config": aux},
             },
-            kv_transfer_config={"kv_role": "kv_producer", **extra, **connector},
+            kv_transfer_config={
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+                **(on_gpu if torch.cuda.is_available() else ON_CPU),
+            },
+            **arguments,
         )
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -207,18 +193,18 @@ class VllmStates:
         if self.behind:
             stored.cleanup_hidden_states(self.behind)
         self.behind = behind.kv_transfer_params["hidden_states_path"]
-        found = []
-        for text, output in zip(texts, done, strict=True):
+        states = []
+        for text, output in zip(texts, done):
             path = output.kv_transfer_params["hidden_states_path"]
-            states = stored.load_hidden_states(path)
+            content = stored.load_hidden_states(path)
             stored.cleanup_hidden_states(path)
-            if states["token_ids"].tolist() != list(text):
+            if content["token_ids"].tolist() != list(text):
                 raise UserError(
                     "vLLM returned the states of another text. Report this with the version of"
                     " vLLM."
                 )
-            found.append(states["hidden_states"])
-        return found
+            states.append(content["hidden_states"])
+        return states
 
 
 def prompt(text: Sequence[int]) -> dict[str, list[int]]:
@@ -227,58 +213,32 @@ def prompt(text: Sequence[int]) -> dict[str, list[int]]:
 
 
 def load_output_layer(source: ModelSource) -> tuple[nn.Module, nn.Module]:
-    """The final normalisation and the layer of the logits, read without the rest of a model's
-    weights.
+    """The final normalisation and the layer of the logits, read without the layers in front of
+    them.
     """
-    model = load_shape(source)
-    config = model.config.get_text_config()
+    whole = load_config(source)
+    config = whole.get_text_config()
+    config.num_hidden_layers = 0
+    if getattr(config, "layer_types", None):
+        config.layer_types = []
     if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
         raise UserError(
             f"{source.model} changes its logits behind the output layer. Set engine.states to own."
         )
-    head = model.get_output_embeddings()
-    norm = final_norm(model)
-    assert isinstance(head, nn.Module)
-    for module in (norm, head):
-        for key, weight in list(module.named_parameters()):
-            names = {
-                name
-                for name, one in model.named_parameters(remove_duplicate=False)
-                if one is weight
-            }
-            values = weight_of(source, names).to(getattr(torch, source.dtype))
-            setattr(module, key, nn.Parameter(values, requires_grad=False))
-    return norm, head
-
-
-def final_norm(model: PreTrainedModel) -> nn.Module:
-    """The only module beside the layers whose weights are vectors."""
-    layers = decoder_layers(model)
-    norms: list[nn.Module] = [
+    logging.set_verbosity_error()  # it would list all weights of the layers as unexpected
+    options = {"dtype": getattr(torch, source.dtype), **source.place}
+    model = loading.load_model("model", source.model, "cpu", config=whole, **options)
+    norms = [
         child
         for child in model.base_model.children()
-        if child is not layers
-        and [*child.parameters()]
-        and all(weight.ndim == 1 for weight in child.parameters())
+        if {weight.ndim for weight in child.parameters()} == {1}
     ]
     if len(norms) != 1:
         raise UserError(
             f"{type(model).__name__} has not one normalisation at its end. Set engine.states to"
             " own."
         )
-    return norms[0]
-
-
-def weight_of(source: ModelSource, names: set[str]) -> Tensor:
-    """The first stored tensor that has one of these names."""
-    for file in weight_files(source.model, source.revision, local=False):
-        with safe_open(file, framework="pt") as stored:
-            for name in names & set(stored.keys()):
-                found: Tensor = stored.get_tensor(name)
-                return found
-    raise UserError(
-        f"{source.model} has no weights {' or '.join(sorted(names))}. Set engine.states to own."
-    )
+    return norms[0], model.get_output_embeddings()
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:
@@ -316,54 +276,50 @@ class StateFeatures:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row
         of `table`.
         """
-        parts = batches(table, batch_size)
         return concatenated(
-            [at_mismatch(self.block(one, texts), self.names, one["target_id"]) for one in parts]
+            [
+                at_mismatch(self.block(part, texts), self.names, part["target_id"])
+                for part in batches(table, batch_size)
+            ]
         )
 
     def block(self, part: Table, texts: Texts) -> Block:
         """The blocks that begin with the mismatches of `part`."""
-        x_BK = blocks_of(part)
-        valid_BK = x_BK >= 0
-        places = (part[name].tolist() for name in ("problem", "policy", "position"))
-        fronts = [  # the text in front of every mismatch, prompt included
-            [*self.prompts[problem]["ids"], *texts[problem, policy].ids[:position]]
-            for problem, policy, position in zip(*places, strict=True)
-        ]
-        whole = [
-            [*front, *row[: int(num)]]
-            for front, row, num in zip(fronts, x_BK.tolist(), valid_BK.sum(-1), strict=True)
-        ]
-        rows = [
-            states[len(front) - 1 :]
-            for front, states in zip(fronts, self.states(whole), strict=True)
-        ]
-        states_BRLD = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        missing = x_BK.shape[1] + 1 - states_BRLD.shape[1]
-        states_BRLD = nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
+        draft = recorded_draft(blocks_of(part))
+        lengths = draft.valid.sum(-1).tolist()  # of the drafts
+        whole = []
+        for place, ids, length in zip(plain_rows(part, *PLACE), draft.ids.tolist(), lengths):
+            problem, policy, position = place
+            front = texts[problem, policy].ids[:position]
+            whole.append([*self.prompts[problem]["ids"], *front, *ids[:length]])
+        num = draft.ids.shape[1]
+        rows = []
+        for states, length in zip(self.states(whole), lengths):
+            rows.append(nn.functional.pad(states[-length - 1 :], (0, 0, 0, 0, 0, num - length)))
+        states_BRLD = torch.stack(rows)
         hidden = {
             f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)
         }
-        hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
+        hidden["pre"] = states_BRLD[:, :, -1]
         norm, head = self.output
         hidden["post"] = norm(hidden["pre"])
         logits = head(hidden["post"]).float()[..., : self.vocabulary]
-        q_BKV = self.draft_probs(fronts, whole, x_BK.shape[1])
-        return Block(x_BK.clamp_min(0), valid_BK, logits, q=q_BKV, hidden=hidden)
+        q_BKV = self.draft_probs(whole, lengths, num)
+        return Block(draft.ids, draft.valid, logits, q=q_BKV, hidden=hidden)
 
     def draft_probs(
-        self, fronts: Sequence[list[int]], whole: Sequence[list[int]], num: int
+        self, texts: Sequence[list[int]], lengths: Sequence[int], num: int
     ) -> Tensor | None:
-        """q of every place of the blocks [B, K, V]; None without a draft model."""
+        """q of every place of the blocks [B, K, V], which end the texts; None without a draft
+        model.
+        """
         if self.draft is None:
             return None
-        q_BKV = torch.zeros(len(whole), num, self.vocabulary)
-        for row, (front, text) in enumerate(zip(fronts, whole, strict=True)):
-            keep = len(text) - len(front)
-            z = last_logits(
-                self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device)
-            )[0]
-            q_BKV[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
+        q_BKV = torch.zeros(len(texts), num, self.vocabulary)
+        for q_KV, text, length in zip(q_BKV, texts, lengths):
+            ids = torch.tensor([text[:-1]], device=self.draft.device)
+            z_KV = last_logits(self.draft, length, input_ids=ids)[0]
+            q_KV[:length] = z_KV[:, : self.vocabulary].softmax(-1).cpu()
         return q_BKV
 
 

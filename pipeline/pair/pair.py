@@ -1,7 +1,7 @@
 """Load a target and what drafts for it as models/pairs/<pair>.yaml names them."""
 
-import contextlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,17 @@ class ModelSource:
     """Where one model comes from."""
 
     model: str  # hub id or folder
-    name: str | None = (
-        None  # what gates call the model where `model` is a folder; None: the folder's own name
-    )
+    name: str | None = None
+    """What gates call the model where `model` is a folder; None: the folder's own name."""
     revision: str | None = None  # branch, tag or commit on the hub; None takes the newest
-    gguf_file: str | None = (
-        None  # in the folder or repository, unpacked to `dtype`; None reads safetensors
-    )
+    gguf_file: str | None = None
+    """File in the folder or repository, unpacked to `dtype`; None reads safetensors."""
     dtype: str = "bfloat16"  # type of the weights in memory, a name in torch
-    device_map: str | None = (
-        None  # as of from_pretrained, such as `auto`; None puts the whole model on `device`
-    )
+    device_map: str | None = None
+    """As of from_pretrained, such as `auto`; None puts the whole model on `device`."""
     device: str | None = None  # without a device_map; None takes the GPU where there is one
-    quantise: str = (
-        "none"  # bits that a draft's weights are rounded to when it is loaded: int8, int4 or none
-    )
+    quantise: str = "none"
+    """Bits that a draft's weights are rounded to when it is loaded: int8, int4 or none."""
 
     def __post_init__(self) -> None:
         if self.model.startswith("~"):
@@ -78,25 +74,23 @@ class PairSource:
     """The content of a pair's file."""
 
     target: ModelSource  # the model whose answers count
-    draft: ModelSource | None = (
-        None  # the model that proposes; None where `drafter` proposes without a model
-    )
-    # "model" for the draft model, or one of loading.RETRIEVAL, which copies from the text
+    draft: ModelSource | None = None
+    """The model that proposes; None where `drafter` proposes without a model."""
     drafter: str = MODEL
+    """MODEL for the draft model, or one of loading.RETRIEVAL, which copies from the text."""
     tokenizer: str | None = None  # hub id or folder; None takes the target's
-    training: dict[str, Any] | None = (
-        None  # for pairs that are trained here: what replaces keys of `pair_training`
-    )
+    training: dict[str, Any] | None = None
+    """For pairs that are trained here: what replaces keys of `pair_training`."""
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
             raise UserError(
                 "The pair quantises its target, whose answers count. Only `draft` has `quantise`."
             )
-        if self.drafter not in (MODEL, *loading.RETRIEVAL):
-            known = [MODEL, *loading.RETRIEVAL]
+        drafters = (MODEL, *loading.RETRIEVAL)
+        if self.drafter not in drafters:
             raise UserError(
-                f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}"
+                f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, drafters)}"
             )
         if (self.draft is None) == (self.drafter == MODEL):
             raise UserError(
@@ -106,34 +100,33 @@ class PairSource:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names that are said, by `target`, `draft` and `tokenizer`."""
-        said = {"target": self.target.name, "draft": self.draft and self.draft.name}
-        said["tokenizer"] = self.target.name if self.tokenizer is None else None
-        return {role: name for role, name in said.items() if name}
+        """The names that the file gives to `target`, `draft` and `tokenizer`."""
+        names = {role: source.name for role, source in self.roles.items()}
+        if self.tokenizer is None:
+            names["tokenizer"] = self.target.name
+        return {role: name for role, name in names.items() if name}
 
     @property
     def roles(self) -> dict[str, ModelSource]:
         """The models by "target" and, where there is one, "draft"."""
-        return (
-            {"target": self.target}
-            if self.draft is None
-            else {"target": self.target, "draft": self.draft}
-        )
+        draft = {} if self.draft is None else {"draft": self.draft}
+        return {"target": self.target, **draft}
 
 
-def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
+def read_pair(name: str) -> PairSource:
     """The file of a pair; for a pair that does not exist the nearest name is offered."""
-    path = folder / f"{name}.yaml"
+    path = PAIRS / f"{name}.yaml"
     if not path.is_file():
-        known = sorted(file.stem for file in folder.glob("*.yaml"))
-        raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known)}")
+        names = [file.stem for file in PAIRS.glob("*.yaml")]
+        raise UserError(f"There is no pair '{name}' in {PAIRS}. {nearest(name, names)}")
     return build(PairSource, read_yaml(path), file=str(path))
 
 
-def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
+def pair_files(name: str) -> tuple[Path, ...]:
     """The local files and folders that a pair is read from."""
-    local = [Path(one.model) for one in read_pair(name, folder).roles.values() if one.is_folder]
-    return (folder / f"{name}.yaml", *local)
+    sources = read_pair(name).roles.values()
+    folders = [Path(source.model) for source in sources if source.is_folder]
+    return (PAIRS / f"{name}.yaml", *folders)
 
 
 def load_config(source: ModelSource) -> Any:
@@ -148,13 +141,11 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     """A model in its dtype on its device, without gradients, and quantised where the pair says
     so.
     """
-    device = (
-        None
-        if source.device_map
-        else source.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    )
-    where = {"device_map": source.device_map} if source.device_map else {}
-    options = {"dtype": getattr(torch, source.dtype), **where, **source.place}
+    options = {"dtype": getattr(torch, source.dtype), **source.place}
+    device: str | None = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if source.device_map:
+        device = None
+        options["device_map"] = source.device_map
     model = loading.load_model("model", source.model, device, **options)
     loading.warn_generation_config(model)
     return quantise(model.requires_grad_(False), source.quantise)
@@ -169,9 +160,7 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, source.dtype)
         )
-    with contextlib.suppress(
-        OSError
-    ):  # few models have no such file, and the configuration says the same then
+    with suppress(OSError):  # without such a file the configuration says the same
         model.generation_config = GenerationConfig.from_pretrained(
             source.model, revision=source.revision
         )
@@ -180,8 +169,8 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
 
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one it names, else the target's."""
-    where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
-    tokenizer = tokenizers.load_tokenizer(where.model, **where.place)
+    origin = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
+    tokenizer = tokenizers.load_tokenizer(origin.model, **origin.place)
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -194,16 +183,16 @@ def check_vocabularies(
     """Both models have to mean the same token by every id; `sizes` are the rows of their input
     embeddings by role.
     """
+    num = num_ids(tokenizer)
     for role, size in sizes.items():
-        if size < (needed := num_ids(tokenizer)):
+        if size < num:
             raise UserError(
-                f"The {role} knows {size} tokens, the tokenizer {needed}. Choose models of one"
-                " family."
+                f"The {role} knows {size} tokens, the tokenizer {num}. Choose models of one family."
             )
-    if (draft := source.draft) and (
-        own := tokenizers.own_tokenizer("draft", draft.model, **draft.place)
-    ) is not None:
-        tokenizers.check_same_tokenizer(tokenizer, own)
+    if source.draft:
+        own = tokenizers.own_tokenizer("draft", source.draft.model, **source.draft.place)
+        if own is not None:
+            tokenizers.check_same_tokenizer(tokenizer, own)
 
 
 @dataclass(frozen=True)
@@ -214,15 +203,12 @@ class Pair:
     draft: PreTrainedModel | None  # None where `drafter` proposes without a model
     tokenizer: PreTrainedTokenizerBase
     name: str
-    files: tuple[
-        Path, ...
-    ] = ()  # local files and folders that it was read from; fingerprints take them in
-    drafter: str = (
-        MODEL  # id of the drafter that stands for the pair wherever a method says "model"
-    )
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what gates call `target`, `draft` and `tokenizer`
+    files: tuple[Path, ...] = ()
+    """Local files and folders that it was read from; fingerprints take them in."""
+    drafter: str = MODEL
+    """Id of the drafter that stands for the pair wherever a method says "model"."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What gates call `target`, `draft` and `tokenizer`."""
 
     @property
     def draft_model(self) -> PreTrainedModel:
@@ -234,36 +220,36 @@ class Pair:
         return self.draft
 
 
-def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
+def load_pair(params: Any, weights: bool = True) -> Pair:
     """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without
     `weights` only their shapes. Unknown pairs, models that cannot be read or reached and
     vocabularies that differ are refused."""
-    source = read_pair(params.pair, folder)
+    source = read_pair(params.pair)
     tokenizer = load_tokenizer(source)
     load = load_model if weights else load_shape
     models = {role: load(model) for role, model in source.roles.items()}
-    sizes = {
-        role: int(model.get_input_embeddings().weight.shape[0]) for role, model in models.items()
-    }
+    sizes = {role: len(model.get_input_embeddings().weight) for role, model in models.items()}
     check_vocabularies(source, tokenizer, sizes)
     target = models["target"]
     draft = models.get("draft")
     if draft is not None:
         loading.check_smaller(target, draft)
-    files = pair_files(params.pair, folder)
+    files = pair_files(params.pair)
     return Pair(target, draft, tokenizer, params.pair, files, source.drafter, source.names)
 
 
-def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
+def check_pair(name: str) -> dict[str, Any]:
     """Check configurations and vocabularies without loading weights; returns what identifies the
     pair.
     """
-    source = read_pair(name, folder)
+    source = read_pair(name)
     tokenizer = load_tokenizer(source)
-    identities = {}
+    report = {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter}
+    sizes = {}
     for role, model in source.roles.items():
         config = load_config(model).get_text_config()
-        identities[role] = {
+        sizes[role] = config.vocab_size
+        report[role] = {
             "model": model.model,
             "revision": model.revision,
             "architecture": config.model_type,
@@ -271,13 +257,5 @@ def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
             "layers": config.num_hidden_layers,
             "vocabulary": config.vocab_size,
         }
-    check_vocabularies(
-        source, tokenizer, {role: identity["vocabulary"] for role, identity in identities.items()}
-    )
-    return {
-        "pair": name,
-        "tokens": len(tokenizer),
-        "draft": None,
-        "drafter": source.drafter,
-        **identities,
-    }
+    check_vocabularies(source, tokenizer, sizes)
+    return report

@@ -6,30 +6,33 @@ solutions. lexicon.yaml holds the words."""
 import hashlib
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from gistgate.core.files import write_json_lines
 from pipeline.params import WorldParams
-from pipeline.paths import WORLD, read_yaml
+from pipeline.paths import read_yaml
 
 LEXICON = read_yaml(Path(__file__).with_name("lexicon.yaml"))
-PEOPLE = [(name, "she", "her") for name in LEXICON["women"]] + [
-    (name, "he", "his") for name in LEXICON["men"]
-]
-ITEMS, COLOURS, CONTAINERS, DAYS, PLACES = (
-    LEXICON[kind] for kind in ("items", "colours", "containers", "days", "places")
-)
+WOMEN = [(name, "she", "her") for name in LEXICON["women"]]
+PEOPLE = WOMEN + [(name, "he", "his") for name in LEXICON["men"]]
+ITEMS = LEXICON["items"]
+COLOURS = LEXICON["colours"]
+CONTAINERS = LEXICON["containers"]
+DAYS = LEXICON["days"]
+PLACES = LEXICON["places"]
 QUESTION = LEXICON["question"]
 SOLUTION = LEXICON["solution"]
 SITES: dict[str, list[str]] = {**QUESTION, **SOLUTION}  # the wordings of every site
 
 OPERATIONS = ("gain", "lose", "double", "triple")
+FACTORS = {"double": 2, "triple": 3}
 PARTS = {"corpus": range(0, 12), "train": range(12, 17), "test": range(17, 20)}
 """Twentieths of all arithmetic cores that belong to the models' corpora, the task's training and
 its test file.
@@ -42,9 +45,10 @@ PATTERN = r" ?[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
 """One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round
 trips are exact.
 """
-# longest text in tokens that the models are declared for; problems of the default world need half
-# of it
 CONTEXT = 512
+"""Longest text in tokens that the models are declared for; problems of the default world need half
+of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,9 @@ class Step:
 
     def apply(self, total: int) -> int:
         """The total after this step."""
-        after = {
-            "gain": total + self.amount,
-            "lose": total - self.amount,
-            "double": total * 2,
-            "triple": total * 3,
-        }
-        return after[self.operation]
+        if self.operation in FACTORS:
+            return total * FACTORS[self.operation]
+        return total + self.amount if self.operation == "gain" else total - self.amount
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ class Problem:
     @property
     def totals(self) -> list[int]:
         """Totals after every step; the last one is the answer."""
-        return [*accumulate(self.steps, lambda total, step: step.apply(total), initial=self.start)][
-            1:
-        ]
+        totals = [self.start]
+        for step in self.steps:
+            totals.append(step.apply(totals[-1]))
+        return totals[1:]
 
 
 def core(start: int, steps: list[tuple[str, int]]) -> str:
@@ -119,12 +120,11 @@ def draw_arithmetic(
         total = start
         steps = []
         for _ in range(num_steps):
-            operation = rng.choice(OPERATIONS)
-            amount = rng.randint(2, 9)
-            total = Step(operation, amount, "").apply(total)
+            step = (rng.choice(OPERATIONS), rng.randint(2, 9))
+            total = Step(*step, "").apply(total)
             if not 1 <= total <= params.max_total:
                 break
-            steps.append((operation, amount))
+            steps.append(step)
         if len(steps) == num_steps and part_of(core(start, steps)) == part:
             return start, steps
 
@@ -135,26 +135,22 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     person, (friend, _, _) = rng.sample(PEOPLE, 2)
     colour, other_colour = rng.sample(COLOURS, 2)
     container, other_container = rng.sample(CONTAINERS, 2)
-    steps = tuple(
-        Step(*step, day) for step, day in zip(drawn, rng.sample(DAYS, len(drawn)), strict=True)
-    )
+    days = rng.sample(DAYS, len(drawn))
+    steps = tuple(Step(*step, day) for step, day in zip(drawn, days))
     items = rng.choice(ITEMS)
     place = rng.choice(PLACES)
-    ornaments = colour, other_colour, container, other_container, place
+    ornaments = (colour, other_colour, container, other_container, place)
     return Problem(*person, friend, items, start, steps, *ornaments)
 
 
-Wording = Mapping[
-    str, list[float]
-]  # frequencies of what can be said, by site, in the order of the lexicon
+Wording = Mapping[str, list[float]]
+"""Frequencies of what can be said, by site, in the order of the lexicon."""
 
 
 def zipf(keys: list[float], skew: float) -> list[float]:
     """Frequencies 1 / rank^skew, normalised; the largest key has rank 1."""
-    rank = {
-        i: rank for rank, i in enumerate(sorted(range(len(keys)), key=lambda i: -keys[i]), start=1)
-    }
-    raw = [rank[i] ** -skew for i in range(len(keys))]
+    ranked = sorted(keys, reverse=True)
+    raw = [(ranked.index(key) + 1) ** -skew for key in keys]
     return [weight / sum(raw) for weight in raw]
 
 
@@ -162,26 +158,29 @@ def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
     """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted
     world as neither has read them. In solutions the draft mixes the target's keys with its own: at
     distance 0 it ranks as the target."""
+
+    def key(speaker: str, site: str, i: int) -> float:
+        return random.Random(f"{seed} {speaker} {site} {i}").gauss(0, 1)
+
     wording = {}
     for site, sentences in SITES.items():
-        asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
-        target_keys, own_keys = (
-            [random.Random(f"{seed} {who} {site} {i}").gauss(0, 1) for i in range(len(sentences))]
-            for who in (asked, "draft")
-        )
+        speaker = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
         distance = 0.0 if dialect == "target" or site in QUESTION else params.dialect_distance
         keep = math.sqrt(1 - distance**2)
-        keys = [keep * a + distance * b for a, b in zip(target_keys, own_keys, strict=True)]
+        keys = [
+            keep * key(speaker, site, i) + distance * key("draft", site, i)
+            for i in range(len(sentences))
+        ]
         wording[site] = zipf(keys, params.skew)
     return wording
 
 
+@dataclass
 class TextWriter:
     """Writes questions and worked solutions in one wording; with ornaments or without."""
 
-    def __init__(self, wording: Wording, ornaments: bool) -> None:
-        self.wording = wording
-        self.ornaments = ornaments
+    wording: Wording
+    ornaments: bool
 
     def question(self, problem: Problem, rng: random.Random) -> str:
         """The question: start, one sentence per step, what is asked."""
@@ -201,22 +200,22 @@ class TextWriter:
         stored = say("stored") if self.ornaments else ""
         sentences = [f"{say('opener')} {say('have')}{stored}."]
         befores = [problem.start, *problem.totals]
-        for step, before, after in zip(problem.steps, befores, problem.totals, strict=False):
-            fill = {"amount": step.amount, "day": step.day, "before": before, "after": after}
+        for step, before, after in zip(problem.steps, befores, problem.totals):
+            fill = {**vars(step), "before": before, "after": after}
             detail = say("detail", **fill) if self.ornaments else ""
-            action = (
+            sentences.append(
                 f"{say('connective')}{detail} {say('subject')}"
                 f" {say(f'verb.{step.operation}', **fill)}"
-            )
-            sentences.append(
-                f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}."
+                f"{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}."
             )
         return " ".join([*sentences, say("final", after=answer)]) + f"\n#### {answer}"
 
     def _speaker(self, problem: Problem, rng: random.Random) -> Callable[..., str]:
-        return lambda site, **fill: rng.choices(SITES[site], self.wording[site])[0].format(
-            **{**vars(problem), **fill}
-        )
+        def say(site: str, **fill: Any) -> str:
+            sentence = rng.choices(SITES[site], self.wording[site])[0]
+            return sentence.format(**{**vars(problem), **fill})
+
+        return say
 
 
 def documents(
@@ -228,16 +227,17 @@ def documents(
     others."""
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     writer = TextWriter(make_wording(params, dialect, seed), params.ornaments)
-    problems = (draw_problem(params, part, rng) for _ in range(count))
-    return [
-        {"question": writer.question(one, rng), "answer": writer.solution(one, rng)}
-        for one in problems
-    ]
+    rows = []
+    for _ in range(count):
+        problem = draw_problem(params, part, rng)
+        question = writer.question(problem, rng)
+        rows.append({"question": question, "answer": writer.solution(problem, rng)})
+    return rows
 
 
-def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
+def write_task_files(params: WorldParams, seed: int, folder: Path) -> None:
     """Write train.jsonl and test.jsonl, byte by byte the same for the same parameters and seed."""
-    for part, count in (("train", params.task_train), ("test", params.task_test)):
+    for part, count in {"train": params.task_train, "test": params.task_test}.items():
         write_json_lines(folder / f"{part}.jsonl", documents(params, seed, part, count))
 
 
@@ -248,9 +248,8 @@ def prompt_text(question: str) -> str:
 
 def answer_of(text: str) -> str | None:
     """The number after the first `####`, or None."""
-    _, mark, rest = text.partition("#### ")
-    digits = rest.split()[:1]
-    return digits[0].rstrip(".") if mark and digits else None
+    match = re.search(r"#### \s*(\S+)", text)
+    return match[1].rstrip(".") if match else None
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:

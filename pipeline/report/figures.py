@@ -1,6 +1,8 @@
 """The figures of the report, as matplotlib objects; the same input gives the same bytes."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from pipeline.report.summary import Results, Summary
 
 matplotlib.use("Agg")
 
-
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -24,6 +25,7 @@ STYLE: Any = {
     "svg.hashsalt": "gistgate",
 }
 MARKERS = "osD^vPX*<>"
+LOSS = "accuracy lost against strict, points"
 DESCRIBED = {
     "frontier": "Accuracy lost against tokens per target forward, for every tested setting",
     "speed": "Accuracy lost on the test prompts against speed, with intervals",
@@ -37,9 +39,8 @@ Looks = dict[str, tuple[str, str]]  # colour and marker by method or head: the s
 
 def looks(names: Iterable[str]) -> Looks:
     """A look for each name, in order."""
-    return {
-        name: (f"C{place % 10}", MARKERS[place % len(MARKERS)]) for place, name in enumerate(names)
-    }
+    colours = [f"C{place}" for place in range(10)]
+    return dict(zip(names, zip(cycle(colours), cycle(MARKERS))))
 
 
 def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> dict[str, Figure]:
@@ -52,6 +53,13 @@ def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> 
             "reliability.png": reliability_figure(results.curves),
             "accepted_length.png": length_figure(results.evaluation, look),
         }
+
+
+def new_axes(width: float, height: float, x: str, y: str) -> tuple[Figure, Any]:
+    """An empty figure, in inches, with the names of what its axes show."""
+    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+    axes.set(xlabel=x, ylabel=y)
+    return figure, axes
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -68,26 +76,26 @@ def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -
     """Accuracy lost against tokens per target forward, a line per method and variant; certified
     settings are filled.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axes = new_axes(6.4, 4.2, "tokens per target forward (tau)", LOSS)
     for name, method in summary["methods"].items():
         colour, marker = look[name]
-        own = [row for row in rows if row["method"] == name]
-        if not own:  # nothing to calibrate: one point, lossless by construction
+        settings = [row for row in rows if row["method"] == name]
+        if not settings:  # nothing to calibrate: one point, lossless by construction
             axes.plot([method["mean_accepted_length"]], [0], marker, color=colour, ms=7, label=name)
             continue
-        tried = [row for row in own if row["split"] == "development"]
-        for variant in dict.fromkeys(repr(row["fixed"]) for row in tried):
-            line = [row for row in tried if repr(row["fixed"]) == variant]
+        lines = defaultdict(list)
+        for row in settings:
+            if row["split"] == "development":
+                lines[repr(row["fixed"])].append(row)
+        for line in lines.values():
             line.sort(key=lambda row: row["mean_accepted_length"])
             axes.plot(*points(line), ".-", color=colour, alpha=0.35, lw=1)
-        for row in (row for row in own if row["split"] == "calibration"):
-            face = colour if row["certified_budgets"] else "none"
-            axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
+        for row in settings:
+            if row["split"] == "calibration":
+                face = colour if row["certified_budgets"] else "none"
+                axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
         axes.plot([], [], marker + "-", color=colour, label=name)
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
-    axes.set(
-        xlabel="tokens per target forward (tau)", ylabel="accuracy lost against strict, points"
-    )
     axes.set_title(
         "lines: development prompts; markers: calibration prompts, filled when certified",
         fontsize=8,
@@ -105,19 +113,18 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
     """Accuracy lost on the test split against speed, with both intervals, at the headline
     budget.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axes = new_axes(6.4, 4.2, "speed against plain decoding, same engine", LOSS)
     for name, method in summary["methods"].items():
         colour, marker = look[name]
         speed = method["speed"]["vs_plain"]
         change = method["accuracy_difference"]
+        below = 100 * (change["high"] - change["mean"])
+        above = 100 * (change["mean"] - change["low"])
         axes.errorbar(
             speed["mean"],
             -100 * change["mean"],
             xerr=[[speed["mean"] - speed["low"]], [speed["high"] - speed["mean"]]],
-            yerr=[
-                [100 * (change["high"] - change["mean"])],
-                [100 * (change["mean"] - change["low"])],
-            ],
+            yerr=[[below], [above]],
             marker=marker,
             ms=6,
             capsize=2,
@@ -127,10 +134,6 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
         )
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.axvline(1, color="grey", lw=0.5)
-    axes.set(
-        xlabel="speed against plain decoding, same engine",
-        ylabel="accuracy lost against strict, points",
-    )
     axes.legend()
     return figure
 
@@ -139,31 +142,26 @@ def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
     """Predicted against observed probability that the meaning is kept, on problems no head has
     seen.
     """
-    figure, axes = plt.subplots(figsize=(4.4, 4.2), layout="constrained")
+    figure, axes = new_axes(4.4, 4.2, "predicted P(meaning kept)", "observed share kept")
     axes.plot([0, 1], [0, 1], color="grey", lw=0.8, ls=":")
-    look = looks(curves)
-    for name, curve in curves.items():
-        (colour, marker) = look[name]
-        bins = curve["reliability"]
-        predicted = [b["predicted"] for b in bins]
-        observed = [b["observed"] for b in bins]
+    for name, (colour, marker) in looks(curves).items():
+        bins = curves[name]["reliability"]
+        predicted, observed = ([b[key] for b in bins] for key in ("predicted", "observed"))
         axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
-    axes.set(xlabel="predicted P(meaning kept)", ylabel="observed share kept")
     axes.legend()
     return figure
 
 
 def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     """How many draft tokens a round accepts, as a share of rounds, one line per method."""
-    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    figure, axes = new_axes(
+        6.4, 3.6, "draft tokens accepted in a round", "share of rounds, per cent"
+    )
     for name, (colour, marker) in look.items():
         counts = evaluation[name]["statistics"]["histogram"]
-        block = evaluation[name]["block"]
-        share = [
-            100 * counts.get(str(length), 0) / (sum(counts.values()) or 1)
-            for length in range(block + 1)
-        ]
-        axes.plot(range(block + 1), share, marker + "-", color=colour, ms=4, label=name)
-    axes.set(xlabel="draft tokens accepted in a round", ylabel="share of rounds, per cent")
+        total = sum(counts.values()) or 1
+        lengths = range(evaluation[name]["block"] + 1)
+        share = [100 * counts.get(str(length), 0) / total for length in lengths]
+        axes.plot(lengths, share, marker + "-", color=colour, ms=4, label=name)
     axes.legend()
     return figure

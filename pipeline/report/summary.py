@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gistgate.certificates.ledger import level
@@ -15,10 +15,11 @@ from pipeline.params import Params
 from pipeline.paths import HEADS, REPORTS, calibration_file, evaluation_folder
 
 Summary = dict[str, Any]
+ByName = dict[str, dict[str, Any]]
 
 THEIRS = "transformers_"  # what the names of transformers' own decodings begin with
-PLAIN = "plain"  # evaluations of plain decoding and of the lossless reference
-STRICT = "exact"
+PLAIN = "plain"  # evaluation of plain decoding
+STRICT = "exact"  # evaluation of the lossless reference
 LEVEL = 0.9  # two-sided confidence of the intervals; their lower ends hold with 95 %
 REFERENCES = {
     "vs_plain": "plain",
@@ -30,13 +31,12 @@ REFERENCES = {
 """Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot
 run everywhere.
 """
-PER_TOKEN = (  # tokens per second to those of plain decoding: answers may differ in length
-    "per_token"
-)
-SPECULATION = (
-    "transformers_assisted",
-    "transformers_lookup",
-)  # the baselines whose K development prompts chose
+PER_TOKEN = "per_token"
+"""Ratio of tokens per second to those of plain decoding: answers may differ in length."""
+SPECULATION = ("transformers_assisted", "transformers_lookup")
+"""The baselines whose K development prompts chose."""
+EVALUATED = ("block", "knob", "accuracy", "mean_accepted_length", "loose_per_100", "cut", "n")
+"""What a summary keeps of an evaluation."""
 CERTIFIED = (
     "certified",
     "knob",
@@ -73,24 +73,24 @@ COLUMNS = (
 class Results:
     """Everything the last run found, by method or head."""
 
-    calibration: dict[str, dict[str, Any]]  # methods without a knob may have none
-    evaluation: dict[str, dict[str, Any]]  # "plain" among them
-    samples: dict[str, dict[str, float]]  # prompt id -> score in [0, 1], by method
     benchmark: dict[str, Any]
-    heads: dict[str, dict[str, Any]]
-    curves: dict[str, dict[str, Any]]
-    adversarial: dict[str, Any]  # by method; empty where nobody looked
+    heads: ByName
+    curves: ByName
+    adversarial: ByName  # empty where nobody looked
+    calibration: ByName = field(default_factory=dict)  # methods without a knob may have none
+    evaluation: ByName = field(default_factory=dict)  # "plain" among them
+    samples: ByName = field(default_factory=dict)  # prompt id -> score in [0, 1]
 
     def scores(self, method: str) -> list[float]:
         """Scores of a method in the order of the strict run's prompts."""
         strict = self.samples[STRICT]
-        own = self.samples[method]
-        if strict.keys() != own.keys():
+        scores = self.samples[method]
+        if strict.keys() != scores.keys():
             raise UserError(
                 f"'{method}' and '{STRICT}' have other test prompts. Run the stage `evaluate`"
                 " again."
             )
-        return [own[name] for name in strict]
+        return [scores[name] for name in strict]
 
     def seconds(self, contender: str) -> list[float]:
         """Seconds of a contender per prompt, its repeats added up."""
@@ -122,32 +122,34 @@ def read_results(params: Params) -> Results:
         raise UserError(
             "params.yaml: 'methods' lacks 'exact', the reference of every difference. Add it."
         )
-    evaluated = {name: evaluation_folder(name) for name in [PLAIN, *params.methods]}
-    calibrated = {name: calibration_file(name) for name in params.methods}
     misled = REPORTS / "adversarial.json"
-    return Results(
-        calibration={
-            name: read_json(path)
-            for name, path in calibrated.items()
-            if params.methods[name].knob is not None or path.exists()
-        },
-        evaluation={name: read_json(folder / "summary.json") for name, folder in evaluated.items()},
-        samples={
-            name: {
-                row["id"]: float(row["correct"])
-                for row in read_json_lines(folder / "samples.jsonl")
-            }
-            for name, folder in evaluated.items()
-        },
+    results = Results(
         benchmark=read_json(REPORTS / "benchmark.json"),
         heads={name: read_json(HEADS / name / "metrics.json") for name in params.train.heads},
         curves={name: read_json(HEADS / name / "curves.json") for name in params.train.heads},
         adversarial=read_json(misled)["methods"] if misled.exists() else {},
     )
+    for name, method in params.methods.items():
+        file = calibration_file(name)
+        if method.knob is not None or file.exists():
+            results.calibration[name] = read_json(file)
+    for name in (PLAIN, *params.methods):
+        folder = evaluation_folder(name)
+        rows = read_json_lines(folder / "samples.jsonl")
+        results.samples[name] = {row["id"]: float(row["correct"]) for row in rows}
+        results.evaluation[name] = read_json(folder / "summary.json")
+    return results
 
 
 def summarise(params: Params, results: Results) -> Summary:
     """The whole summary: plain decoding, every method at the headline budget, every head."""
+    heads = {}
+    for name, metrics in results.heads.items():
+        heads[name] = {key: metrics.get(key) for key in ("auc", "ap", "brier", "ece")}
+    # K of transformers' speculation; 0: its own defaults
+    blocks = {
+        name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)
+    }
     return {
         "pair": params.pair,
         "task": params.task,
@@ -156,20 +158,12 @@ def summarise(params: Params, results: Results) -> Summary:
         "looks": params.calibrate.looks,
         "timed": {
             "n": len(results.seconds("plain")),
-            # K of transformers' speculation; 0: its own defaults
-            "blocks": {
-                name: results.timing(name)["block"]
-                for name in SPECULATION
-                if results.was_timed(name)
-            },
+            "blocks": blocks,
             **{name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")},
         },
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
         "methods": {name: method_summary(name, params, results) for name in params.methods},
-        "heads": {
-            name: {key: metrics.get(key) for key in ("auc", "ap", "brier", "ece")}
-            for name, metrics in results.heads.items()
-        },
+        "heads": heads,
     }
 
 
@@ -179,34 +173,25 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
     """
     method = params.methods[name]
     evaluation = results.evaluation[name]
-    budgets = results.calibration.get(name, {"budgets": {}})["budgets"]
+    calibration = results.calibration.get(name, {"budgets": {}})
     misled = results.adversarial.get(name)
+    scores = (results.scores(name), results.scores(STRICT))
+    certificates = {}
+    for budget, entry in calibration["budgets"].items():
+        certificates[budget] = {key: entry[key] for key in CERTIFIED if key in entry}
     return {
+        **{key: evaluation[key] for key in EVALUATED},
         "rule": method.rule,
         "drafter": method.drafter,
-        "block": evaluation["block"],
         "timed_block": results.timing(name)["block"],
         "budget": params.headline_budget,
         "confidence": level(params.calibrate.confidence, params.calibrate.looks),
-        "knob": evaluation["knob"],
         "certified_bound": certified_bound(name, params, results),
-        "certificates": {
-            b: {key: found[key] for key in CERTIFIED if key in found}
-            for b, found in budgets.items()
-        },
-        "accuracy": evaluation["accuracy"],
-        "accuracy_difference": asdict(
-            accuracy_difference(
-                results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed
-            )
-        ),
-        "mean_accepted_length": evaluation["mean_accepted_length"],
-        "loose_per_100": evaluation["loose_per_100"],
+        "certificates": certificates,
+        "accuracy_difference": asdict(accuracy_difference(*scores, level=LEVEL, seed=params.seed)),
         "speed": speeds(name, params, results),
-        "cut": evaluation["cut"],
         "adversarial": misled and {key: value for key, value in misled.items() if key != "by_kind"},
         "target_forwards": evaluation["statistics"]["forwards"],
-        "n": evaluation["n"],
     }
 
 
@@ -215,19 +200,15 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
     second to plain's.
     """
     drawn: dict[str, Any] = {"level": LEVEL, "seed": params.seed}
-    own = results.seconds(name)
-    plain = results.seconds("plain")
-    to_baselines = {
-        key: asdict(ratio_of_sums(results.seconds(base), own, **drawn))
-        for key, base in REFERENCES.items()
-        if results.was_timed(base)
+    seconds = results.seconds(name)
+    ratios = {
+        key: ratio_of_sums(results.seconds(baseline), seconds, **drawn)
+        for key, baseline in REFERENCES.items()
+        if results.was_timed(baseline)
     }
-    tokens = results.timing(name)["tokens"]
-    plain_tokens = results.timing("plain")["tokens"]
-    return {
-        **to_baselines,
-        PER_TOKEN: asdict(ratio_of_rates(plain, plain_tokens, own, tokens, **drawn)),
-    }
+    plain, tokens = (results.timing(contender)["tokens"] for contender in (PLAIN, name))
+    ratios[PER_TOKEN] = ratio_of_rates(results.seconds(PLAIN), plain, seconds, tokens, **drawn)
+    return {key: asdict(ratio) for key, ratio in ratios.items()}
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
@@ -236,8 +217,8 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
     """
     if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
-    found = at_budget(results.calibration[name]["budgets"], params.headline_budget)
-    return found["bound"] if found and found["certified"] else None
+    entry = at_budget(results.calibration[name]["budgets"], params.headline_budget)
+    return entry["bound"] if entry and entry["certified"] else None
 
 
 def frontier(results: Results) -> list[dict[str, Any]]:
@@ -246,31 +227,22 @@ def frontier(results: Results) -> list[dict[str, Any]]:
     budget keeps have passed it too."""
     rows = []
     for name, calibration in results.calibration.items():
-        knobs = [one["knob"] for one in calibration["settings"]]
-        verdicts = sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
-        kept = {
-            budget: knobs.index(verdict["knob"])
-            for budget, verdict in verdicts
-            if verdict["certified"]
-        }
+        knobs = [setting["knob"] for setting in calibration["settings"]]
+        last = {}
+        for budget in sorted(calibration["budgets"], key=float):
+            verdict = calibration["budgets"][budget]
+            if verdict["certified"]:
+                last[budget] = knobs.index(verdict["knob"])
+        shared = {"method": name, "rule": calibration["rule"], "fixed": {}}
         for split, key in (("development", "development"), ("calibration", "settings")):
             for setting in calibration.get(key, []):
-                row = {
-                    "method": name,
-                    "rule": calibration["rule"],
-                    "split": split,
-                    "fixed": {},
-                    **setting,
-                }
-                passed = kept if split == "calibration" else {}
-                within = [
+                row = {**shared, **setting, "split": split}
+                row["certified_budgets"] = [
                     budget
-                    for budget, last in passed.items()
-                    if knobs.index(setting["knob"]) <= last
+                    for budget in last
+                    if split == "calibration" and knobs.index(setting["knob"]) <= last[budget]
                 ]
-                rows.append(
-                    {column: row[column] for column in COLUMNS[:-1]} | {"certified_budgets": within}
-                )
+                rows.append({column: row[column] for column in COLUMNS})
     return rows
 
 

@@ -44,131 +44,75 @@ SPEEDS = ("vs_plain", "per_token", "vs_strict", "vs_static", "vs_assisted", "vs_
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
     """One tuple of texts per method."""
-    return [
-        cells(name, method, summary["headline_budget"])
-        for name, method in summary["methods"].items()
-    ]
+    return [cells(name, method) for name, method in summary["methods"].items()]
 
 
-def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
+def cells(name: str, method: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table: shares in per cent, differences in points."""
     bound = method["certified_bound"]
-    change = method["accuracy_difference"]
+    change = {key: f"{100 * value:+.1f}" for key, value in method["accuracy_difference"].items()}
     return (
         name,
         str(method["block"]),
         UNKNOWN if method["knob"] is None else f"{method['knob']:g}",
         "refused" if bound is None else percent(bound),
         percent(method["accuracy"]),
-        f"{100 * change['mean']:+.1f} [{100 * change['low']:+.1f}, {100 * change['high']:+.1f}]",
+        f"{change['mean']} [{change['low']}, {change['high']}]",
         f"{method['mean_accepted_length']:.2f}",
         f"{method['loose_per_100']:.1f}",
         *(speed(method["speed"].get(key)) for key in SPEEDS),
-        *lengths(method, budget),
+        *lengths(method),
         adversarial(method["adversarial"]),
     )
 
 
-def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
+def lengths(method: dict[str, Any]) -> tuple[str, str]:
     """Share of capped answers and mean length on the calibration prompts, strict decoding in
     brackets.
     """
-    line = at_budget(method["certificates"], budget)
-    if line is None or "capped" not in line:
+    entry = at_budget(method["certificates"], method["budget"])
+    if entry is None or "capped" not in entry:
         return UNKNOWN, UNKNOWN
-    shown = "" if method["certified_bound"] is not None else "strict_"
-    capped = f"{percent(line[f'{shown}capped'])} ({percent(line['strict_capped'])})"
-    return capped, f"{line[f'{shown}mean_tokens']:.1f} ({line['strict_mean_tokens']:.1f})"
+    strict = (percent(entry["strict_capped"]), f"{entry['strict_mean_tokens']:.1f}")
+    own = (percent(entry["capped"]), f"{entry['mean_tokens']:.1f}")
+    if method["certified_bound"] is None:  # it runs strictly
+        own = strict
+    return f"{own[0]} ({strict[0]})", f"{own[1]} ({strict[1]})"
 
 
-def adversarial(found: dict[str, Any] | None) -> str:
+def adversarial(counts: dict[str, Any] | None) -> str:
     """Shares of answers that differ and that opened, their length to that of strict ones, and the
     share of cut ones.
     """
-    if found is None:
+    if counts is None:
         return UNKNOWN
     differing, opened, capped = (
-        f"{percent(found[key] / found['n'])} %" for key in ("differing", "opened", "capped")
+        f"{percent(counts[key] / counts['n'])} %" for key in ("differing", "opened", "capped")
     )
-    return f"{differing}, {opened}, {found['tokens'] / found['strict_tokens']:.2f}, {capped}"
+    return f"{differing}, {opened}, {counts['tokens'] / counts['strict_tokens']:.2f}, {capped}"
 
 
 def percent(share: float) -> str:
+    """A share in per cent."""
     return f"{100 * share:.1f}"
 
 
 def speed(ratio: dict[str, float] | None) -> str:
     """A ratio with its interval; the unknown one of a baseline that cannot run."""
-    return (
-        UNKNOWN
-        if ratio is None
-        else f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-    )
+    if ratio is None:
+        return UNKNOWN
+    return f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
 def markdown(summary: Summary) -> str:
-    """A caption and the README's table, without columns of which nothing is known and without
-    padding.
-    """
-    found = rows(summary)
-    columns = [
-        (place, title)
-        for place, title in enumerate(COLUMNS.values())
-        if title is not None and any(row[place] != UNKNOWN for row in found)
-    ]
-    lines = [[title for _, title in columns], ["---", *["---:"] * (len(columns) - 1)]]
-    lines += [[row[place] for place, _ in columns] for row in found]
-    return f"{caption(summary)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def caption(summary: Summary) -> str:
-    """Which run the table shows, and what has to be known of it."""
-    methods = summary["methods"]
-    looks = summary["looks"]
-    strict = methods.get("exact", {}).get("accuracy", summary["plain"]["accuracy"])
-    cut = ", ".join(f"{name} {one['cut']}" for name, one in methods.items() if one["cut"])
-    other_k = [
-        f"{name} {one['timed_block']}"
-        for name, one in methods.items()
-        if one["timed_block"] != one["block"]
-    ]
-    parts = [
-        (
-            f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']},"
-            f" {next(iter(methods.values()))['n']} test prompts, budget"
-            f" {percent(summary['headline_budget'])} points; plain decoding answers"
-            f" {percent(summary['plain']['accuracy'])} %."
-        ),
-        (
-            "The target solves no larger share than the budget, so that the bounds promise nothing."
-            if strict <= summary["headline_budget"]
-            else ""
-        ),
-        f"Test answers cut at the limit: {cut}." if cut else "",
-        f"Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "",
-        timed(summary["timed"]),
-        (
-            "Strict decoding and methods without a certificate are timed at the K of strict"
-            f" decoding: {', '.join(other_k)}."
-            if other_k
-            else ""
-        ),
-    ]
-    return " ".join(filter(None, parts))
-
-
-def timed(found: dict[str, Any]) -> str:
-    """On how many prompts speeds were measured and at which K transformers speculated."""
-    names = {"transformers_assisted": "assisted generation", "transformers_lookup": "prompt lookup"}
-    said = [
-        f"{names[name]} {f'at K = {k}' if k else 'with its defaults'}"
-        for name, k in found["blocks"].items()
-    ]
-    where = f", as {found['chosen_on']} development prompts chose" if found["chosen_on"] else ""
-    lacking = [spoken for name, spoken in names.items() if name in (found["failed"] or {})]
-    missing = f" With this pair transformers has no {' and no '.join(lacking)}." if lacking else ""
-    speculation = f"; {', '.join(said)}{where}" if said else ""
-    return f"Speeds are those of {found['n']} test prompts{speculation}.{missing}"
+    """A caption, and the README's table without columns of which nothing is measured."""
+    caption = markdown_page("caption", summary=summary)
+    columns: list[list[str]] = []
+    for title, *cells in zip(COLUMNS.values(), *rows(summary)):
+        if title is not None and set(cells) != {UNKNOWN}:
+            columns.append([title, "---:" if columns else "---", *cells])
+    table = [f"| {' | '.join(line)} |" for line in zip(*columns)]
+    return "\n".join([" ".join(caption.split()), "", *table])
 
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -176,11 +120,10 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 def page(name: str, **content: Any) -> str:
     """The page of the template `<name>.html.j2`."""
-    styles = (SHARED / "page.css", TEMPLATES / "report.css")
     return render(
         TEMPLATES / f"{name}.html.j2",
         scripts=(),
-        styles=styles,
+        styles=(SHARED / "page.css", TEMPLATES / "report.css"),
         beside=(TEMPLATES,),
         pct=percent,
         **content,
@@ -189,13 +132,12 @@ def page(name: str, **content: Any) -> str:
 
 def provenance(results: Results) -> dict[str, dict[str, str]]:
     """For each calibrated method what its certificates depend on, by dotted name."""
-    proofs = {
-        name: found["proof"] for name, found in results.calibration.items() if found.get("proof")
-    }
-    return {
-        name: flat({"scope": proof["scope"], "prompts": proof["source"]})
-        for name, proof in proofs.items()
-    }
+    facts = {}
+    for name, calibration in results.calibration.items():
+        proof = calibration.get("proof")
+        if proof:
+            facts[name] = flat({"scope": proof["scope"], "prompts": proof["source"]})
+    return facts
 
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:
@@ -203,11 +145,9 @@ def evaluations(method: str) -> dict[str, dict[str, Any]]:
     evaluated.
     """
     paths = {name: evaluation_folder(name) / "summary.json" for name in (STRICT, method)}
-    return (
-        {name: read_json(path) for name, path in paths.items()}
-        if all(map(Path.exists, paths.values()))
-        else {}
-    )
+    if not all(map(Path.exists, paths.values())):
+        return {}
+    return {name: read_json(path) for name, path in paths.items()}
 
 
 def plain_markdown(value: Any) -> Any:
@@ -236,7 +176,6 @@ def card(
         lighter=config.draft.quantisation if config.draft else None,
         partners={"target": config.target, "draft": config.draft},
         task_options=task_options(config.labels.get("task")),
-        percent=percent,
     )
 
 
@@ -251,7 +190,7 @@ def markdown_page(name: str, **content: Any) -> str:
         autoescape=False,  # Markdown
         finalize=plain_markdown,
     )
-    return templates.get_template(f"{name}.md.j2").render(**content)
+    return templates.get_template(f"{name}.md.j2").render(content, percent=percent)
 
 
 def task_options(name: str | None) -> str:
@@ -261,5 +200,6 @@ def task_options(name: str | None) -> str:
     file = TASKS / f"{name}.yaml"
     if not file.is_file():
         return ""
-    unsafe = re.search(r"(?m)^unsafe_code:\s*true\b", read_text(file))
-    return f"--include_path {TASKS.as_posix()}{' --confirm_run_unsafe_code' if unsafe else ''}"
+    options = f"--include_path {TASKS.as_posix()}"
+    is_unsafe = re.search(r"(?m)^unsafe_code:\s*true\b", read_text(file))
+    return f"{options} --confirm_run_unsafe_code" if is_unsafe else options

@@ -29,7 +29,8 @@ from pipeline.pair.training import lightning
 from pipeline.params import Params, SegmentParams, read_params
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
-from pipeline.segments.collect import ROLES, agreement, collected, shares
+from pipeline.segments.collect import ROLES, collected, shares
+from pipeline.segments.judges import agreement
 from pipeline.task import load_task
 
 BINS = 10  # of the reliability curve
@@ -37,27 +38,29 @@ BINS = 10  # of the reliability curve
 
 def main() -> None:
     params = read_params()
+    settings = params.segments
     pair = load_pair(params)
-    own = params.segments
     rows = collected(params, pair, load_task(params))
-    models = {"target": pair.target, "draft": pair.draft_model}
-    probes = {}
     report = agreement(rows)
-    for role in ROLES:
-        examples = examples_of(rows, models[role], role, own.judge, own.limit)
+    probes = {}
+    for role, model in {"target": pair.target, "draft": pair.draft_model}.items():
+        examples = examples_of(rows, model, role, settings.judge, settings.limit)
         probes[role], report[role] = fit_and_measure(examples, role, params)
-    trained = Probes(probes["target"], probes["draft"], own.style, own.limit)
+    trained = Probes(probes["target"], probes["draft"], settings.style, settings.limit)
 
     def write(folder: Path) -> None:
-        trained.save(folder, pair.target, pair.draft_model, settings=asdict(own), seed=params.seed)
-        shutil.copytree(HEADS / own.head, folder / GATE)
+        trained.save(
+            folder, pair.target, pair.draft_model, settings=asdict(settings), seed=params.seed
+        )
+        shutil.copytree(HEADS / settings.head, folder / GATE)
         write_json(folder / "report.json", report)
 
     write_atomic(SEGMENTS, write)
     for role in ROLES:
-        found = report[role]["draft"]
+        measures = report[role]["draft"]
         print(
-            f"{role}: Brier score {found['brier']:.3f}, of a constant {found['brier_constant']:.3f}"
+            f"{role}: Brier score {measures['brier']:.3f}, of a constant"
+            f" {measures['brier_constant']:.3f}"
         )
 
 
@@ -73,10 +76,9 @@ class Examples:
 
     def of(self, mask: Tensor, writers: Sequence[str]) -> TensorDataset:
         """States, tokens, shares and counts of the segments under `mask` that these models drew."""
-        counts = [self.drawn[role] for role in writers]
-        at = mask & (sum(counts, torch.zeros_like(self.problem)) > 0)
-        count = torch.stack(counts).sum(0)[at].float()
-        return TensorDataset(self.states[at], self.valid[at], self.share[at], count)
+        count = torch.stack([self.drawn[role] for role in writers]).sum(0)
+        at = mask & (count > 0)
+        return TensorDataset(self.states[at], self.valid[at], self.share[at], count[at].float())
 
 
 def examples_of(
@@ -93,20 +95,15 @@ def examples_of(
     for row in rows:
         if role not in row["roles"]:
             continue
-        known = {
-            tuple(ids): share
-            for ids, share in zip(row["segments"], shares(row, judge, role), strict=True)
-        }
-        writers = [
-            (tuple(ids), who) for ids, who in zip(row["segments"], row["roles"], strict=True)
-        ]
-        for ids, share in known.items():
-            prefixes.append([*row["prompt"], *row["answer"]])
-            segments.append(list(ids))
+        ids = [tuple(segment) for segment in row["segments"]]
+        writers = list(zip(ids, row["roles"]))
+        for segment, share in dict(zip(ids, shares(row, judge, role))).items():
+            prefixes.append(row["prompt"] + row["answer"])
+            segments.append(list(segment))
             problems.append(row["problem"])
             labels.append(share)
             for name in ROLES:
-                drawn[name].append(writers.count((ids, name)))
+                drawn[name].append(writers.count((segment, name)))
     states, valid = read_states(model, prefixes, segments, limit)
     counts = {name: torch.tensor(count) for name, count in drawn.items()}
     return Examples(torch.tensor(problems), states, valid, torch.tensor(labels), counts)
@@ -127,15 +124,14 @@ def read_states(
     lengths = torch.tensor([len(segment) for segment in segments])
     for start in range(0, len(segments), batch):
         places = range(start, min(start + batch, len(segments)))
-        texts = [
-            [*prefixes[n], *segments[n][:-1]] for n in places
-        ]  # the last token predicts what follows
-        keep = max(len(segments[n]) for n in places)
+        # The last token predicts what follows.
+        texts = [prefixes[n] + segments[n][:-1] for n in places]
+        keep = int(lengths[start : start + batch].max())
         with tap(model, ["post"]) as seen:
             Reader(model, len(texts)).read(*left_padded(texts, model.device), keep=keep)
-        for row, n in enumerate(places):
+        for state, n in zip(seen["post"], places):
             size = len(segments[n])
-            states[n, :size] = seen["post"][row, -size:].float().cpu()
+            states[n, :size] = state[-size:].float().cpu()
     return states, torch.arange(limit) < lengths[:, None]
 
 
@@ -147,21 +143,19 @@ def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Prob
     writers = ROLES if role == "target" else ("draft",)
     for name in ("train", "validation", "test"):
         for writer in writers:
-            if not int(examples.drawn[writer][getattr(parts, name)].sum()):
+            if not bool(examples.drawn[writer][getattr(parts, name)].any()):
                 raise UserError(
                     f"The {writer} finished no segment in the part `{name}`. Raise"
                     " segments.problems."
                 )
-    train, validation = (
-        examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation)
-    )
+    train = examples.of(parts.train | parts.calibration, writers)
+    validation = examples.of(parts.validation, writers)
     probe = fit_probe(train, validation, params.segments, params.seed)
     report = {}
     for writer in writers:
         _, _, share, count = examples.of(parts.train, (writer,)).tensors
-        report[writer] = measure(
-            probe, examples.of(parts.test, (writer,)), float((share * count).sum() / count.sum())
-        )
+        base = float((share * count).sum() / count.sum())
+        report[writer] = measure(probe, examples.of(parts.test, (writer,)), base)
     return probe, report
 
 
@@ -183,37 +177,41 @@ class ProbeTraining(pl.LightningModule):
         self.log("validation_loss", self.loss(batch), on_epoch=True, batch_size=int(batch[3].sum()))
 
     def on_validation_epoch_end(self) -> None:
-        now = float(self.trainer.callback_metrics["validation_loss"])
-        if now < self.best:
-            self.best, self.weights = now, copy.deepcopy(self.probe.state_dict())
+        loss = float(self.trainer.callback_metrics["validation_loss"])
+        if loss < self.best:
+            self.best = loss
+            self.weights = copy.deepcopy(self.probe.state_dict())
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         states, valid, share, count = batch
         logits = self.probe(states, valid)
         if self.kind == "bce":
-            each = binary_cross_entropy_with_logits(logits, share, reduction="none")
+            losses = binary_cross_entropy_with_logits(logits, share, reduction="none")
         else:
-            each = mse_loss(logits.sigmoid(), share, reduction="none")
-        return (each * count).sum() / count.sum()
+            losses = mse_loss(logits.sigmoid(), share, reduction="none")
+        return (losses * count).sum() / count.sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=0.01)
 
 
 def fit_probe(
-    train: TensorDataset, validation: TensorDataset, own: SegmentParams, seed: int
+    train: TensorDataset, validation: TensorDataset, params: SegmentParams, seed: int
 ) -> Probe:
     """A probe trained on what `Examples.of` returns."""
     pl.seed_everything(seed, verbose=False)
-    probe = Probe(train.tensors[0].shape[-1], own.hidden, own.pooling)
-    training = ProbeTraining(probe, own.loss, own.lr)
-    stop = EarlyStopping("validation_loss", patience=own.patience)
+    probe = Probe(train.tensors[0].shape[-1], params.hidden, params.pooling)
+    training = ProbeTraining(probe, params.loss, params.lr)
     trainer = lightning(
-        0, [stop], max_epochs=own.epochs, accelerator="cpu", devices=1, enable_checkpointing=False
+        0,
+        [EarlyStopping("validation_loss", patience=params.patience)],
+        max_epochs=params.epochs,
+        accelerator="cpu",
+        devices=1,
+        enable_checkpointing=False,
     )
-    batches = DataLoader(
-        train, own.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed)
-    )
+    order = torch.Generator().manual_seed(seed)
+    batches = DataLoader(train, params.batch_size, shuffle=True, generator=order)
     trainer.fit(training, batches, DataLoader(validation, 1024))
     probe.load_state_dict(training.weights)
     return probe.eval()
@@ -228,25 +226,25 @@ def measure(probe: Probe, test: TensorDataset, base: float) -> dict[str, Any]:
     probability = probe(states, valid).sigmoid()
     weight = count / count.sum()
     bins = (probability * BINS).long().clamp_max(BINS - 1)
-    curve = [
-        {
-            "weight": float(weight[bins == b].sum()),
-            "predicted": float((probability * weight)[bins == b].sum() / weight[bins == b].sum()),
-            "found": float((share * weight)[bins == b].sum() / weight[bins == b].sum()),
-        }
-        for b in bins.unique().tolist()
-    ]
+    curve = []
+    for number in bins.unique().tolist():
+        mask = bins == number
+        mass = weight[mask].sum()
+        predicted = (probability * weight)[mask].sum() / mass
+        observed = (share * weight)[mask].sum() / mass
+        curve.append(
+            {"weight": float(mass), "predicted": float(predicted), "found": float(observed)}
+        )
     x = probability - (probability * weight).sum()
     y = share - (share * weight).sum()
     scale = ((x * x * weight).sum() * (y * y * weight).sum()).sqrt()
+    correlation = float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0
     return {
         "segments": int(count.sum()),
         "brier": float(((probability - share) ** 2 * weight).sum()),
         "brier_constant": float(((base - share) ** 2 * weight).sum()),
-        "ece": sum(one["weight"] * abs(one["predicted"] - one["found"]) for one in curve),
-        "correlation": (
-            float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0
-        ),  # 0 where one is constant
+        "ece": sum(entry["weight"] * abs(entry["predicted"] - entry["found"]) for entry in curve),
+        "correlation": correlation,  # 0 where either is constant
         "reliability": curve,
     }
 

@@ -16,8 +16,7 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
 from gistgate.tasks.task import Task
 from pipeline.labels import schema
-from pipeline.labels.labelling import Labeller, engine_of, tools_of
-from pipeline.labels.mining import chosen_rows
+from pipeline.labels.labelling import Labeller, chosen_rows, engine_of, tools_of
 from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.suffix import SuffixLabeller, Text
 from pipeline.pair.pair import Pair, load_pair, pair_files

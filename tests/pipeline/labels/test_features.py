@@ -11,7 +11,7 @@ from gistgate.core.files import read_json, save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.features import FeatureReader, divergence
+from pipeline.labels.features import FeatureReader
 from pipeline.labels.mining import MismatchRecorder, stamped
 from pipeline.labels.schema import (
     FEATURE_FOLDER,
@@ -25,6 +25,7 @@ from pipeline.labels.schema import (
     pack,
     picked,
     read_rows,
+    unpack,
 )
 from pipeline.stages import features as stage
 from tests.pipeline.parameters import parameters
@@ -44,39 +45,48 @@ def pair():
 @pytest.fixture(scope="module")
 def prompts():
     draw = torch.Generator().manual_seed(0)
-    return [
-        {"ids": torch.randint(3, 259, (4 + n % 5,), generator=draw).tolist()} for n in range(16)
-    ]
+    lengths = [4 + n % 5 for n in range(16)]
+    return [{"ids": torch.randint(3, 259, (num,), generator=draw).tolist()} for num in lengths]
 
 
-def with_kl(block):
-    at_B, at_K = torch.ones_like(block.valid).nonzero(as_tuple=True)
-    return {**extract(block, NAMES), "kl": divergence(block, at_B, at_K).view(block.valid.shape)}
+class FeatureRecorder(MismatchRecorder):
+    """Keeps the features that the blocks of the decode have, and KL(p || q)."""
+
+    layers = ("post", "pre", "layer:0")
+    wants_q = True
+
+    def __init__(self, names):
+        super().__init__(BLOCK)
+        self.names = names
+
+    def columns(self, block):
+        features = extract(block, self.names)
+        if block.q is None:
+            return features
+        p = block.logprobs[:, :-1].exp()
+        return {**features, "kl": (p * (p / block.q).log()).sum(-1)}
+
+
+def recorded_by(decoder, prompts, names):
+    """The mismatches of a decode with their features, and its texts."""
+    recorder = FeatureRecorder(names)
+    ids = [prompt["ids"] for prompt in prompts]
+    answers = decoder.having(observer=recorder).generate(ids, **REQUEST)
+    tables = []
+    texts = []
+    for problem, table in enumerate(recorder.take(answers)):
+        texts.append(AnswerText(problem, Policy.GATED, answers[problem].ids))
+        if num_rows(table):
+            tables.append(stamped(table, problem, Policy.GATED))
+    return concatenated(tables), unpack(pack({}, texts))[1]
 
 
 @pytest.fixture(scope="module", params=["exact", "random"])
 def recorded(request, pair, prompts):
-    """Mismatches of a strict and of a loose decode, with the features that its own blocks had, and
-    the texts.
-    """
+    """Mismatches of a strict and of a loose decode."""
     rule = make_rule("exact") if request.param == "exact" else make_rule("random", rate=0.5)
-    recorder = MismatchRecorder(BLOCK, with_kl)
-    recorder.layers, recorder.wants_q = ["post", "pre", "layer:0"], True
-    return records_of(recorder, pair.target, ModelDrafter(pair.draft), rule, prompts)
-
-
-def records_of(recorder, target, drafter, rule, prompts):
-    """The mismatches of a decode, and its texts."""
-    decoder = Decoder(target, drafter, rule, BLOCK, vocabulary=259, observer=recorder)
-    answers = decoder.generate([prompt["ids"] for prompt in prompts], **REQUEST)
-    found = recorder.take(answers)
-    table = concatenated(
-        [stamped(one, index, Policy.GATED) for index, one in enumerate(found) if num_rows(one)]
-    )
-    return table, {
-        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
-        for n, answer in enumerate(answers)
-    }
+    decoder = Decoder(pair.target, ModelDrafter(pair.draft), rule, BLOCK, vocabulary=259)
+    return recorded_by(decoder, prompts, NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +99,8 @@ def test_features_read_again_equal_the_recorded_ones(recorded, again):
     stays cut off.
     """
     table, _ = recorded
-    assert (
-        num_rows(table) >= 60
-        and bool((table["behind"] < 0).any())
-        and bool((table["behind"] >= 0).any())
-    )
+    assert num_rows(table) >= 60
+    assert {bool(ended) for ended in (table["behind"] < 0).flatten()} == {True, False}
     for name in (*NAMES, "kl"):
         torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
 
@@ -101,12 +108,12 @@ def test_features_read_again_equal_the_recorded_ones(recorded, again):
 def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompts):
     """Without draft probabilities nothing but `kl` is missing, and that is nan."""
     names = tuple(name for name in NAMES if name != "draft")
-    recorder = MismatchRecorder(BLOCK, lambda block: extract(block, names))
-    recorder.layers = ["post", "pre", "layer:0"]
-    table, texts = records_of(recorder, pair.target, SuffixDrafter(), make_rule("exact"), prompts)
+    decoder = Decoder(pair.target, SuffixDrafter(), make_rule("exact"), BLOCK, vocabulary=259)
+    table, texts = recorded_by(decoder, prompts, names)
     alone = SimpleNamespace(target=pair.target, draft=None, tokenizer=pair.tokenizer)
     again = FeatureReader(alone, prompts, names, BLOCK).read(table, texts, batch_size=23, **REQUEST)
-    assert num_rows(table) >= 20 and bool(again["kl"].isnan().all())
+    assert num_rows(table) >= 20
+    assert bool(again["kl"].isnan().all())
     for name in names:
         torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
 
@@ -114,12 +121,12 @@ def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompt
 def test_the_target_says_the_same_as_in_the_decode(pair, prompts, recorded, again):
     assert again["same_target"].float().mean() >= 0.99
     table, texts = recorded
-    other = {**table, "target_id": table["target_id"].clone()}
-    other["target_id"][3] = (other["target_id"][3] + 1) % 259
-    found = FeatureReader(pair, prompts, ("scalars",), BLOCK).read(
-        other, texts, batch_size=23, **REQUEST
-    )
-    assert (found["same_target"] != again["same_target"]).nonzero().flatten().tolist() == [3]
+    target_id = table["target_id"].clone()
+    target_id[3] = (target_id[3] + 1) % 259
+    reader = FeatureReader(pair, prompts, ("scalars",), BLOCK)
+    changed = reader.read({**table, "target_id": target_id}, texts, batch_size=23, **REQUEST)
+    differs = changed["same_target"] != again["same_target"]
+    assert differs.nonzero().flatten().tolist() == [3]
 
 
 def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, prompts, recorded):
@@ -128,14 +135,12 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     """
     monkeypatch.chdir(tmp_path)
     table, texts = recorded
+    places = torch.arange(num_rows(table))
     labels = {name: column for name, column in table.items() if name in LABELS}
-    labels["kept"], labels["greedy_kept"] = (
-        torch.rand(num_rows(table)),
-        torch.ones(num_rows(table), dtype=torch.int8),
-    )
-    labels["rollouts"] = (torch.arange(num_rows(table)) % 3).to(torch.int16)
-    half = torch.arange(num_rows(table)) < 50
-    for index, part in enumerate((half, ~half, half & ~half)):
+    labels["kept"] = torch.rand(len(places))
+    labels["greedy_kept"] = torch.ones(len(places), dtype=torch.int8)
+    labels["rollouts"] = (places % 3).to(torch.int16)
+    for index, part in enumerate((places < 50, places >= 50, places < 0)):
         shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
         save_tensors(LABEL_FOLDER / f"gated/rows-{index:05d}.safetensors", shard)
     features = ("lookahead", "h_tok:post")
@@ -149,6 +154,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     rows, widths = read_rows([FEATURE_FOLDER / "gated"], features)
     assert widths == {"lookahead": 6, "h_tok:post": 32}
     assert torch.equal(rows.outcome, labels["rollouts"] > 0)
-    assert torch.equal(rows.kept, labels["kept"]) and torch.equal(rows.problem, labels["problem"])
+    assert torch.equal(rows.kept, labels["kept"])
+    assert torch.equal(rows.problem, labels["problem"])
     torch.testing.assert_close(rows.x[:, 6:], table["h_tok:post"].float(), atol=1e-3, rtol=1e-3)
     assert read_json(FEATURE_FOLDER / "gated/summary.json")["rows"] == len(rows)

@@ -9,30 +9,35 @@ import pytest
 import torch
 
 from gistgate.core.decoder import Decoder
+from gistgate.core.request import Slots
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
-from pipeline.labels.mining import MismatchRecorder, collect_strict, stamped
+from pipeline.labels.labelling import Labeller, Tools, is_intact
+from pipeline.labels.mining import collect_strict, written
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.schema import (
     LABELS,
     MISMATCHES,
     TRIAL,
-    AnswerText,
     Policy,
     checked,
     concatenated,
     num_rows,
     pack,
     picked,
+    plain_rows,
     unpack,
 )
+from pipeline.labels.verdicts import Meaning
 from pipeline.stages.label import paired_labels
-from tests.pipeline.parameters import block, parameters
+from tests.pipeline.parameters import parameters
 from tests.tiny import tiny_pair
 
-REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
+ROOM = 24
+REQUEST = {"max_new_tokens": ROOM, "eos_ids": [2]}
 PROMPTS = [[5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90, 17, 18]]
+PROBLEMS = range(len(PROMPTS))
+ROWS = [{"ids": ids} for ids in PROMPTS]  # as the stage `prompts` writes them
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +45,29 @@ def pair():
     return tiny_pair(noise=0.15)
 
 
-def greedy(target, ids, room):
-    """The target's own continuation, by transformers."""
-    text = torch.tensor([ids])
+def greedy(pair, problem, answer):
+    """The whole answer that the target gives behind a beginning, by transformers."""
+    room = ROOM - len(answer)
+    if room <= 0 or answer[-1:] == [2]:
+        return answer
+    prompt = PROMPTS[problem]
+    text = torch.tensor([prompt + answer])
     settings = {"do_sample": False, "max_new_tokens": room, "eos_token_id": 2, "pad_token_id": 0}
-    return target.generate(text, attention_mask=torch.ones_like(text), **settings)[
-        0, len(ids) :
-    ].tolist()
+    whole = pair[0].generate(text, attention_mask=torch.ones_like(text), **settings)
+    return whole[0, len(prompt) :].tolist()
 
 
-def meaning(answer):
-    """A stand-in for a task: what remains of an answer is its number of ids above 128, in
-    threes.
-    """
-    return sum(token > 128 for token in answer) // 3
+@pytest.fixture(scope="module")
+def references(pair):
+    return {problem: greedy(pair, problem, []) for problem in PROBLEMS}
 
 
 def same(answer, reference):
-    return meaning(answer) == meaning(reference)
-
-
-def forced(target, problem, prefix, token):
-    """The whole answer after forcing one token."""
-    head = [*prefix, token]
-    return (
-        head if token == 2 else [*head, *greedy(target, [*PROMPTS[problem], *head], 24 - len(head))]
-    )
+    """A stand-in for a task: what remains of an answer is its number of ids above 128, in
+    threes.
+    """
+    meanings = [sum(token > 128 for token in ids) // 3 for ids in (answer, reference)]
+    return meanings[0] == meanings[1]
 
 
 SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is given before its end
@@ -75,22 +77,31 @@ SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is 
 )
 
 
+def decoder_of(pair, rule):
+    return Decoder(pair[0], ModelDrafter(pair[1]), rule, 4)
+
+
 def tools_for(pair, references=None, **settings):
-    target, draft = pair
-    references = references or {
-        problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)
-    }
+    if references is None:
+        references = {problem: greedy(pair, problem, []) for problem in PROBLEMS}
     meaning = Meaning(SUMS, None, [{}] * len(PROMPTS), references)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
-    return Tools(decoder, meaning, parameters(label=settings), Cost(), **REQUEST)
+    params = parameters(label=settings)
+    return Tools(decoder_of(pair, make_rule("exact")), meaning, params, Cost(), REQUEST)
 
 
 def collected(tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
     params = parameters(collect={"strict_share": 1.0, **settings})
-    prompts = [{"ids": ids} for ids in PROMPTS]
-    records, texts = unpack(pack(*collect_strict(params, tools, prompts, range(len(PROMPTS)))))
+    records, texts = unpack(pack(*collect_strict(params, tools, ROWS, PROBLEMS)))
     return checked(records, MISMATCHES, "what was mined"), texts
+
+
+def loose_texts(pair):
+    """The same of texts in which mismatches stay at random."""
+    decoder = decoder_of(pair, make_rule("random", rate=0.7))
+    seeds = [3, 4, 5]
+    tables, texts = written(decoder, ROWS, PROBLEMS, Policy.GATED, Slots(), seeds=seeds, **REQUEST)
+    return unpack(pack(concatenated(tables), texts))
 
 
 def listed(table):
@@ -102,13 +113,16 @@ def mined(pair):
     return collected(tools_for(pair, batch_size=3, audit=0))
 
 
-def rows(table, policy):
-    """The records on texts of one policy, as plain numbers."""
-    chosen = picked(table, table["policy"] == policy)
-    return [
-        SimpleNamespace(**dict(zip(chosen, row, strict=True)))
-        for row in zip(*listed(chosen).values(), strict=True)
-    ]
+def rows(table, policy=None):
+    """The records on texts of one policy, or all, as plain numbers."""
+    if policy is not None:
+        table = picked(table, table["policy"] == policy)
+    return [SimpleNamespace(**dict(zip(table, row))) for row in plain_rows(table, *table)]
+
+
+def text_of(texts, row):
+    """The text in front of a record."""
+    return texts[row.problem, row.policy].ids[: row.position]
 
 
 def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
@@ -116,14 +130,12 @@ def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
     table, texts = mined
     walked = rows(table, Policy.SEQUENTIAL)
     assert len(walked) >= 10
-    for one in walked:
-        text = texts[one.problem, Policy.SEQUENTIAL].ids
-        answer = forced(pair[0], one.problem, text[: one.position], one.draft_id)
-        assert one.greedy_kept == same(answer, texts[one.problem, Policy.STRICT].ids), one
-        assert text[one.position] == (one.draft_id if one.greedy_kept else one.target_id)
-    assert {one.greedy_kept for one in walked} == {0, 1}, (
-        "the example should have harmless and harmful tokens"
-    )
+    for row in walked:
+        answer = greedy(pair, row.problem, [*text_of(texts, row), row.draft_id])
+        assert row.greedy_kept == same(answer, texts[row.problem, Policy.STRICT].ids), row
+        next_token = row.draft_id if row.greedy_kept else row.target_id
+        assert texts[row.problem, row.policy].ids[row.position] == next_token
+    assert {row.greedy_kept for row in walked} == {0, 1}
 
 
 @pytest.mark.parametrize("batch_size", [8, 64])
@@ -135,20 +147,21 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runn
     tools = tools_for(pair, batch_size=batch_size)
     tools.runner = tools.runner if runner == "plain" else tools.sampler
     table, texts = collected(tools)
-    assert listed(table) == listed(mined[0]) and texts == mined[1]
+    assert listed(table) == listed(mined[0])
+    assert texts == mined[1]
 
 
-def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):
+def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(
+    pair, references
+):
     """In bfloat16 a strict text that is decoded in another batch may part from its reference at a
     near tie.
     """
-    references = {problem: greedy(pair[0], ids, 24)[::-1] for problem, ids in enumerate(PROMPTS)}
-    table, texts = collected(tools_for(pair, references), recipe="text")
-    found = rows(table, Policy.STRICT)
-    assert all(
-        texts[one.problem, Policy.STRICT].ids[one.position] == one.target_id for one in found
-    )
-    assert len(found) == num_rows(table) >= 10
+    backwards = {problem: ids[::-1] for problem, ids in references.items()}
+    table, texts = collected(tools_for(pair, backwards), recipe="text")
+    for row in rows(table):
+        assert texts[row.problem, Policy.STRICT].ids[row.position] == row.target_id
+    assert num_rows(table) >= 10
 
 
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
@@ -160,62 +173,56 @@ def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined
     assert 0 < tools.cost.slots_used <= tools.cost.slots * 3 / 64
 
 
-def labeller(pair, references, **settings):
-    prompts = [{"ids": ids} for ids in PROMPTS]
-    return Labeller(tools_for(pair, references, **settings), prompts, block("label", **settings), 1)
+def labels_of(tools, table, texts):
+    labeller = Labeller(tools, ROWS, tools.params.label, 1)
+    labels = labeller.label(table, texts, torch.ones(num_rows(table), dtype=torch.bool))
+    return checked(labels, LABELS, "the labels")
 
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
     table, texts = mined
-    references = {problem: texts[problem, Policy.STRICT].ids for problem in range(len(PROMPTS))}
-    labelled = labeller(pair, references, rejoin=None, rollouts=2, batch_size=7).label(table, texts)
-    checked(labelled, LABELS, "the labels")
-    for one in rows(labelled, Policy.STRICT):
-        reference = references[one.problem]
-        answer = forced(pair[0], one.problem, reference[: one.position], one.draft_id)
-        assert one.greedy_kept == same(answer, reference)
-    kept, first = labelled["kept"], labelled["greedy_kept"].bool()
-    assert bool((kept[first] == 1).all()) and bool((kept[~first] <= 0.5).all())
-    assert labelled["rollouts"].tolist() == [1 if fine else 2 for fine in first.tolist()]
+    references = {problem: texts[problem, Policy.STRICT].ids for problem in PROBLEMS}
+    labels = labels_of(
+        tools_for(pair, references, rejoin=None, rollouts=2, batch_size=7), table, texts
+    )
+    for row in rows(labels, Policy.STRICT):
+        answer = greedy(pair, row.problem, [*text_of(texts, row), row.draft_id])
+        assert row.greedy_kept == same(answer, references[row.problem])
+    for row in rows(labels):
+        assert row.rollouts == (1 if row.greedy_kept else 2)
+        assert row.kept == 1 if row.greedy_kept else row.kept <= 0.5
 
 
-def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
+def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair, references):
     """Brute force: the target goes on from the prefix itself; where that no longer keeps the
     meaning, drop.
     """
-    target, draft = pair
-    recorder = MismatchRecorder(4)
-    decoder = Decoder(
-        target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=recorder
-    )
-    answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
-    tables = [
-        stamped(table, problem, Policy.GATED)
-        for problem, table in enumerate(recorder.take(answers))
-        if table
-    ]
-    texts = {
-        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
-        for n, answer in enumerate(answers)
-    }
-    references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
-    maker = labeller(pair, references, rejoin=None, rollouts=1)
-    table = concatenated(tables)
-    greedy_kept, expected = maker.greedy_kept(table, texts), []
-    for one in rows(
-        {name: table[name] for name in ("problem", "policy", "position")}, Policy.GATED
-    ):
-        prefix = texts[one.problem, Policy.GATED].ids[: one.position]
-        answer = [*prefix, *greedy(target, [*PROMPTS[one.problem], *prefix], 24 - len(prefix))]
-        expected.append(same(answer, references[one.problem]))
+    table, texts = loose_texts(pair)
+    tools = tools_for(pair, references, rejoin=None, rollouts=1)
+    expected = []
+    for row in rows(table):
+        answer = greedy(pair, row.problem, text_of(texts, row))
+        expected.append(same(answer, references[row.problem]))
+    assert 0 < sum(expected) < len(expected), "some texts should lose their meaning"
+    greedy_kept = Labeller(tools, ROWS, tools.params.label, 1).greedy_kept(table, texts)
     assert is_intact(table, greedy_kept).tolist() == expected
-    labels = num_rows(maker.label(table, texts))
-    assert (
-        maker.tools.cost.labels == labels == sum(expected)
-    )  # others cost rollouts, and are no labels
-    assert 0 < sum(expected) < len(expected), (
-        "the example should have texts that lose their meaning"
-    )
+    # Other records cost rollouts, and are no labels.
+    assert num_rows(labels_of(tools, table, texts)) == tools.cost.labels == sum(expected)
+
+
+def rejoined(answer, position, reference):
+    """The answer, going on as the reference does where three tokens in a row come back to it."""
+    grams = [tuple(reference[at : at + 3]) for at in range(len(reference) - 2)]
+    for at in range(position + 1, len(answer) - 2):
+        if tuple(answer[at : at + 3]) in grams:
+            return answer[:at] + reference[grams.index(tuple(answer[at : at + 3])) :]
+    return answer
+
+
+def common_length(first, second):
+    """Tokens that two texts begin with alike."""
+    pairs = list(zip(first, second))
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), len(pairs))
 
 
 @pytest.mark.parametrize("rejoin", [None, 3])
@@ -223,51 +230,31 @@ def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
     """On the target's own texts and on loose ones; a rollout that comes back to the other's words
     ends as that does.
     """
-    tools, few = tools_for(pair), [{"ids": ids} for ids in PROMPTS]
-    records, texts = unpack(
-        pack(*collect_strict(parameters(collect={"recipe": "text"}), tools, few, range(3)))
-    )
-    recorder = MismatchRecorder(4)
-    decoder = Decoder(
-        pair[0], ModelDrafter(pair[1]), make_rule("random", rate=0.7), 4, observer=recorder
-    )
-    answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
-    loose = [
-        stamped(table, problem, Policy.GATED)
-        for problem, table in enumerate(recorder.take(answers))
-        if table
-    ]
-    texts |= {
-        (n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids)
-        for n, answer in enumerate(answers)
-    }
-    labeller, seen, back = Labeller(tools, few, block("label", rejoin=rejoin), 1), set(), 0
-    labeller.tools.meaning.longest = longest = 0.9 if rejoin else inf
-    records = concatenated([records, *loose])
-    labels = checked(
-        paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts),
-        LABELS,
-        "the labels",
-    )
-    trial = dict(zip(TRIAL, labels["trial"].T.tolist(), strict=True))
-    for n, one in enumerate([*rows(records, Policy.STRICT), *rows(records, Policy.GATED)]):
-        text = texts[one.problem, records["policy"][n].item()].ids
-        other, answer = (
-            forced(pair[0], one.problem, text[: one.position], x)
-            for x in (one.target_id, one.draft_id)
-        )
-        grams, known = (
-            [tuple(ids[at : at + 3]) for at in range(len(ids) - 2)] for ids in (answer, other)
-        )
-        place = next((at for at in range(one.position + 1, len(grams)) if grams[at] in known), None)
-        if rejoin and place is not None:
-            back += 1
-            answer = [*answer[:place], *other[known.index(grams[place]) :]]
-        loss, longer = (sum(other) - sum(answer)) / 1000, len(answer) > longest * len(other)
-        new = answer[one.position + 1 :]
-        carried = max(n for n in range(len(new) + 1) if new[:n] == [*one.behind][:n])
-        assert trial["loss"][n] == pytest.approx(loss, abs=1e-5)
-        assert trial["saved"][n] == 1 + carried - (len(answer) - len(other))
-        assert labels["kept"][n] == float(loss <= 0 and not longer)
-        seen |= {("longer", longer), ("lost", loss > 0), ("carried", carried > 0)}
-    assert len(seen) == (6 if rejoin else 5) and bool(back) == bool(rejoin)
+    longest = 0.9 if rejoin else inf
+    tools = tools_for(pair, rejoin=rejoin)
+    strict, texts = collected(tools, recipe="text")
+    loose, loosely_written = loose_texts(pair)
+    texts |= loosely_written
+    records = concatenated([strict, loose])
+    tools.meaning.longest = longest
+    labeller = Labeller(tools, ROWS, tools.params.label, 1)
+    labels = paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts)
+    trial = labels.pop("trial").T
+    labels |= dict(zip(TRIAL, trial))
+    outcomes = set()
+    changed = 0
+    for row in rows(labels):
+        front = text_of(texts, row)
+        against = greedy(pair, row.problem, [*front, row.target_id])
+        alone = greedy(pair, row.problem, [*front, row.draft_id])
+        answer = rejoined(alone, row.position, against) if rejoin else alone
+        changed += answer != alone
+        growth = len(answer) - len(against)
+        is_longer = len(answer) > longest * len(against)
+        carried = common_length(row.behind, answer[row.position + 1 :])
+        assert row.loss == pytest.approx((sum(against) - sum(answer)) / 1000, abs=1e-5)
+        assert row.saved == 1 + carried - growth
+        assert row.kept == float(sum(answer) >= sum(against) and not is_longer)
+        outcomes |= {("longer", is_longer), ("lost", row.loss > 0), ("carried", carried > 0)}
+    assert len(outcomes) == (6 if rejoin else 5)
+    assert bool(changed) == bool(rejoin)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.core.features import tap
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import num_rows
-from pipeline.labels.vllm import StateFeatures, final_norm, load_output_layer, numbers_of
+from pipeline.labels.vllm import StateFeatures, load_output_layer, numbers_of
 from pipeline.pair.pair import ModelSource
 from tests.architectures import tiny_model
 from tests.pipeline.labels.test_features import NAMES, again, pair, prompts, recorded  # noqa: F401
@@ -68,9 +69,10 @@ def test_the_end_of_a_model_is_read_alone(tmp_path, architecture):
     if architecture == "llama":
         model.model.norm.weight.mul_(3.0)
     norm, head = load_output_layer(saved(model, tmp_path))
-    torch.testing.assert_close(head(model.base_model(ids).last_hidden_state), model(ids).logits)
-    pre = torch.randn(2, 32)
-    torch.testing.assert_close(norm(pre), final_norm(model)(pre))
+    with tap(model, ["pre", "post"]) as seen:
+        logits = model(ids).logits
+    torch.testing.assert_close(norm(seen["pre"]), seen["post"])
+    torch.testing.assert_close(head(seen["post"]), logits)
 
 
 def test_what_cannot_be_read_from_states_is_refused(tmp_path):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from gistgate.lm_eval.task import load_task
-from gistgate.tasks.task import TaskSpec
-from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
+from gistgate.lm_eval.task import TaskSpec, load_task
 from pipeline.labels.rollouts import (
     ANSWERED,
     REJOINED,
@@ -13,11 +11,11 @@ from pipeline.labels.rollouts import (
     decided,
     rejoined_at,
 )
+from pipeline.labels.verdicts import AnswerJudge, Audited, Meaning, is_trustworthy
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()
 REFERENCE = "One and two is three.\n#### 42"
-OTHER = "Ten less two.\n#### 8"
 
 
 def ids(text: str) -> list[int]:
@@ -29,19 +27,19 @@ def meaning_of(tmp_path_factory):
     """Meaning by one of the task's two filters: the first number behind ####, or the last number of
     the text.
     """
+    stops = {'until: ["\\n", "Q:"]': 'until: ["Q:"]'}
+    tasks = write_task(tmp_path_factory.mktemp("task"), **stops)
+    docs = [
+        {"question": "41 + 1?", "answer": "#### 42"},
+        {"question": "7 + 1?", "answer": "#### 8"},
+    ]
+    references = {0: ids(REFERENCE), 1: ids("Ten less two.\n#### 8")}
 
-    def made(metric: str) -> Meaning:
-        tasks = write_task(
-            tmp_path_factory.mktemp("task"), **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'}
-        )
+    def meaning(metric: str) -> Meaning:
         task = load_task(TaskSpec("sums", metric=f"exact_match,{metric}"), tasks)
-        docs = [
-            {"question": "41 + 1?", "answer": "#### 42"},
-            {"question": "7 + 1?", "answer": "#### 8"},
-        ]
-        return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE), 1: ids(OTHER)})
+        return Meaning(task, TOKENIZER, docs, references)
 
-    return made
+    return meaning
 
 
 def rollout(text: str = REFERENCE) -> Rollout:
@@ -67,10 +65,12 @@ def test_an_answer_is_given_once_nothing_can_change_it(meaning_of, text, given):
 
 
 def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning_of):
-    meaning, longer = meaning_of("answer"), ids(REFERENCE + " and so on")
+    meaning = meaning_of("answer")
+    longer = ids(REFERENCE + " and so on")
     assert meaning.same(0, longer)
     meaning.longest = 1.1
-    assert meaning.same(0, ids(REFERENCE)) and not meaning.same(0, longer)
+    assert meaning.same(0, ids(REFERENCE))
+    assert not meaning.same(0, longer)
 
 
 @pytest.mark.parametrize("metric", ["answer", "loose"])
@@ -84,7 +84,8 @@ def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning_of):
     ],
 )
 def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning_of, metric, text):
-    meaning, whole = meaning_of(metric), ids(text)
+    meaning = meaning_of(metric)
+    whole = ids(text)
     stops = [n for n in range(len(whole)) if meaning.is_given(rollout(), whole[:n])]
     assert all(meaning.same(0, whole[:n]) == meaning.same(0, whole) for n in stops)
     assert bool(stops) == (metric == "answer" and "####" in text)
@@ -94,58 +95,66 @@ class Played:
     """A runner that plays texts, and stops them where the real one would."""
 
     def __init__(self, texts: dict[str, str], at_once: int = 2, order: int = 1) -> None:
-        self.texts, self.at_once, self.order, self.written = texts, at_once, order, 0
+        self.texts = texts
+        self.at_once = at_once
+        self.order = order
+        self.written = 0
 
-    def serve(self, source, sampling=None):
-        while taken := source.take(self.at_once):
-            for rollout in taken[:: self.order]:
-                source.end(rollout, self.one(rollout, source))
+    def serve(self, source, sampling):
+        while rollouts := source.take(self.at_once):
+            for rollout in rollouts[:: self.order]:
+                source.end(rollout, self.finished(rollout, source))
 
-    def one(self, rollout, source):
-        whole, finish = ids(self.texts[TOKENIZER.decode(rollout.text)]), None
+    def finished(self, rollout, source):
+        whole = ids(self.texts[TOKENIZER.decode(rollout.text)])
+        finish = None
         for length in range(rollout.position + 2, len(whole) + 1):
-            if finish := source.decided(rollout, whole[:length]):
+            finish = source.decided(rollout, whole[:length])
+            if finish:
                 break
         self.written += length
         return FinishedRollout(whole[:length], finish or "eos")
 
 
-def judged(runner: Played, meaning: Meaning, **settings) -> tuple[AnswerJudge, list[bool]]:
-    """Verdicts on all of a runner's texts, the first one alone."""
-    judge = AnswerJudge(runner, meaning.same, **{"given": meaning.is_given, **settings})
-    first, *others = map(rollout, runner.texts)
-    return judge, judge.kept([first]) + judge.kept(others)
+def judge_of(runner: Played, meaning: Meaning, audit: int, rejoin: int | None) -> AnswerJudge:
+    return AnswerJudge(runner, meaning.same, meaning.is_given, audit, rejoin)
+
+
+def verdicts(judge: AnswerJudge) -> list[bool]:
+    """Verdicts on all texts of the judge's runner, the first one alone."""
+    first, *later = map(rollout, judge.runner.texts)
+    return judge.kept([first]) + judge.kept(later)
 
 
 def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
-    texts = {
-        f"{start}{tail}": f"{start} by another way.\n#### {number}\n{tail * 9}"
-        for start in ("So", "And", "Then")
-        for number, tail in (("42", "x"), ("8", "y"), ("7", "z"))
-    }
-    whole, early = Played(texts), Played(texts)
-    for runner, audit in ((whole, len(texts)), (early, 2)):
-        assert (
-            judged(runner, meaning_of("answer"), audit=audit, rejoin=None)[1]
-            == [True, False, False] * 3
-        )
-    assert early.written < whole.written
+    texts = {}
+    for start in ("So", "And", "Then"):
+        for number, tail in (("42", "x"), ("8", "y"), ("7", "z")):
+            texts[f"{start}{tail}"] = f"{start} by another way.\n#### {number}\n{tail * 9}"
+    written = []
+    for audit in (len(texts), 2):
+        runner = Played(texts)
+        judge = judge_of(runner, meaning_of("answer"), audit, None)
+        assert verdicts(judge) == [True, False, False] * 3
+        written.append(runner.written)
+    assert written[1] < written[0]
 
 
 def rejoining(*numbers: int) -> dict[str, str]:
     """Texts that come back to the words of the reference, and their answers."""
-    return {
-        f"{n}": f"So, as one and two is three.\n#### {number}" for n, number in enumerate(numbers)
-    }
+    texts = [f"So, as one and two is three.\n#### {number}" for number in numbers]
+    return {str(n): text for n, text in enumerate(texts)}
 
 
 def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
     """A test that calls every answer given, and words that rejoin the reference without its
     answer.
     """
-    runner, every = Played(rejoining(42, 7, 42, 7)), lambda _rollout, _answer: True
-    judge, found = judged(runner, meaning_of("answer"), given=every, audit=2, rejoin=6)
-    assert found == [True, False, True, False] and judge.given is None and judge.rejoin is None
+    judge = judge_of(Played(rejoining(42, 7, 42, 7)), meaning_of("answer"), 2, 6)
+    judge.given = lambda _rollout, _answer: True
+    assert verdicts(judge) == [True, False, True, False]
+    assert judge.given is None
+    assert judge.rejoin is None
 
 
 @pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
@@ -153,19 +162,17 @@ def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, o
     """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before
     the audit does.
     """
-    meaning, texts = meaning_of("answer"), rejoining(42, 42, 7, 7)
-    judge = AnswerJudge(
-        Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6
-    )
+    texts = rejoining(42, 42, 7, 7)
+    judge = judge_of(Played(texts, at_once, order), meaning_of("answer"), 2, 6)
     assert judge.kept([rollout(text) for text in texts]) == [True] * 4
 
 
 @pytest.mark.parametrize("kept, trusted", [(98, False), (99, True)])
 def test_one_wrong_verdict_in_a_hundred_is_the_most_that_is_trusted(kept, trusted):
     reference = list(range(20))
-    one = Rollout(0, [], reference, 0, 99, reference)
-    audited = [(one, [99, *reference[1:]], place < kept) for place in range(100)]
-    audited += [(one, [99] * 20, False)] * 50  # these never rejoin
+    start = Rollout(0, [], reference, 0, 99, reference)
+    audited = [Audited(start, [99, *reference[1:]], place < kept) for place in range(100)]
+    audited += [Audited(start, [99] * 20, False)] * 50  # these never rejoin
     assert is_trustworthy(audited, 8) is trusted
 
 

@@ -84,7 +84,7 @@ def test_a_document_is_its_prompt_and_its_answer():
 
 
 def test_only_solutions_bear_loss():
-    ids, labels = collate([([5, 6, 7, 2], 2), ([5, 2], 1)], pad=0)
+    ids, labels = collate([([5, 6, 7, 2], 2), ([5, 2], 1)])
     assert ids.tolist() == [[5, 6, 7, 2], [5, 2, 0, 0]]
     assert labels.tolist() == [[IGNORED, IGNORED, 7, 2], [IGNORED, 2, IGNORED, IGNORED]]
 

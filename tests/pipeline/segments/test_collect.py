@@ -15,15 +15,15 @@ from gistgate.core.utils import UserError
 from gistgate.segments.writing import Boundaries
 from pipeline.pair.pair import Pair
 from pipeline.segments import collect
-from pipeline.segments.collect import (
+from pipeline.segments.collect import Prefix, Sampler, shares
+from pipeline.segments.judges import (
     Embedding,
     Entailment,
-    Prefix,
     Sample,
-    Sampler,
     judges_of,
+    pooling_of,
+    same_answer,
     same_text,
-    shares,
 )
 from tests.architectures import pair
 from tests.pipeline.parameters import parameters
@@ -87,7 +87,9 @@ def test_prefixes_begin_at_ends_and_elsewhere_but_never_behind_the_answer():
 
 def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    task = SimpleNamespace(name="sums", metric="exact_match,first", stops=[], max_new_tokens=8)
+    task = SimpleNamespace(
+        name="sums", metric="exact_match,first", stops=[], max_new_tokens=8, files=()
+    )
 
     def folder(**changes):
         return collect.shards_of(
@@ -138,7 +140,7 @@ class SameLastSign:
 
 
 def test_texts_and_answers_make_their_own_groups():
-    judge = collect.same_answer(SameLastSign())
+    judge = same_answer(SameLastSign())
     assert same_text({}, SAMPLES) == [0, 0, 1, 2]
     assert judge({}, SAMPLES) == [0, 0, 0, 1]
     assert judge({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
@@ -199,7 +201,7 @@ def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
     unit = torch.nn.functional.normalize(states, dim=-1)
     for mode, place in (("cls_token", 0), ("lasttoken", -1)):
         torch.testing.assert_close(known[mode][0], unit[place], atol=1e-5, rtol=1e-5)
-    assert collect.pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
+    assert pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
 
 
 @pytest.mark.parametrize("config, further, said", [
