@@ -17,78 +17,75 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- run -->\n```console\n)(.*?)(?=```\n)", re.DOTALL)
-COMMAND = re.compile(
-    r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE
-)  # a backslash continues it; its output
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+"""A command, which a backslash continues, and its output."""
 END = "-- end of a command --"
 MODELS = "models/embedded/target --draft models/embedded/draft --gate models/export"
 PROMPT = "\n".join(re.findall(r"PROMPT=\$'(.*)\\n(.*)'", (ROOT / "docs/tour.md").read_text())[0])
 
 
-def filled(text: str) -> str:
-    """The page with new outputs. Status 1 is a refusal, which a page may show."""
-    blocks = [COMMAND.findall(found[0]) for found in BLOCK.finditer(text)]
-    commands = [command for block in blocks for command, _ in block]
+def renewed(text: str) -> str:
+    """The page with new outputs."""
+    commands = []
+    for block in BLOCK.findall(text):
+        commands += [command for command, _ in COMMAND.findall(block)]
+    outputs = iter(outputs_of(commands))
+
+    def with_output(command: re.Match[str]) -> str:
+        return f"$ {command[1]}\n{shortened(next(outputs), command[2])}"
+
+    return BLOCK.sub(lambda block: COMMAND.sub(with_output, block[0]), text)
+
+
+def outputs_of(commands: list[str]) -> list[str]:
+    """What the commands print in one shell, without bars of progress. Status 1 is a refusal, which
+    a page may show.
+    """
     script = "\n".join(f"{command}\n[ $? -lt 2 ] || exit 2\necho '{END}'" for command in commands)
-    ran = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "env": os.environ | {"PROMPT": PROMPT},
-    }
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, **ran)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"PROMPT": PROMPT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode or "Traceback" in done.stdout:
         sys.exit(f"A command failed: {done.stdout[-2000:]}")
-    lines = (
-        line
-        for line in done.stdout.splitlines(keepends=True)
-        if line.strip() and "it/s]" not in line
-    )
-    outputs = iter("".join(lines).split(f"{END}\n"))  # without bars of progress
-    pasted = (
-        "".join(f"$ {command}\n{shown(old, next(outputs))}" for command, old in block)
-        for block in blocks
-    )
-    return BLOCK.sub(lambda _: next(pasted), text)
+    lines = done.stdout.splitlines(keepends=True)
+    shown = [line for line in lines if line.strip() and "it/s]" not in line]
+    return "".join(shown).split(f"{END}\n")
 
 
-def shown(old: str, new: str) -> str:
-    """The new output, shortened to as many lines as stand around the `...` of the old one."""
-    before, dots, behind = old.partition("...\n")
-    lines = new.splitlines(keepends=True)
-    head = before.count("\n")
-    tail = behind.count("\n")
-    return "".join([*lines[:head], dots, *lines[len(lines) - tail :]]) if dots else new
+def shortened(output: str, before: str) -> str:
+    """The output, in as many lines as stood around the `...` of the one before."""
+    above, dots, below = before.partition("...\n")
+    if not dots:
+        return output
+    lines = output.splitlines(keepends=True)
+    head = lines[: above.count("\n")]
+    tail = lines[len(lines) - below.count("\n") :]
+    return "".join([*head, dots, *tail])
 
 
 def take_pictures(folder: Path) -> None:
-    """The page of a trace and the demo, as Chromium shows them."""
+    """Write the page of a trace and the demo, as Chromium shows them."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as place, sync_playwright() as driver:
         trace = Path(place) / "trace.html"
-        subprocess.run(
-            ["gistgate", "trace", *MODELS.split(), "--html", trace, "--", PROMPT],
-            cwd=ROOT,
-            check=True,
-        )
-        browser = driver.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
+        command = ["gistgate", "trace", *MODELS.split(), "--html", trace, "--", PROMPT]
+        subprocess.run(command, cwd=ROOT, check=True)
+        chromium = shutil.which("chromium")
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1100, "height": 1000})
         page.goto(trace.as_uri())
         page.screenshot(path=folder / "trace.png")
-        demo = subprocess.Popen(
-            ["gistgate", "demo", *MODELS.split(), "--no-browser"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = ["gistgate", "demo", *MODELS.split(), "--no-browser"]
+        demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
-            address = next(
-                found[0] for line in demo.stdout or () if (found := re.search(r"http://\S+/", line))
-            )
-            page.goto(address)
+            # the first line: "The demo runs at http://127.0.0.1:8765/. Ctrl-C ends it."
+            page.goto(demo.stdout.readline().split()[4].rstrip("."))
             page.fill("#prompt", PROMPT)
             page.click("#go")
             page.get_by_text("Done.").wait_for()
@@ -97,13 +94,15 @@ def take_pictures(folder: Path) -> None:
             demo.terminate()
 
 
-def main(names: list[str]) -> None:
-    if names == ["--pictures"]:
+def main(arguments: list[str]) -> None:
+    if arguments == ["--pictures"]:
         take_pictures(ROOT / "docs" / "images")
         return
-    for page in map(Path, names or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]):
+    pages = arguments or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in map(Path, pages):
         text = page.read_text()
-        if (new := filled(text)) != text:
+        new = renewed(text)
+        if new != text:
             page.write_text(new)
             print(f"renewed: {page}")
 

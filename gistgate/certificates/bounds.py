@@ -173,7 +173,7 @@ def p_value(losses: int, gains: int, n: int, difference: float) -> float:
 
     angles_D = np.linspace(np.arcsin(np.sqrt(low)), np.arcsin(np.sqrt(high)), NUISANCE_POINTS)
     coarse_D = tail(angles_D)
-    top = coarse_D.argmax()
+    top = int(coarse_D.argmax())
     around = angles_D[max(top - 1, 0)], angles_D[min(top + 1, NUISANCE_POINTS - 1)]
     fine_D = tail(np.linspace(*around, NUISANCE_POINTS // 2))
     return min(1.0, float(max(coarse_D.max(), fine_D.max())) + GAMMA + TAIL)

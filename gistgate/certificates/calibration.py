@@ -229,7 +229,7 @@ def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any
     no `tokenizer`.
     """
     prompting = task.prompting
-    scope = {
+    scope: dict[str, Any] = {
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
         "prompting": {name: value for name, value in vars(prompting).items() if value != {}},

@@ -53,8 +53,8 @@ class Verdicts:
         first fails.
         """
         at = self.budgets.index(budget)
-        kept = list(takewhile(lambda setting: setting.within[at], self.tested))
-        return len(kept) - 1 if kept else None
+        successes = list(takewhile(lambda setting: setting.within[at], self.tested))
+        return len(successes) - 1 if successes else None
 
     def shown(self, budget: float) -> Tested:
         """The setting that is kept for a budget, or the strictest one, which was refused."""

@@ -115,21 +115,19 @@ class Curve:
         losses = smooth(indices, [entry.loss for entry in measured])
         spreads = smooth(indices, [entry.spread for entry in measured])
         limit = math.inf if self.request.growth is None else self.request.growth
-        kept = []
-        for index, loss, spread in zip(indices, losses, spreads, strict=True):
-            is_short = self.measured[index].growth <= limit
-            if not (is_short and self.request.keeps(budget, loss, spread, self.seen, self.exact)):
-                break
-            kept.append(index)
-        return kept
+        for place, (entry, loss, spread) in enumerate(zip(measured, losses, spreads, strict=True)):
+            is_kept = self.request.keeps(budget, loss, spread, self.seen, self.exact)
+            if not is_kept or entry.growth > limit:
+                return indices[:place]
+        return indices
 
     def open_range(self, budget: float) -> tuple[int, int]:
         """The loosest index known to keep the budget (-1: strict), and the strictest known not to
         (the grid's length: none).
         """
-        kept = self.kept(budget)
-        refused = self.measured.keys() - kept
-        return max(kept, default=-1), min(refused, default=len(self.grid))
+        loosest = max(self.kept(budget), default=-1)
+        refused = (index for index in self.measured if index > loosest)
+        return loosest, min(refused, default=len(self.grid))
 
     def width(self, budget: float) -> int:
         """Steps from the loosest index that keeps the budget to the strictest that does not."""

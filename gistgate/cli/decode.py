@@ -114,7 +114,7 @@ def trace(
     if html is not None:
         from gistgate.demo.page import write_trace
 
-        write_trace(html, loaded, text, loaded.ids[0], loaded.request)
+        write_trace(html, loaded, text)
         typer.echo(f"{html} is written.")
         return
     answer, tokens = traced(

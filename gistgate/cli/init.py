@@ -107,8 +107,9 @@ class Project:
                 " --embedded."
             )
         if self.dtype not in DTYPES[1:]:
-            known = ", ".join(DTYPES[1:])
-            raise UserError(f"There is no dtype '{self.dtype}'. Use one of: {known}.")
+            raise UserError(
+                f"There is no dtype '{self.dtype}'. Use one of: {', '.join(DTYPES[1:])}."
+            )
         check_kind(self.quantise_draft)
         if self.quantise_draft != "none" and not self.draft:
             raise UserError(

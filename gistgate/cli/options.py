@@ -123,10 +123,10 @@ def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            asked = {item.name: given.pop(item.name) for item in asking}
+            about = Asking(**{item.name: given.pop(item.name) for item in asking})
             options = {name: given.pop(name) for name in DECODER}
             options["settings"] = parse_settings(options["settings"])
-            command(**given, asking=Asking(**asked), options=DecodeOptions(**options))
+            command(**given, asking=about, options=DecodeOptions(**options))
 
         signature = inspect.signature(command, eval_str=True).parameters.items()
         return typed(run, [part for name, item in signature for part in parts.get(name, [item])])

@@ -113,12 +113,12 @@ def described(config: GateConfig, certificate: Certificate | None) -> str:
 
 def proved(certificate: Certificate) -> str:
     """Return what a certificate says, in words."""
-    made = f", made {certificate.made}" if certificate.made else ""
+    date = f", made {certificate.made}" if certificate.made else ""
     source = certificate.source or "prompts like those of the calibration"
     return "\n".join(
         [
             f"certificate rule {certificate.rule}, K {certificate.block}, drafter"
-            f" {certificate.drafter}{made}",
+            f" {certificate.drafter}{date}",
             *(point_line(certificate.score, point) for point in certificate.points),
             f"            holds for {source}",
         ]

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from gistgate.cli.options import (
 )
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import DecodeOptions, read_prompts
+from gistgate.models.options import DecodeOptions, parse_template, read_prompts
 
 
 @decodes(max_new_tokens=128, stop=None)
@@ -163,24 +164,26 @@ def demo(
 ) -> None:
     """Open a local page: type a prompt and watch loose and strict decoding token by token."""
     from gistgate.demo.page import claim
-    from gistgate.demo.server import DemoSession, knob_values, launch, slider_rule
 
+    with needing("demo"):
+        from gistgate.demo.server import DemoSession, launch, slider_rule
     models = (asking.gguf or target, options.draft_gguf or options.draft)
 
     def session() -> DemoSession:
         loaded = load(target, asking, options)
-        rule = slider_rule(loaded.decoder)
         return DemoSession(
             loaded.decoder,
-            loaded.target,
-            rule,
-            {value: claim(loaded, rule, value) for value in knob_values(rule)},
-            " and ".join(Path(str(name)).name for name in models if name is not None),
+            partial(
+                loaded.target.encode,
+                chat=asking.chat,
+                system=asking.system,
+                arguments=parse_template(asking.template),
+            ),
+            slider_rule(loaded.decoder),
+            partial(claim, loaded),
+            " and ".join(Path(str(model)).name for model in models if model is not None),
             asking.max_new_tokens,
             loaded.request,
-            asking.chat,
-            asking.system,
-            asking.of(()).arguments,
         )
 
-    launch(session, port, browser=browser, say=typer.echo)
+    launch(session, port, browser, typer.echo)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,14 @@ from gistgate.measure.trace import TracedToken, trace
 
 STRICT = "strict"  # name of the run that strict decoding makes
 TEMPLATES = Path(__file__).parent / "templates"
+MEANINGS = {
+    "strict": "draft token that the strict rule accepts",
+    "loose": "draft token that only the loose rule accepts",
+    "carried": "strict accept behind a loose one of the same block",
+    "own": "token that the target adds itself",
+    "loop": "strict accept while the loop guard keeps the gate closed",
+}
+"""What the legend says about each reason."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +41,34 @@ class Run:
     tokens: Sequence[TracedToken]
     statistics: Statistics
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the tokens."""
+        return [token.text for token in self.tokens]
+
+    def for_page(self) -> dict[str, Any]:
+        """Return what the templates show of the answer."""
+        tokens = [shown(token) for token in self.tokens]
+        counters = numbers(self.statistics)
+        return {"name": self.name, "numbers": counters, "tokens": tokens, "texts": self.texts}
+
 
 def record(
     decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | None = None, **request: Any
 ) -> Run:
     """Decode one prompt and return the traced answer; `request` goes to `Decoder.generate`."""
     answer, tokens = trace(decoder, ids, tokenizer, **request)
-    return Run(rule_name(decoder.rule) if name is None else name, tokens, answer.statistics)
+    return Run(name or rule_name(decoder.rule), tokens, answer.statistics)
 
 
 def rule_name(rule: Any) -> str:
-    """The rule's id and the value of its knob."""
-    return (
-        str(rule.id)
-        if rule.knob is None
-        else f"{rule.id}, {rule.knob} {getattr(rule, rule.knob):g}"
-    )
+    """Return the rule's id and the value of its knob."""
+    knob = rule.knob
+    return str(rule.id) if knob is None else f"{rule.id}, {knob} {getattr(rule, knob):g}"
 
 
 def numbers(statistics: Statistics) -> dict[str, str]:
-    """What a reader compares, formatted; seconds are those of this one run."""
+    """Return what a reader compares, formatted; seconds are those of this one run."""
     seconds = statistics.seconds.get("total", 0.0)
     return {
         "tokens": str(statistics.tokens),
@@ -64,44 +80,39 @@ def numbers(statistics: Statistics) -> dict[str, str]:
     }
 
 
-def aligned(
-    left: Sequence[str], right: Sequence[str]
-) -> list[tuple[int | None, tuple[slice, slice]]]:
-    """Two answers, given as the texts of their tokens, in spans of both; those that differ are
-    numbered from 1.
+def aligned(loose: Sequence[str], strict: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the spans in which two answers agree or differ, given as the texts of their tokens;
+    those that differ are numbered from 1.
     """
     numbers = count(1)
-    codes = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    codes = SequenceMatcher(None, loose, strict, autojunk=False).get_opcodes()
     return [
-        (None if kind == "equal" else next(numbers), (slice(a, b), slice(c, d)))
+        {"number": None if kind == "equal" else next(numbers), "loose": [a, b], STRICT: [c, d]}
         for kind, a, b, c, d in codes
     ]
 
 
-def claim(loaded: Any, rule: Any, value: float) -> str:
-    """What the certificate says about `rule`, its knob at `value`, and the requests."""
+def claim(loaded: Any, rule: Any) -> str:
+    """Return what the certificate says about a rule with a knob, and about the requests."""
     if loaded.options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
     decoder = loaded.decoder
     coverage = loaded.coverage
-    certificate = coverage.certificate
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
-    if certificate is None:
+    if coverage.certificate is None:
         return "Not certified: there is no certificate."
-    settings = {item.name: getattr(rule, item.name) for item in fields(rule)}
-    settings[str(rule.knob)] = value
     wish = replace(loaded.options.wish, names_certificate=coverage.is_named)
-    certificate = usable(certificate, wish)
+    certificate = usable(coverage.certificate, wish)
+    settings = asdict(rule)
     setup = replace(coverage.setup, rule=rule.id, settings=settings)
     doubts = [difference.sentence for difference in covers(certificate, setup)]
     if loaded.uncovered is not None:
         doubts.append(loaded.uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
-    point = next(
-        point for point in certificate.certified if point.settings[str(rule.knob)] == value
-    )
+    knob = rule.knob
+    point = next(p for p in certificate.certified if p.settings[knob] == settings[knob])
     # the budget first: the point's own bound was computed after the prompts had chosen the point
     return (
         f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} %"
@@ -114,14 +125,15 @@ def tables_of(decoder: Decoder, certificate: Certificate | None) -> dict[str, di
     tables: dict[str, dict[str, Any]] = {}
     if certificate is not None:
         names = ("rule", "drafter", "block", "score", "source", "made")
-        points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
-        tables["Certificate"] = {**{name: getattr(certificate, name) for name in names}, **points}
-    if (config := getattr(decoder.parts.gate, "config", None)) is not None:
-        parts = {name: getattr(config, name) for name in ("target", "draft", "tokenizer")}
-        tables["Provenance"] = {
-            **{name: asdict(part) for name, part in parts.items() if part},
-            **config.provenance,
-        }
+        table = {name: getattr(certificate, name) for name in names}
+        for point in certificate.points:
+            table[f"budget {point.budget:g}"] = asdict(point)
+        tables["Certificate"] = table
+    config = getattr(decoder.parts.gate, "config", None)
+    if config is not None:
+        partners = {"target": config.target, "draft": config.draft, "tokenizer": config.tokenizer}
+        table = {name: asdict(partner) for name, partner in partners.items() if partner}
+        tables["Provenance"] = table | config.provenance
     return tables
 
 
@@ -131,7 +143,6 @@ def render(
     scripts: tuple[Path, ...],
     styles: tuple[Path, ...],
     connects: str = "'none'",
-    beside: tuple[Path, ...] = (),
     **values: Any,
 ) -> str:
     """Fill a template of this folder, or one that is given by its whole path; all `values` are
@@ -143,17 +154,13 @@ def render(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    def digest(text: str) -> str:
-        return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
     path = TEMPLATES / template
-    loader = FileSystemLoader([path.parent, *beside, TEMPLATES])
+    loader = FileSystemLoader([path.parent, TEMPLATES])
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    script, style = (
-        "\n".join(file.read_text(encoding="utf-8") for file in files) for files in (scripts, styles)
-    )
+    script = "\n".join(file.read_text(encoding="utf-8") for file in scripts)
+    style = "\n".join(file.read_text(encoding="utf-8") for file in styles)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src"
         f" {connects}; script-src '{digest(script)}'; style-src '{digest(style)}'"
@@ -162,18 +169,14 @@ def render(
     return page.render(script=Markup(script), style=Markup(style), policy=policy, **values)
 
 
-MEANINGS = {  # reason -> what the legend says about it
-    "strict": "draft token that the strict rule accepts",
-    "loose": "draft token that only the loose rule accepts",
-    "carried": "strict accept behind a loose one of the same block",
-    "own": "token that the target adds itself",
-    "loop": "strict accept while the loop guard keeps the gate closed",
-}
+def digest(text: str) -> str:
+    """Return the hash by which a content security policy names a script or a style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def shown(token: TracedToken) -> dict[str, str]:
-    """Text, reason and note of a token (why it is there, what gate and target think), ready for a
-    page; unescaped.
+    """Return text, reason and note of a token (why it is there, what gate and target think), ready
+    for a page; unescaped.
     """
     gate = "" if token.kept is None else f", gate {token.kept:.3f}"
     note = f"{token.reason}{gate}, target {token.probability:.3f}"
@@ -181,100 +184,57 @@ def shown(token: TracedToken) -> dict[str, str]:
 
 
 def visible(text: str) -> str:
-    """The text with characters that cannot be seen, or that reorder others, written as their code
-    points.
+    """Return the text with characters that cannot be seen, or that reorder others, written as their
+    code points.
     """
-    named = UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    named = UNSEEN.sub(lambda character: f"⟨U+{ord(character[0]):04X}⟩", text)
     return named.replace("\n", "↵\n") or "∅"
 
 
 def trace_page(
-    prompt: str,
-    run: Run,
-    strict: Run | None = None,
-    claim: str | None = None,
-    tables: Mapping[str, Any] | None = None,
+    prompt: str, loose: Run, strict: Run, claim: str | None, tables: Mapping[str, Any]
 ) -> str:
-    """A whole HTML document, which loads nothing: `run` explained, and `strict` aligned with it
-    where it is given.
+    """Return a whole HTML document, which loads nothing: both answers, aligned and explained.
 
-    `claim` is one sentence about what is certified for the setting of `run`; `tables` follow under
-    their names.
+    `claim` is one sentence about what is certified for the setting of the loose one; `tables`
+    follow under their names.
     """
     return render(
         "trace.html.j2",
         scripts=(TEMPLATES / "tokens.js",),
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css"),
-        title="GistGate trace",
         prompt=visible(prompt),
         claim=claim,
         meanings=MEANINGS,
-        tables={name: flat(values) for name, values in (tables or {}).items()},
-        **side_by_side([run] if strict is None else [run, strict]),
+        answers={"loose": loose.for_page(), STRICT: strict.for_page()},
+        spans=aligned(loose.texts, strict.texts),
+        visible=visible,
+        tables={name: flat(values) for name, values in tables.items()},
     )
 
 
-def side_by_side(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the templates show of answers: `numbers`, `answers` in segments, and `differences` that
-    number these.
-    """
-    texts = [[token.text for token in one.tokens] for one in runs]
-    found = aligned(texts[0], texts[-1])
-    answers = [
-        {
-            "name": one.name,
-            "parts": [
-                {"number": number, "tokens": [shown(token) for token in one.tokens[spans[side]]]}
-                for number, spans in found
-            ],
-        }
-        for side, one in enumerate(runs)
-    ]
-    rows = [
-        {
-            "number": number,
-            "texts": [
-                visible("".join(text[span])) for text, span in zip(texts, spans, strict=True)
-            ],
-        }
-        for number, spans in found
-        if number is not None
-    ]
-    return {
-        "numbers": [numbers(one.statistics) for one in runs],
-        "answers": answers,
-        "differences": rows,
-    }
-
-
-def write_trace(
-    path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]
-) -> None:
-    """Decode one prompt as the user of the command line wishes and strictly, and write the page of
-    both.
+def write_trace(path: str | Path, loaded: Any, prompt: str) -> None:
+    """Decode the loaded prompt as the user of the command line wishes and strictly, and write the
+    page of both.
     """
     decoder = loaded.decoder
-    tokenizer = loaded.target.tokenizer
-    told = None
-    if (knob := decoder.rule.knob) is not None:
-        told = claim(loaded, decoder.rule, getattr(decoder.rule, knob))
-    run = record(decoder, ids, tokenizer, **request)
-    strict = record(decoder.strict(), ids, tokenizer, STRICT, **request)
+    about = (loaded.ids[0], loaded.target.tokenizer)
+    loose = record(decoder, *about, **loaded.request)
+    strict = record(decoder.strict(), *about, STRICT, **loaded.request)
+    sentence = None if decoder.rule.knob is None else claim(loaded, decoder.rule)
     tables = tables_of(decoder, loaded.coverage.certificate)
-    write_text(path, trace_page(prompt, run, strict, claim=told, tables=tables))
+    write_text(path, trace_page(prompt, loose, strict, sentence, tables))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings as one, with dotted names; lists are written as JSON."""
+    """Return nested mappings as one, with dotted names; lists are written as JSON."""
     rows: dict[str, str] = {}
-    for name, value in values.items():
+    for key, value in values.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            rows |= flat(value, f"{prefix}{name}.")
+            rows |= flat(value, f"{name}.")
+        elif isinstance(value, str):
+            rows[name] = visible(value)
         else:
-            text = (
-                value
-                if isinstance(value, str)
-                else json.dumps(value, ensure_ascii=False, default=str)
-            )
-            rows[f"{prefix}{name}"] = visible(text)
+            rows[name] = visible(json.dumps(value, ensure_ascii=False, default=str))
     return rows

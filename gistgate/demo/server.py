@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
@@ -31,7 +40,6 @@ from gistgate.demo.page import (
     shown,
 )
 from gistgate.measure.trace import TracedToken, Watch
-from gistgate.models.loading import Target
 from gistgate.rules import make_rule
 
 HOST = "127.0.0.1"
@@ -63,30 +71,31 @@ class Feed(Watch):
         if self.left.is_set():
             raise Left
         super().__call__(block, acceptance, rows)
-        self.send(rows[0])
+        self.send(rows[0].answer, rows[0])
 
-    def send(self, row: Row | Generation) -> None:
-        """The tokens that are new."""
-        if tokens := self.new(row.answer if isinstance(row, Row) else row.ids, row.reasons):
-            self.items.put((tokens, numbers(row.statistics)))
+    def send(self, ids: Sequence[int], answer: Row | Generation) -> None:
+        """Send the tokens of an answer that are new."""
+        if tokens := self.new(ids, answer.reasons):
+            self.items.put((tokens, numbers(answer.statistics)))
+
+    def decode(self, decoder: Decoder, **request: Any) -> None:
+        """Continue the prompt and send what every round adds."""
+        try:
+            answer = decoder.watched_by(self).generate([self.before], **request)[0]
+            self.send(answer.ids, answer)
+            self.items.put(None)
+        except Exception as error:
+            self.items.put(error)
 
 
-def stream(
-    decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any
-) -> Generator[Step, None, None]:
+def stream(decoder: Decoder, ids: Sequence[int], **request: Any) -> Generator[Step, None, None]:
     """Continue one prompt and yield what every round adds; closing the iterator ends decoding
     within one round.
     """
-    feed = Feed(tokenizer, ids)
-
-    def decode() -> None:
-        try:
-            feed.send(decoder.watched_by(feed).generate([ids], **request)[0])
-            feed.items.put(None)
-        except Exception as error:
-            feed.items.put(error)
-
-    worker = Thread(target=decode, daemon=True, name="decoding")
+    feed = Feed(decoder.tokenizer, ids)
+    worker = Thread(
+        target=feed.decode, args=[decoder], kwargs=request, daemon=True, name="decoding"
+    )
     worker.start()
     try:
         while (item := feed.items.get()) is not None:
@@ -98,36 +107,37 @@ def stream(
         worker.join()
 
 
+class Position(NamedTuple):
+    """A position of the slider."""
+
+    label: str
+    decoder: Decoder
+    claim: str  # what is certified there, as a sentence
+
+
 @dataclass(frozen=True)
 class DemoSession:
     """A decoder with the settings of its rule between which the page's slider chooses."""
 
     decoder: Decoder
-    target: Target
+    encode: Callable[[str], list[int]]  # token ids of a prompt
     rule: Rule  # the rule whose knob is on the slider, at the value where the slider begins
-    claims: Mapping[float, str] = field(
-        default_factory=dict
-    )  # value of the knob -> what is certified about it
-    name: str = "GistGate"  # the models, for the heading
-    max_new_tokens: int = 256  # longest answer that the page suggests, in tokens
-    request: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # arguments of `Decoder.generate` that all questions share
-    chat: bool = False  # whether prompts are wrapped in the chat template
-    system: str | None = None  # system text of the chat template
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # its other ones
+    claim: Callable[[Any], str]  # what is certified about a rule, as a sentence
+    name: str  # the models, for the heading
+    max_new_tokens: int  # longest answer that the page suggests, in tokens
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Decoder.generate` that all questions share."""
 
     @cached_property
-    def settings(self) -> list[tuple[str, Decoder, str]]:
-        """Label, decoder and claim of strict decoding, then of the values of the knob from strict
-        to loose.
-        """
-        found = [(STRICT, self.decoder.strict(), "Strict decoding loses nothing.")]
+    def positions(self) -> list[Position]:
+        """Strict decoding, then the values of the knob from strict to loose."""
+        strict = self.decoder.strict()
+        positions = [Position(STRICT, strict, "Strict decoding loses nothing.")]
         for value in knob_values(self.rule):
-            rule: Any = self.rule.changed(**{str(self.rule.knob): value})
-            claim = self.claims.get(value, "Nothing is certified here.")
-            found.append((rule_name(rule), self.decoder.having(rule=rule), claim))
-        return found
+            rule = self.rule.changed(**{str(self.rule.knob): value})
+            decoder = self.decoder.having(rule=rule)
+            positions.append(Position(rule_name(rule), decoder, self.claim(rule)))
+        return positions
 
     @property
     def start(self) -> int:
@@ -136,33 +146,22 @@ class DemoSession:
         return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
 
     def answer(
-        self, prompt: str, setting: int, max_new_tokens: int
+        self, prompt: str, position: int, max_new_tokens: int
     ) -> Generator[dict[str, Any], None, None]:
         """Decode at a position of the slider, then strictly; yields an event per round, at last the
         differences.
         """
-        ids = self.target.encode(prompt, self.chat, self.system, self.arguments)
+        ids = self.encode(prompt)
         request = {**self.request, "max_new_tokens": max_new_tokens}
         texts: dict[str, list[str]] = {"loose": [], STRICT: []}
-        for side, place in (("loose", setting), (STRICT, 0)):
-            with closing(
-                stream(self.settings[place][1], ids, self.target.tokenizer, **request)
-            ) as steps:
-                for tokens, counts in steps:
+        for side, place in (("loose", position), (STRICT, 0)):
+            with closing(stream(self.positions[place].decoder, ids, **request)) as steps:
+                for tokens, counters in steps:
                     texts[side] += [token.text for token in tokens]
-                    yield {
-                        "side": side,
-                        "tokens": [shown(token) for token in tokens],
-                        "numbers": counts,
-                    }
-        found = [
-            spans for number, spans in aligned(texts["loose"], texts[STRICT]) if number is not None
-        ]
-        yield {
-            "differences": [
-                {"loose": [a.start, a.stop], STRICT: [b.start, b.stop]} for a, b in found
-            ]
-        }
+                    new = [shown(token) for token in tokens]
+                    yield {"side": side, "tokens": new, "numbers": counters}
+        spans = aligned(texts["loose"], texts[STRICT])
+        yield {"differences": [span for span in spans if span["number"]]}
 
 
 def knob_values(rule: Any) -> list[float]:
@@ -183,40 +182,25 @@ def slider_rule(decoder: Decoder) -> Any:
 
 
 def launch(
-    load: Callable[[], DemoSession],
-    port: int = 8765,
-    *,
-    browser: bool = True,
-    say: Callable[[str], object] = print,
+    load: Callable[[], DemoSession], port: int, browser: bool, say: Callable[[str], object]
 ) -> None:
     """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `load` is called once
     it is taken.
     """
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise UserError(
-            f"The demo needs '{error.name}'. Run `pip install '.[demo]'` in GistGate's clone."
-        ) from error
     with claim(port) as listener:
         session = load()
         for _ in session.answer("Hello.", session.start, 2 * session.decoder.block + 2):
             pass  # the first forwards are slower than the others
-        app = make_app(session)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         say(f"The demo runs at {address}. Ctrl-C ends it.")
-        has_display = sys.platform != "linux" or bool(
-            os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        )
-        if browser and has_display:  # without one, a text browser would block the terminal
+        # without a display, a text browser would block the terminal
+        if browser and (sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}):
             webbrowser.open(address)
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, timeout_graceful_shutdown=1
+            make_app(session), log_level="critical", access_log=False, timeout_graceful_shutdown=1
         )
-        with suppress(
-            KeyboardInterrupt
-        ):  # uvicorn ends its connections first, then passes the signal on
+        # uvicorn ends its connections first, then passes the signal on
+        with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
     say("The demo has ended.")
 
@@ -232,16 +216,10 @@ def claim(port: int) -> socket.socket:
         ) from error
 
 
-def make_app(session: DemoSession) -> Any:
+def make_app(session: DemoSession) -> Starlette:
     """The ASGI application. It answers one question at a time, because all questions share the
     models.
     """
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
-    from starlette.routing import Route
-
     turn = asyncio.Lock()
     html = render(
         "demo.html.j2",
@@ -249,45 +227,45 @@ def make_app(session: DemoSession) -> Any:
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css", TEMPLATES / "demo.css"),
         connects="'self'",
         name=session.name,
-        settings=[{"label": label, "claim": claim} for label, _, claim in session.settings],
+        settings=[{"label": place.label, "claim": place.claim} for place in session.positions],
         start=session.start,
         max_new_tokens=session.max_new_tokens,
         meanings=MEANINGS,
     )
 
-    async def show(request: Any) -> Any:
+    async def page(request: Request) -> Response:
         return HTMLResponse(html)
 
-    async def answer(request: Any) -> Any:
-        if (
-            request.headers.get("content-type") != "application/json"
-        ):  # a foreign page could send a plain form
+    async def answer(request: Request) -> Response:
+        # a foreign page could send a plain form
+        if request.headers.get("content-type") != "application/json":
             return JSONResponse({"error": "Send JSON."}, status_code=415)
         try:
-            asked = await request.json()
-            prompt = str(asked["prompt"])
-            setting = int(asked["setting"])
-            num = int(asked["max_new_tokens"])
-            if (
-                not prompt.strip()
-                or not 0 <= setting < len(session.settings)
-                or not 1 <= num <= MOST_TOKENS
-            ):
-                raise ValueError(
-                    f"A question has some text, and an answer 1 to {MOST_TOKENS} tokens. Change"
-                    " that."
-                )
+            question = checked(await request.json(), len(session.positions))
         except (LookupError, TypeError, ValueError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
-        return StreamingResponse(
-            lines(session.answer(prompt, setting, num), turn), media_type="application/x-ndjson"
-        )
+        events = lines(session.answer(*question), turn)
+        return StreamingResponse(events, media_type="application/x-ndjson")
 
-    routes = [Route("/", show), Route("/answer", answer, methods=["POST"])]
-    hosts = Middleware(
-        TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]
-    )  # no foreign page can pose as ours
+    routes = [Route("/", page), Route("/answer", answer, methods=["POST"])]
+    # no foreign page can pose as ours
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     return Starlette(routes=routes, middleware=[hosts])
+
+
+def checked(question: Mapping[str, Any], num_positions: int) -> tuple[str, int, int]:
+    """Return prompt, position of the slider and longest answer in tokens; other questions raise
+    LookupError, TypeError or ValueError.
+    """
+    prompt = str(question["prompt"])
+    position = int(question["setting"])
+    num_tokens = int(question["max_new_tokens"])
+    is_whole = prompt.strip() and 0 <= position < num_positions
+    if not is_whole or not 1 <= num_tokens <= MOST_TOKENS:
+        raise ValueError(
+            f"A question has some text, and an answer 1 to {MOST_TOKENS} tokens. Change that."
+        )
+    return prompt, position, num_tokens
 
 
 async def lines(
@@ -296,8 +274,6 @@ async def lines(
     """One JSON object per line, when it is this question's turn; a reader who leaves ends
     decoding.
     """
-    from starlette.concurrency import iterate_in_threadpool
-
     if turn.locked():
         yield json.dumps({"waiting": True}) + "\n"
     async with turn:
@@ -305,10 +281,11 @@ async def lines(
             try:
                 async for event in iterate_in_threadpool(events):
                     yield json.dumps(event) + "\n"
+            except UserError as error:
+                yield json.dumps({"error": str(error)}) + "\n"
             except Exception as error:  # the page says it: a broken stream would say nothing
-                failed = (
+                sentence = (
                     f"Decoding failed ({type(error).__name__}: {first_line(error)}). Ask for less"
-                    " if memory"
+                    " if memory ran out."
                 )
-                said = str(error) if isinstance(error, UserError) else f"{failed} ran out."
-                yield json.dumps({"error": said}) + "\n"
+                yield json.dumps({"error": sentence}) + "\n"

@@ -124,7 +124,6 @@ def page(name: str, **content: Any) -> str:
         TEMPLATES / f"{name}.html.j2",
         scripts=(),
         styles=(SHARED / "page.css", TEMPLATES / "report.css"),
-        beside=(TEMPLATES,),
         pct=percent,
         **content,
     )

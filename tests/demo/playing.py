@@ -12,33 +12,31 @@ from gistgate.models.loading import Target
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
-def demo_session(**changes: Any) -> DemoSession:
+def demo_session(**request: Any) -> DemoSession:
     """A tiny pair with a rule that tolerates most drafts."""
-    tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
+    tokenizer = byte_tokenizer()
+    target, draft = tiny_pair(noise=0.3)
     rule = make_rule("prob", r=0.002)
-    decoder = Decoder(target, ModelDrafter(draft), rule, 4, tokenizer=tokenizer)
-    claims = {
-        0.002: (
-            "Certified: loses at most 3 points with 95 % confidence (bound 2.10), from 500 prompts."
-        )
-    }
     return DemoSession(
-        decoder,
-        Target(target, tokenizer),
+        Decoder(target, ModelDrafter(draft), rule, 4, tokenizer=tokenizer),
+        Target(target, tokenizer).encode,
         rule,
-        **{"claims": claims, "max_new_tokens": 24, **changes},
+        lambda rule: "Certified: loses nothing." if rule.r == 0.002 else "Not certified.",
+        "target and draft",
+        24,
+        request,
     )
 
 
 @contextmanager
-def served(ground: DemoSession) -> Iterator[str]:
+def served(session: DemoSession) -> Iterator[str]:
     """The address of a server that runs until the end of the block."""
     import uvicorn
 
     with claim(0) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(make_app(ground), log_level="error", timeout_graceful_shutdown=1)
-        )
+        app = make_app(session)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

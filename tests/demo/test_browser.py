@@ -107,7 +107,8 @@ def test_it_can_be_read_without_colour_and_in_the_dark(page):
 
 def test_no_connection_leaves_the_page_of_a_trace_even_if_a_script_tries(browser, tmp_path):
     """A server that would answer is never asked."""
-    (tmp_path / "trace.html").write_text(trace_page("Tom has", LOOSE, STRICT), encoding="utf-8")
+    page = trace_page("Tom has", LOOSE, STRICT, None, {})
+    (tmp_path / "trace.html").write_text(page, encoding="utf-8")
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         contextlib.closing(browser.new_page()) as page,

@@ -11,8 +11,12 @@ from gistgate.demo.page import aligned, trace_page, visible
 from tests.demo.answers import LOOSE, STRICT, answer
 
 HOSTILE = (
-    "<script>alert(1)</script>", "\" onmouseover='x'", "</span><img src=http://x.y/z>", "{{ 7 * 7 }}", "]]>&amp;",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "\" onmouseover='x'",
+    "</span><img src=http://x.y/z>",
+    "{{ 7 * 7 }}",
+    "]]>&amp;",
+)
 
 
 class Reader(HTMLParser):
@@ -38,61 +42,57 @@ class Reader(HTMLParser):
     (["x", "b", "y"], ["b"], [(0, 1, 0, 0), (2, 3, 1, 1)]),
 ])  # fmt: skip
 def test_a_difference_names_the_spans_of_both_answers(left, right, expected):
-    found = [
-        (one.start, one.stop, other.start, other.stop)
-        for number, (one, other) in aligned(left, right)
-        if number
-    ]
-    assert found == expected
+    spans = [span for span in aligned(left, right) if span["number"]]
+    assert [(*span["loose"], *span["strict"]) for span in spans] == expected
 
 
 def test_the_page_shows_tokens_differences_and_numbers_and_forbids_requests():
-    html = trace_page("Tom has", LOOSE, STRICT)
+    html = trace_page("Tom has", LOOSE, STRICT, None, {})
     page = Reader(html)
     tokens = [
         values
         for tag, values in page.elements
         if "token" in (values.get("class") or "") and "role" in values
     ]
-    assert [values["class"] for values in tokens[:4]] == [
-        "token strict",
-        "token loose",
-        "token carried",
-        "token own",
-    ]
+    reasons = [values["class"].removeprefix("token ") for values in tokens[:4]]
+    assert reasons == ["strict", "loose", "carried", "own"]
     assert tokens[1]["data-note"] == "loose, gate 0.934, target 0.081"
     assert tokens[3]["data-note"] == "own, target 0.703"
-    assert [values["data-difference"] for tag, values in page.elements if tag == "mark"] == [
-        "1",
-        "1",
-    ]
+    marks = [values for tag, values in page.elements if tag == "mark"]
+    assert [values["data-difference"] for values in marks] == ["1", "1"]
     text = re.sub(r"\s+", " ", page.text)
     assert "mean accepted length (tau)2.00" in text and "loose tokens per hundred25.0" in text
     assert "seconds2.00" in text and "tokens per second2.0" in text
     policy = next(values["content"] for _, values in page.elements if "http-equiv" in values)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html.replace("// ", ""))
-    assert (
-        "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy
-    )
+    assert "default-src 'none'" in policy and "connect-src 'none'" in policy
+    assert "unsafe" not in policy
 
 
 def test_hostile_text_stays_text():
     """Whatever a model or a gate's files say, the page has the elements of a harmless one."""
-    tame = answer("a", *[("x", "strict", None, 0.5) for _ in HOSTILE])
-    wild = answer(HOSTILE[0], *[(text, "strict", None, 0.5) for text in HOSTILE])
-    harmless = Reader(trace_page("x", tame, tame, tables={"Certificate": {"x": "x"}}))
-    hostile = Reader(
-        trace_page(HOSTILE[0], wild, wild, tables={"Certificate": {HOSTILE[2]: HOSTILE[1]}})
-    )
-    names = [
-        [(tag, sorted(values)) for tag, values in page.elements] for page in (hostile, harmless)
-    ]
-    assert names[0] == names[1] and all(text in hostile.text for text in HOSTILE)
+
+    def page_of(name, texts, table):
+        run = answer(name, *[(text, "strict", None, 0.5) for text in texts])
+        page = Reader(trace_page(name, run, run, name, {"Certificate": table}))
+        return page, [(tag, sorted(values)) for tag, values in page.elements]
+
+    _, harmless = page_of("x", ["x"] * len(HOSTILE), {"x": "x"})
+    page, hostile = page_of(HOSTILE[0], HOSTILE, {HOSTILE[2]: HOSTILE[1]})
+    assert hostile == harmless and all(text in page.text for text in HOSTILE)
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("a\u202eb", "a⟨U+202E⟩b"), ("\u200f", "⟨U+200F⟩"), ("\x00\x1b", "⟨U+0000⟩⟨U+001B⟩"), ("\ud800", "⟨U+D800⟩"),
-    ("a\nb", "a↵\nb"), ("", "∅"), ("é שלום 👩‍🚀", "é שלום 👩‍🚀"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a\u202eb", "a⟨U+202E⟩b"),
+        ("\u200f", "⟨U+200F⟩"),
+        ("\x00\x1b", "⟨U+0000⟩⟨U+001B⟩"),
+        ("\ud800", "⟨U+D800⟩"),
+        ("a\nb", "a↵\nb"),
+        ("", "∅"),
+        ("é שלום 👩‍🚀", "é שלום 👩‍🚀"),
+    ],
+)
 def test_what_cannot_be_seen_or_reorders_text_is_written_out(text, expected):
     assert visible(text) == expected

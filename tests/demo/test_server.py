@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
 from gistgate.core.utils import UserError
 from gistgate.demo.server import claim
 from tests.demo.playing import decoding_threads, demo_session, served, wait_for
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,8 @@ def test_an_answer_arrives_as_lines_of_both_sides(address):
     _, response = send(address, 12)
     events = [json.loads(line) for line in response.read().splitlines()]
     assert events[0]["side"] == "loose"
-    assert (
-        events[-2]["side"] == "strict"
-        and events[-2]["numbers"]["tokens"] == "12"
-        and "differences" in events[-1]
-    )
+    assert events[-2]["side"] == "strict" and events[-2]["numbers"]["tokens"] == "12"
+    assert "differences" in events[-1]
 
 
 def test_the_page_forbids_foreign_scripts_and_addresses(address):
@@ -86,8 +83,7 @@ def test_an_unexpected_error_is_a_sentence_too():
     """Memory that runs out is no UserError; the page shows it instead of a stream that breaks
     off.
     """
-    ground = demo_session(request={"eos_ids": object()})
-    with served(ground) as address:
+    with served(demo_session(eos_ids=object())) as address:
         _, response = send(address, 4)
         assert json.loads(response.read())["error"].startswith("Decoding failed (TypeError")
 
