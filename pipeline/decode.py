@@ -3,6 +3,7 @@ through it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,20 @@ other content.
 """
 
 
-def make_decoder(
-    pair: Pair,
-    method: MethodParams,
-    settings: dict[str, Any],
-    block: int,
-    gate: Gate | None = None,
-    **parts: Any,
-) -> Decoder:
-    """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
-    if method.drafter == SEGMENT:
-        return segment_decoder(pair, method, settings, block, **parts)
-    choice = Choice(method.rule, settings, block, method.drafter)
-    drafter = make_drafter(pair, method.drafter)
+def make_decoder(pair: Pair, choice: Choice, gate: Gate | None = None, **parts: Any) -> Decoder:
+    """The decoder of a rule with its settings, K and drafter; `parts` go to `Decoder`."""
+    if choice.drafter == SEGMENT:
+        return segment_decoder(pair, choice, **parts)
+    drafter = make_drafter(pair, choice.drafter)
     return assemble(pair.target, pair.tokenizer, choice, drafter, gate, **parts)
 
 
-def segment_decoder(
-    pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, **parts: Any
-) -> Decoder:
+def strict_decoder(pair: Pair, block: int, **parts: Any) -> Decoder:
+    """The pair's strict decoder at K = `block`."""
+    return make_decoder(pair, Choice("exact", {}, block, MODEL), **parts)
+
+
+def segment_decoder(pair: Pair, choice: Choice, **parts: Any) -> Decoder:
     """The decoder of the probes of the stage `segments`, with the token gate that lies beside
     them.
     """
@@ -59,12 +55,12 @@ def segment_decoder(
 
     models = (pair.target, pair.draft_model, pair.tokenizer)
     probes = load_probes(SEGMENTS, *models)
-    if block != probes.limit:
+    if choice.block != probes.limit:
         raise UserError(
             f"The probes in {SEGMENTS} judge segments of {probes.limit} tokens. Set 'block' to"
             " that."
         )
-    choice = Choice(method.rule, {**DEFAULTS, **settings}, block, SEGMENT)
+    choice = replace(choice, settings={**DEFAULTS, **choice.settings})
     return decoder_of(probes, choice, *models, **parts)
 
 
@@ -72,14 +68,14 @@ def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
     """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for
     "none".
     """
-    if drafter in RETRIEVAL:
-        from pipeline.retrieval import retrieval_drafter  # imports searches that few methods need
+    if drafter in (CORPUS, CHOICE):
+        from pipeline import retrieval  # imports searches that few methods need
 
-        return retrieval_drafter(drafter, pair)
-    drafter_id = pair.drafter if drafter == MODEL else drafter
-    return library.make_drafter(
-        drafter_id, library.Sources(pair.target, pair.tokenizer, pair.draft)
-    )
+        return retrieval.make_drafter(drafter, pair)
+    if drafter == MODEL:
+        drafter = pair.drafter
+    sources = library.Sources(pair.target, pair.tokenizer, pair.draft, DATASTORE)
+    return library.make_drafter(drafter, sources)
 
 
 def asks_draft(drafter: str) -> bool:
@@ -94,11 +90,10 @@ def files_behind(drafter: str) -> list[Path]:
 
 def decoder_at(pair: Pair, point: Operating, **parts: Any) -> Decoder:
     """The decoder of a method at its operating point."""
-    method = point.as_method()
-    return make_decoder(pair, method, point.settings, point.block, load_gate(method, pair), **parts)
+    return make_decoder(pair, point.choice, load_gate(point, pair), **parts)
 
 
-def load_gate(method: MethodParams, pair: Pair) -> Gate | None:
+def load_gate(method: MethodParams | Operating, pair: Pair) -> Gate | None:
     """The gate that a method's rule asks, checked against the pair; None for a rule without one."""
     return Gate.load(method.gate, pair.target, pair.draft, pair.tokenizer) if method.gate else None
 

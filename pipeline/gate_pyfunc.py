@@ -2,7 +2,8 @@
 `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."],
 params={"max_new_tokens": 160})` generates text. This file is stored beside the gate's folder;
 nothing is pickled. Other models than those of the configuration are named by `load_model(..,
-model_config={"target": "...", "draft": "..."})`."""
+model_config={"target": "...", "draft": "..."})`.
+"""
 
 from typing import Any
 
@@ -40,19 +41,15 @@ class GateModel(mlflow.pyfunc.PythonModel):
         self.loaded = self.loaded or self.load()
         target, decoder = self.loaded
         config = self.config
-        asked = params or {}
-        how = config["chat"], config["system"], config.get("arguments")
-        prompts = [target.encode(prompt, *how) for prompt in model_input.iloc[:, 0]]
+        template = (config["chat"], config["system"], config.get("arguments"))
+        prompts = [target.encode(prompt, *template) for prompt in model_input.iloc[:, 0]]
+        limit = (params or {}).get("max_new_tokens") or config["max_new_tokens"]
         answers = decoder.generate(
-            prompts,
-            max_new_tokens=asked.get("max_new_tokens") or config["max_new_tokens"],
-            stops=config["stops"],
-            eos_ids=target.eos_ids,
+            prompts, max_new_tokens=limit, stops=config["stops"], eos_ids=target.eos_ids
         )
-        both = zip(prompts, answers, strict=True)
         return [
-            text_behind(target.tokenizer, ids, answer.ids, skip_special_tokens=True)
-            for ids, answer in both
+            text_behind(target.tokenizer, prompt, answer.ids, skip_special_tokens=True)
+            for prompt, answer in zip(prompts, answers, strict=True)
         ]
 
 

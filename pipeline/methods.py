@@ -20,7 +20,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AllowInfNan, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gistgate.core.utils import UserError, nearest
@@ -39,20 +39,12 @@ def block(cls: type[T]) -> type[T]:
     return dataclass(frozen=True)(cls)
 
 
-def number(value: Any) -> Any:
-    """YAML reads 1e-3 as a text; a text that spells a number is that number."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
 def between(low: float | None = None, high: float | None = None) -> Any:
     """The range of a number, both ends included."""
     return Field(ge=low, le=high)
 
 
-Number = Annotated[float, AllowInfNan(False), BeforeValidator(number)]
+Number = Annotated[float, AllowInfNan(False), Strict(False)]  # YAML reads 1e-3 as a text
 Positive = Annotated[Number, between(0)]
 Share = Annotated[Number, between(0, 1)]
 Count = Annotated[int, between(1, 2**53)]
@@ -126,18 +118,18 @@ class MethodParams:
     @property
     def gate(self) -> Path | None:
         """The folder of the gate that the rule asks; None for a rule without one."""
-        asks = self.drafter != SEGMENT and "gate" in kind_of_rule(self.rule).needs
-        return Path(self.after) if asks else None
+        return gate_of(self.rule, self.drafter, self.after)
 
     @property
     def head(self) -> str | None:
         """The name of that gate."""
         return self.gate.name if self.gate else None
 
-    def settings(self, variant: dict[str, Any], value: float | None) -> dict[str, Any]:
-        """All settings of the rule for one variant and one value of the knob."""
-        knob = {} if self.knob is None else {self.knob: value}
-        return {**self.fixed, **variant, **knob}
+
+def gate_of(rule: str, drafter: str, after: str) -> Path | None:
+    """The folder `after` where it is that of a gate which the rule asks."""
+    asks = drafter != SEGMENT and "gate" in kind_of_rule(rule).needs
+    return Path(after) if asks else None
 
 
 def kind_of_rule(rule: str) -> Any:

@@ -3,11 +3,13 @@ certified for the headline budget, or strictly.
 """
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from gistgate.core.files import read_json
 from gistgate.core.utils import UserError
-from pipeline.methods import MODEL, SEGMENT, MethodParams
+from gistgate.coverage.choose import Choice
+from pipeline.methods import MODEL, SEGMENT, MethodParams, gate_of
 from pipeline.params import Params
 from pipeline.paths import calibration_file
 
@@ -27,9 +29,15 @@ class Operating:
     certified: bool = True  # False where nothing is certified at the budget, so that it is strict
     after: str = MethodParams.after  # where the method's parts come from
 
-    def as_method(self) -> MethodParams:
-        """The method that decodes, as `make_decoder` takes it."""
-        return MethodParams(self.rule, drafter=self.drafter, after=self.after)
+    @property
+    def choice(self) -> Choice:
+        """What decodes, for `make_decoder`."""
+        return Choice(self.rule, self.settings, self.block, self.drafter)
+
+    @property
+    def gate(self) -> Path | None:
+        """The folder of the gate that the rule asks; None for a rule without one."""
+        return gate_of(self.rule, self.drafter, self.after)
 
 
 def operating_point(params: Params, name: str) -> Operating:

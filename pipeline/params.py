@@ -86,13 +86,6 @@ class ModelTraining:
     lr: Rate
     matrix_lr: Rate
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            raise UserError(
-                "params.yaml: heads of 'pair_training' divide its width and are a multiple of"
-                " kv_heads."
-            )
-
 
 @block
 class PairTrainingParams:
@@ -194,11 +187,6 @@ class TrainParams:
         if self.headline_head not in self.heads:
             raise UserError(
                 f"params.yaml: '{self.headline_head}' is not among 'train.heads'. Add it there."
-            )
-        if self.test_share + self.calibration_share + self.validation_share >= 1:
-            raise UserError(
-                "params.yaml: the shares of 'train' leave nothing to train on. Keep their sum"
-                " below 1."
             )
 
 

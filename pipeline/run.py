@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
 from pathlib import Path
@@ -25,12 +25,9 @@ from gistgate.core.files import fingerprint, save_tensors, write_atomic, write_j
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
-RANK, RANKS = (
-    int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
-)
-"""Number of this process and of all processes that torchrun has started; the first joins what all
-have made.
-"""
+RANK = int(os.environ.get("RANK", 0))
+"""Number of this process among those that torchrun has started; 0 joins what all have made."""
+RANKS = int(os.environ.get("WORLD_SIZE", 1))
 
 
 def run(main: Callable[..., object]) -> None:
@@ -56,15 +53,19 @@ def run(main: Callable[..., object]) -> None:
         raise
 
 
-LINE = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n"
+LOG: dict[str, Any] = {
+    "delay": 60,
+    "mininterval": 60,
+    "miniters": 1,
+    "bar_format": "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n",
+}
+"""How a progress bar is written into a log: a line a minute."""
 
 
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
-    """A progress bar on a terminal; in a log a line a minute, behind the first one."""
-    often: dict[str, Any] = {"delay": 60, "mininterval": 60, "miniters": 1, "bar_format": LINE}
-    return tqdm(
-        pieces, desc=title, unit=unit, total=total, **({} if sys.stderr.isatty() else often)
-    )
+    """A progress bar on a terminal; lines in a log."""
+    style = {} if sys.stderr.isatty() else LOG
+    return tqdm(pieces, desc=title, unit=unit, total=total, **style)
 
 
 def wait() -> None:
@@ -84,14 +85,12 @@ def take_device() -> None:
         torch.cuda.set_device(place)
 
 
-Prepare = Callable[
-    [Any], Callable[[Any], Any]
-]  # a module-level function: settings -> what to do with one piece
+Work = Callable[[Any], Any]  # what is done with one piece
+Prepare = Callable[[Any], Work]  # a function of a module: settings -> work
 
-_work: Callable[[Any], Any] | None = None
-_failed: UserError | None = (
-    None  # an exception in the preparation itself would look like a killed process
-)
+_prepare: Prepare
+_settings: Any
+_work: Work | None = None
 
 
 def side_by_side(
@@ -100,7 +99,7 @@ def side_by_side(
     pieces: Sequence[Any],
     workers: int,
     title: str,
-    unit: str = "piece",
+    unit: str,
 ) -> list[Any]:
     """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each
     prepare once.
@@ -108,91 +107,79 @@ def side_by_side(
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[RANK::RANKS]
     workers = min(workers, len(pieces))
-    if workers <= 1:
-        take_device()
-        done = list(map(prepare(settings), pieces)) if pieces else []
+    if workers > 1:
+        results = in_workers(prepare, settings, pieces, workers, title, unit)
     else:
-        # A copy of this process has its imports; a GPU or torchrun forbids copying.
-        copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
-        context = multiprocessing.get_context("fork" if copies else "spawn")
-        with ProcessPoolExecutor(
-            workers, context, initializer=_start, initargs=(prepare, settings)
-        ) as pool:
-            try:
-                futures = [pool.submit(_one, piece) for piece in pieces]
-                for future in bar(
-                    as_completed(futures), title=title, unit=unit, total=len(futures)
-                ):
-                    future.result()
-                done = [future.result() for future in futures]
-            except BrokenProcessPool as error:
-                raise UserError(
-                    "A worker process was ended from outside, most likely for want of memory. Set"
-                    " decoding.workers to 1 in params.yaml and start again; finished pieces are"
-                    " kept."
-                ) from error
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        take_device()
+        results = list(map(prepare(settings), pieces)) if pieces else []
     wait()
-    return done
+    return results
+
+
+def in_workers(
+    prepare: Prepare,
+    settings: Any,
+    pieces: Sequence[Any],
+    workers: int,
+    title: str,
+    unit: str,
+) -> list[Any]:
+    """The pieces worked on in processes of their own, which end with this one."""
+    # A copy of this process has its imports; a GPU or torchrun forbids copying.
+    copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
+    context = multiprocessing.get_context("fork" if copies else "spawn")
+    with ProcessPoolExecutor(workers, context, _start, (prepare, settings)) as pool:
+        try:
+            results = pool.map(_work_on, pieces)
+            return list(bar(results, title=title, unit=unit, total=len(pieces)))
+        except BrokenProcessPool as error:
+            raise UserError(
+                "A worker process was ended from outside, most likely for want of memory. Set"
+                " decoding.workers to 1 in params.yaml and start again; finished pieces are kept."
+            ) from error
 
 
 def _start(prepare: Prepare, settings: Any) -> None:
-    global _work, _failed
+    global _prepare, _settings
+    _prepare = prepare
+    _settings = settings
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # a copied process must not use the threads that its parent had
     take_device()
-    try:
-        _work = prepare(settings)
-    except UserError as error:
-        _failed = error
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)
 
 
-def _one(piece: Any) -> Any:
-    if _failed is not None:
-        raise _failed
-    assert _work is not None
+def _work_on(piece: Any) -> Any:
+    global _work
+    if _work is None:  # not in `_start`, where an exception would look like a killed process
+        _work = _prepare(_settings)
     return _work(piece)
 
 
 def revision() -> str:
     """The commit of the checkout, marked where files differ from it; "unknown" outside of one."""
-    asked = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-    ]
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    folder = Path(__file__).parent
     try:
-        return (
-            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-            or "unknown"
-        )
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError:  # a machine without Git
         return "unknown"
+    return answer.stdout.strip() or "unknown"
 
 
 class Shards:
-    """Numbered safetensors files, published together. DVC empties outputs, so finished ones wait in
-    .scratch.
+    """Numbered safetensors files, published together. Finished shards wait in .scratch, because DVC
+    empties outputs.
     """
 
     def __init__(self, name: str, *parts: Any) -> None:
-        self.folder = (
-            SCRATCH
-            / f"{name}-{fingerprint(__version__, revision().removesuffix('-dirty'), *parts)}"
-        )
+        code = (__version__, revision().removesuffix("-dirty"))
+        self.folder = SCRATCH / f"{name}-{fingerprint(*code, *parts)}"
 
     def path(self, index: int) -> Path:
         """The place of one shard."""
@@ -231,6 +218,7 @@ class Shards:
 
 def shard_files(folder: Path) -> list[Path]:
     """The shards of a published folder, in order."""
-    if not (files := sorted(folder.glob("rows-*.safetensors"))):
+    files = sorted(folder.glob("rows-*.safetensors"))
+    if not files:
         raise UserError(f"{folder} holds no shards. Run the stage that writes it (`dvc repro`).")
     return files

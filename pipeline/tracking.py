@@ -1,6 +1,7 @@
 """The record of runs in MLflow, and the exported gate as a registered model.
 
-MLflow takes seconds to import, so nothing here imports it before a run starts."""
+MLflow takes seconds to import, so nothing here imports it before a run starts.
+"""
 
 import logging
 import os
@@ -22,10 +23,8 @@ from pipeline.run import revision
 MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
 JOINED = "MLFLOW_RUN_ID"  # variable in which `mlflow run` names the run that it began
-SERVERS = (
-    "http",
-    "databricks",
-)  # URIs whose server keeps the artefacts itself; a database keeps rows alone
+SERVERS = ("http", "databricks")
+"""How URIs begin whose server keeps artefacts itself; a database keeps rows alone."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,9 @@ class Record:
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Numbers; what is no number is left out."""
-        found = {
-            key: float(value)
-            for key, value in flatten(metrics).items()
-            if isinstance(value, (int, float))
-        }
-        self.mlflow.log_metrics(found)
+        for key, value in flatten(metrics).items():
+            if isinstance(value, (int, float)):
+                self.mlflow.log_metric(key, float(value))
 
     def log_artifacts(self, path: str | Path) -> None:
         """A file, or everything in a folder."""
@@ -65,13 +61,11 @@ class Record:
         from mlflow.data.meta_dataset import MetaDataset
 
         path = Path(path)
+        registry = self.mlflow.data.dataset_source_registry
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a path is a source of several kinds, and the first will do
-            source = self.mlflow.data.dataset_source_registry.resolve_dataset_source(
-                str(path.resolve())
-            )
+            # A path is a source of several kinds, and the first will do.
+            warnings.simplefilter("ignore")
+            source = registry.resolve_dataset_source(str(path.resolve()))
         data = MetaDataset(source, name=path.as_posix(), digest=fingerprint(path)[:8])
         self.mlflow.log_input(data, context=purpose)
 
@@ -82,9 +76,10 @@ def run(params: Params, name: str, kind: str) -> Iterator[Record]:
     leaves it.
     """
     mlflow = connect(params)
-    variables = {"dvc.experiment": "DVC_EXP_NAME", "dvc.baseline": "DVC_EXP_BASELINE_REV"}
-    experiment = {tag: os.environ[name] for tag, name in variables.items() if os.environ.get(name)}
-    tags = {"kind": kind, "git.revision": revision(), **experiment}
+    tags = {"kind": kind, "git.revision": revision()}
+    if experiment := os.environ.get("DVC_EXP_NAME"):
+        tags["dvc.experiment"] = experiment
+        tags["dvc.baseline"] = os.environ.get("DVC_EXP_BASELINE_REV", "")
     with mlflow.start_run(run_name=name, tags=tags, nested=bool(mlflow.active_run())):
         yield Record(mlflow)
 
@@ -106,15 +101,15 @@ def connect(params: Params) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
-    name = params.tracking.experiment or f"{params.pair}/{params.task}"
-    joined = os.environ.get(JOINED)
+    run_id = os.environ.get(JOINED)
     try:
         mlflow.set_tracking_uri(uri)
-        if joined:
-            mlflow.set_experiment(experiment_id=mlflow.get_run(joined).info.experiment_id)
+        if run_id:
+            mlflow.set_experiment(experiment_id=mlflow.get_run(run_id).info.experiment_id)
             # takes the run up, until this process ends; all others are part of it
             mlflow.start_run()
         elif mlflow.active_run() is None:  # a run inside another one stays in its experiment
+            name = params.tracking.experiment or f"{params.pair}/{params.task}"
             if mlflow.get_experiment_by_name(name) is None:
                 # The place of artefacts is frozen now; it has to be absolute, whatever directory
                 # this runs in.
@@ -122,11 +117,12 @@ def connect(params: Params) -> Any:
                 mlflow.create_experiment(name, artifact_location=place)
             mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
-        asked = f"{JOINED}={joined}, or MLFLOW_TRACKING_URI" if joined else "MLFLOW_TRACKING_URI"
-        said = f"The tracking store {uri} cannot be used ({error}). Check {asked}."
-        raise UserError(
-            re.sub(r"(?<=//)[^/\s@]+@", "", said)
-        ) from error  # without user and password
+        variables = (
+            f"{JOINED}={run_id}, or MLFLOW_TRACKING_URI" if run_id else "MLFLOW_TRACKING_URI"
+        )
+        message = f"The tracking store {uri} cannot be used ({error}). Check {variables}."
+        without_password = re.sub(r"(?<=//)[^/\s@]+@", "", message)
+        raise UserError(without_password) from error
     return mlflow
 
 
@@ -134,28 +130,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested blocks as one level with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= (
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat
-
-
-def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What all rows have in common, flattened, and of every row the rest: the columns that a
-    comparison needs.
-    """
-    flat = {name: flatten(row) for name, row in rows.items()}
-    first = next(iter(flat.values()), {})
-    same = {
-        key: first[key]
-        for key in first
-        if all(key in row and row[key] == first[key] for row in flat.values())
-    }
-    return same, {
-        name: {key: row[key] for key in row if key not in same} for name, row in flat.items()
-    }
 
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
@@ -177,14 +156,13 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -
         from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
         text = Schema([ColSpec(DataType.string)])
-        limit = params.decoding.max_new_tokens
-        limits = ParamSchema([ParamSpec("max_new_tokens", DataType.long, limit)])
+        limit = ParamSpec("max_new_tokens", DataType.long, params.decoding.max_new_tokens)
         warnings.filterwarnings("ignore", message=".*input example", category=UserWarning)
         info = mlflow.pyfunc.log_model(
             name="gate",
             python_model=str(Path(__file__).with_name("gate_pyfunc.py")),
             artifacts={"gate": str(Path(folder).resolve())},
-            signature=ModelSignature(inputs=text, outputs=text, params=limits),
+            signature=ModelSignature(inputs=text, outputs=text, params=ParamSchema([limit])),
             model_config=configuration(params),
             pip_requirements=["gistgate", "torch", "transformers", "safetensors"],
             registered_model_name=MODEL,
@@ -198,11 +176,11 @@ def unnamed(source: PairSource) -> str | None:
     """What of a pair the configuration of a registered model cannot name; None where it names
     everything.
     """
-    if source.target.revision is not None and not source.target.is_folder:
+    if source.target.revision and not source.target.is_folder:
         return "the target's revision"
-    if source.draft is not None and source.draft.gguf_file is not None:
+    if source.draft and source.draft.gguf_file:
         return "the draft's GGUF file"
-    return None if source.tokenizer is None else "the pair's own tokenizer"
+    return "the pair's own tokenizer" if source.tokenizer else None
 
 
 def configuration(params: Params) -> dict[str, Any]:
@@ -211,23 +189,23 @@ def configuration(params: Params) -> dict[str, Any]:
     """
     source = read_pair(params.pair)
     prompts = prompts_of("test")
-    first = read_json_lines(prompts)[0] if prompts.is_file() else {}
+    prompt = read_json_lines(prompts)[0] if prompts.is_file() else {}
     draft = source.draft
-
-    def place(model: ModelSource) -> str:
-        """Hub id, or the folder by its whole path."""
-        return str(Path(model.model).resolve()) if model.is_folder else model.model
-
     return {
-        "target": place(source.target),
+        "target": place_of(source.target),
         "target_gguf": source.target.gguf_file,
-        "draft": draft and place(draft),
+        "draft": draft and place_of(draft),
         "draft_revision": draft and draft.revision,
         "quantise_draft": draft and draft.quantise,
         "dtype": source.target.dtype,
         "chat": params.prompting.chat_template,
         "system": params.prompting.system,
         "arguments": params.prompting.arguments,
-        "stops": list(first.get("stops", [])),
-        "max_new_tokens": first.get("max_new_tokens", params.decoding.max_new_tokens),
+        "stops": prompt.get("stops", []),
+        "max_new_tokens": prompt.get("max_new_tokens", params.decoding.max_new_tokens),
     }
+
+
+def place_of(model: ModelSource) -> str:
+    """The hub id of a model, or its folder by its whole path."""
+    return str(Path(model.model).resolve()) if model.is_folder else model.model

@@ -1,6 +1,7 @@
 """Fit heads and probability maps: regressions by scikit-learn, nets by PyTorch Lightning; plain
 modules come back. The order of an epoch's batches follows from the seed and the number of the
-epoch, the dropout of a step from the seed and its number. Axis letters: N rows, F features."""
+epoch, the dropout of a step from the seed and its number. Axis letters: N rows, F features.
+"""
 
 import math
 import warnings
@@ -36,6 +37,8 @@ COMPONENTS = 60  # of a hidden state, that `fit_effects` tells apart
 HARM_STRENGTH = 0.003  # C of the regression that tells harmful tokens from others
 SAVED_PENALTY = 0.05  # of the ridge regression of saved tokens, for each row
 MOST_SAVED = 16  # tokens; a text that grows or shrinks by more would decide the regression alone
+# The loss on unseen problems decides, not the last digit.
+warnings.filterwarnings("ignore", category=ConvergenceWarning)
 
 
 def fit_logistic(
@@ -45,41 +48,58 @@ def fit_logistic(
     loss per unseen row.
     """
     kept = rows.kept.double().numpy()
-    raw = rows.x.double().numpy()
     if not 0 < kept.mean() < 1:
         raise UserError(
             f"All {len(kept)} training labels are alike. Raise prompts.train in params.yaml."
         )
+    raw = rows.x.double().numpy()
     scaler = StandardScaler().fit(raw)
     x = scaler.transform(raw)
-    problem = rows.problem.numpy()
-    losses = dict.fromkeys(sorted(strengths), 0.0)
-    splits = (
-        GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem)
-        if len(losses) > 1
-        else ()
-    )
-    for train, unseen in splits:
+    losses = unseen_losses(x, kept, rows.problem.numpy(), sorted(strengths), folds)
+    best = min(losses, key=lambda c: losses[c])
+    model = fit_soft(LogisticRegression(C=best, max_iter=2000), x, kept)
+    head = folded(model.coef_[0], model.intercept_[0], scaler)
+    return head, {f"{c:g}": loss for c, loss in losses.items()}
+
+
+def unseen_losses(
+    x: Array, kept: Array, problem: Array, strengths: Sequence[float], folds: int
+) -> dict[float, float]:
+    """The log loss per row of problems that the regression has not seen, by C."""
+    losses = dict.fromkeys(strengths, 0.0)
+    splitter = GroupKFold(min(folds, len(np.unique(problem))))
+    for train, unseen in splitter.split(x, groups=problem):
         if not 0 < kept[train].mean() < 1:
             continue
         index, label, weight = as_classes(kept[unseen])
-        model = None
+        model = LogisticRegression(max_iter=2000, warm_start=True)
         for c in losses:
-            model = fit_at(c, x[train], kept[train], model)
+            fit_soft(model.set_params(C=c), x[train], kept[train])
             probability = model.predict_proba(x[unseen][index])
-            losses[c] += float(
-                log_loss(label, probability, sample_weight=weight, normalize=False, labels=[0, 1])
+            loss = log_loss(
+                label, probability, sample_weight=weight, normalize=False, labels=[0, 1]
             )
-    losses = {c: loss / len(kept) for c, loss in losses.items()}
-    model = fit_at(min(losses, key=lambda c: losses[c]), x, kept)
-    head = Linear(x.shape[1]).double()
+            losses[c] += float(loss)
+    return {c: loss / len(kept) for c, loss in losses.items()}
+
+
+def fit_soft(model: LogisticRegression, x: Array, kept: Array) -> LogisticRegression:
+    """The regression fitted to soft labels."""
+    index, label, weight = as_classes(kept)
+    return model.fit(x[index], label, sample_weight=weight)
+
+
+def folded(weight: Array, bias: float, scaler: StandardScaler) -> Linear:
+    """A head of raw features that does what a regression `weight [F]` and `bias` does with
+    standardised ones.
+    """
+    head = Linear(len(weight)).double()
     with torch.no_grad():
-        head.first.weight.copy_(torch.from_numpy(model.coef_))
-        head.first.bias.copy_(torch.from_numpy(model.intercept_))
-    fold_standardisation(
-        head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
-    )
-    return head.float().eval(), {f"{c:g}": loss for c, loss in losses.items()}
+        head.first.weight.copy_(torch.from_numpy(weight)[None])
+        head.first.bias.fill_(bias)
+    scale = torch.from_numpy(scaler.scale_)
+    fold_standardisation(head.first, torch.from_numpy(scaler.mean_), scale)
+    return head.float().eval()
 
 
 def fit_effects(
@@ -90,90 +110,66 @@ def fit_effects(
     harm from the others: few answers lose anything, so that losses themselves say less. Saved
     tokens are found by another regression. Both read wide features by their first components. The
     head's logit is the saved tokens at their `price`, minus the loss, so that a token that pays for
-    itself has P = 0.5, in standard deviations of the rows."""
-    scaler = StandardScaler().fit(raw := rows.x.double().numpy())
+    itself has P = 0.5, in standard deviations of the rows.
+    """
+    raw = rows.x.double().numpy()
+    scaler = StandardScaler().fit(raw)
     phi, back = components(scaler.transform(raw), widths)
     loss, saved = rows.trial.double().numpy().T
     harmed = rows.kept.numpy() < 1
     problem = rows.problem.numpy()
-    if (num := min(len(np.unique(problem[harmed == kind])) for kind in (False, True))) < folds:
+    num = min(len(np.unique(problem[harmed])), len(np.unique(problem[~harmed])))
+    if num < folds:
         raise UserError(
             f"Tokens with and without harm lie in {num} training problems only. Raise"
             " prompts.train."
         )
-    model = LogisticRegression(C=HARM_STRENGTH, max_iter=500)
+    harm = LogisticRegression(C=HARM_STRENGTH, max_iter=500)
     splits = StratifiedGroupKFold(folds)
     unseen = cross_val_predict(
-        model, phi, harmed, groups=problem, cv=splits, method="decision_function"
+        harm, phi, harmed, groups=problem, cv=splits, method="decision_function"
     )
     slope = max(float(np.polyfit(unseen, loss, 1)[0]), 0.0)
-    model.fit(phi, harmed)
+    harm.fit(phi, harmed)
     ridge = Ridge(SAVED_PENALTY * len(phi)).fit(phi, saved.clip(-MOST_SAVED, MOST_SAVED))
-    slopes = slope * model.coef_[0] - price * ridge.coef_
+    slopes = slope * harm.coef_[0] - price * ridge.coef_
     at_mean = (
         float(loss.mean())
-        + slope * float(model.intercept_[0] - unseen.mean())
+        + slope * float(harm.intercept_[0] - unseen.mean())
         - price * float(ridge.intercept_)
     )
-    scale = float((phi @ slopes).std()) or 1.0
-    head = Linear(raw.shape[1]).double()
-    with torch.no_grad():
-        head.first.weight.copy_(torch.from_numpy(-(back @ slopes) / scale)[None])
-        head.first.bias.fill_(-at_mean / scale)
-    fold_standardisation(
-        head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
-    )
+    unit = float((phi @ slopes).std()) or 1.0
+    head = folded(-(back @ slopes) / unit, -at_mean / unit, scaler)
     auc = float(roc_auc_score(harmed, unseen))
-    return head.float().eval(), {
-        "mean_loss": float(loss.mean()),
-        "unseen_auc_of_harm": auc,
-        "unit": scale,
-    }
+    return head, {"mean_loss": float(loss.mean()), "unseen_auc_of_harm": auc, "unit": unit}
 
 
 def components(x: Array, widths: Sequence[int]) -> tuple[Array, Array]:
     """Features [N, P] in place of standardised `x [N, F]`: of each that is wider than COMPONENTS
-    its first principal components, with variance 1; and the matrix [F, P] that makes them."""
+    its first principal components, with variance 1; and the matrix [F, P] that makes them.
+    """
     parts = []
     for block in np.split(x, np.cumsum(widths)[:-1], axis=1):
         if block.shape[1] <= COMPONENTS:
             parts.append(np.eye(block.shape[1]))
             continue
-        found = PCA(COMPONENTS, svd_solver="covariance_eigh").fit(block)
-        parts.append((found.components_ / np.sqrt(found.explained_variance_)[:, None]).T)
+        pca = PCA(COMPONENTS, svd_solver="covariance_eigh").fit(block)
+        parts.append((pca.components_ / np.sqrt(pca.explained_variance_)[:, None]).T)
     back = block_diag(*parts)
     return x @ back, back
 
 
 def effects(rows: Rows) -> dict[str, float]:
     """What keeping one of these tokens does to its whole answer on average, loss of score and saved
-    tokens, with standard errors that allow for what the tokens of a problem share."""
-    found = dict[str, float]()
+    tokens, with standard errors that allow for what the tokens of a problem share.
+    """
+    means: dict[str, float] = {}
     index = np.unique(rows.problem.numpy(), return_inverse=True)[1]
     for name, values in zip(TRIAL, rows.trial.double().numpy().T, strict=True):
         by_problem = np.bincount(index, values - values.mean())
-        found |= {
-            name: float(values.mean()),
-            f"{name}_error": float(np.sqrt((by_problem**2).sum())) / len(values),
-        }
-    return found
-
-
-def fit_at(
-    c: float, x: Array, kept: Array, start: LogisticRegression | None = None
-) -> LogisticRegression:
-    """A regression of strength C against soft labels; it begins with the weights of `start`."""
-    index, label, weight = as_classes(kept)
-    model = LogisticRegression(C=c, max_iter=2000, warm_start=True)
-    if start is not None:
-        model.coef_ = start.coef_.copy()
-        model.intercept_ = start.intercept_.copy()
-        model.classes_ = start.classes_
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # the loss on unseen problems decides, not the last digit
-        return model.fit(x[index], label, sample_weight=weight)
+        means[name] = float(values.mean())
+        means[f"{name}_error"] = float(np.sqrt((by_problem**2).sum())) / len(values)
+    return means
 
 
 class EpochBatches(Sampler[Tensor]):
@@ -187,7 +183,8 @@ class EpochBatches(Sampler[Tensor]):
         self.seed = seed
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:  # called by Lightning before every epoch
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next batches be those of an epoch; Lightning calls it."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -197,9 +194,8 @@ class EpochBatches(Sampler[Tensor]):
         # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets
         # the epoch.
         generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
-        number, processes = (
-            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        )
+        number = dist.get_rank() if dist.is_initialized() else 0
+        processes = dist.get_world_size() if dist.is_initialized() else 1
         for batch in torch.randperm(self.num, generator=generator).split(self.size):
             yield batch[number::processes] if len(batch) >= processes else batch
 
@@ -226,35 +222,28 @@ class HeadTraining(pl.LightningModule):
         return self.logged_loss("training_loss", *batch)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
-        self.logged_loss("validation_loss", *batch)
+        self.logged_loss("validation_loss", *batch, prog_bar=True)
 
-    def logged_loss(self, name: str, x: Tensor, kept: Tensor) -> Tensor:
+    def logged_loss(self, name: str, x: Tensor, kept: Tensor, **options: Any) -> Tensor:
         """Cross entropy against the soft labels, whose mean over an epoch is logged."""
         loss = binary_cross_entropy_with_logits(self.net(x), kept)
-        self.log(
-            name,
-            loss,
-            on_step=False,
-            on_epoch=True,
-            batch_size=len(kept),
-            prog_bar=name == "validation_loss",
-        )
+        self.log(name, loss, on_step=False, on_epoch=True, batch_size=len(kept), **options)
         return loss
 
     def configure_optimizers(self) -> dict[str, object]:
+        params = self.params
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=self.params.lr, weight_decay=self.params.weight_decay
+            self.parameters(), params.lr, weight_decay=params.weight_decay
         )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, int(self.trainer.estimated_stepping_batches)
-        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def fit_net(
     kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A head of gistgate.gate.HEADS with standardisation folded in, and how its training
+    """A head of gistgate.core.heads.HEADS with standardisation folded in, and how its training
     went.
     """
     pl.seed_everything(seed, verbose=False)
@@ -266,16 +255,26 @@ def fit_net(
     nn.init.constant_(output.bias, float(torch.tensor(float(train.kept.mean())).logit(eps=1e-3)))
     std, mean = torch.std_mean(train.x.double(), dim=0, correction=0)
     scale = torch.where(std > 1e-6, std, 1.0)  # a constant feature keeps scale 1
-    in_order = torch.arange(len(validation)).split(params.batch_size)
-    batches = EpochBatches(len(train), params.batch_size, seed)
-    seen, unseen = (  # batches of one indexing operation each, not one per row
-        DataLoader(
-            TensorDataset(((rows.x - mean) / scale).float(), rows.kept),
-            sampler=order,
-            batch_size=None,
-        )
-        for rows, order in ((train, batches), (validation, in_order))
-    )
+
+    def batches(rows: Rows, order: Any) -> DataLoader[Any]:
+        data = TensorDataset(((rows.x - mean) / scale).float(), rows.kept)
+        return DataLoader(data, sampler=order, batch_size=None)  # a batch is one indexing operation
+
+    seen = batches(train, EpochBatches(len(train), params.batch_size, seed))
+    unseen = batches(validation, torch.arange(len(validation)).split(params.batch_size))
+    state, report = train_net(HeadTraining(net, params, seed), seen, unseen)
+    net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
+    net = net.cpu().double()
+    assert isinstance(net.first, nn.Linear)
+    fold_standardisation(net.first, mean, scale)
+    return net.float().eval(), report
+
+
+def train_net(
+    module: HeadTraining, seen: DataLoader[Any], unseen: DataLoader[Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights with the smallest loss on the `unseen` batches, and how the training went."""
+    params = module.params
     with TemporaryDirectory() as folder:
         best = ModelCheckpoint(
             folder, "best", monitor="validation_loss", save_last=True, save_on_train_epoch_end=True
@@ -293,23 +292,14 @@ def fit_net(
             use_distributed_sampler=False,  # EpochBatches divides the rows
             default_root_dir=folder,
         )
-        trainer.fit(HeadTraining(net, params, seed), seen, unseen)
+        trainer.fit(module, seen, unseen)
         # Processes of their own leave nothing but files behind.
-        last, state = (
-            torch.load(Path(folder) / f"{name}.ckpt", weights_only=True)
-            for name in ("last", "best")
-        )
-    net.load_state_dict(
-        {name.removeprefix("net."): tensor for name, tensor in state["state_dict"].items()}
-    )
-    net = net.cpu().double()
-    assert isinstance(net.first, nn.Linear)
-    fold_standardisation(net.first, mean, scale)
-    score = float(last["callbacks"][best.state_key]["best_model_score"])
-    return net.float().eval(), {
-        "validation_loss": score,
-        "epochs": last["epoch"] + 1,
-        "curves": last["curves"],
+        curves = torch.load(Path(folder) / "last.ckpt", weights_only=True)["curves"]
+        weights = torch.load(Path(folder) / "best.ckpt", weights_only=True)["state_dict"]
+    return weights, {
+        "validation_loss": min(curves["validation_loss"]),
+        "epochs": len(curves["validation_loss"]),
+        "curves": curves,
     }
 
 
@@ -322,34 +312,29 @@ def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:
     """The probability map `kind`, platt or isotonic, for logits and labels of problems that the
     head has not seen.
     """
-    fit = {"platt": fit_platt, "isotonic": fit_isotonic}[kind]
+    fit = fit_platt if kind == "platt" else fit_isotonic
     return fit(logits_N.double().numpy(), kept_N.double().numpy())
 
 
-def fit_platt(logits: np.ndarray, kept: np.ndarray) -> Platt:
+def fit_platt(logits: Array, kept: Array) -> Platt:
     """Platt's regression with his smoothed targets, so that few examples never give a probability
     of 0 or 1.
     """
     num_kept = kept.sum()
-    num_lost = (1 - kept).sum()
     high = (num_kept + 1) / (num_kept + 2)
-    low = 1 / (num_lost + 2)
+    low = 1 / ((1 - kept).sum() + 2)
     target = kept * high + (1 - kept) * low
-    index, label, weight = as_classes(target)
     spread = logits.std() or 1.0
-    model = LogisticRegression(C=np.inf, max_iter=1000).fit(
-        logits[index, None] / spread, label, sample_weight=weight
-    )
+    model = LogisticRegression(C=np.inf, max_iter=1000)
+    fit_soft(model, logits[:, None] / spread, target)
     slope = float(model.coef_[0, 0] / spread)
-    if (
-        slope <= 0
-    ):  # the head ranks the wrong way round: give the base rate instead of inverting its scores
+    if slope <= 0:  # the head ranks the wrong way round: every row gets the base rate
         rate = target.mean()
         return Platt(0.0, float(np.log(rate / (1 - rate))))
     return Platt(slope, float(model.intercept_[0]))
 
 
-def fit_isotonic(logits: np.ndarray, kept: np.ndarray) -> Isotonic:
+def fit_isotonic(logits: Array, kept: Array) -> Isotonic:
     """Isotonic regression whose ends stay away from 0 and 1, so that no logit is ever certain."""
     margin = 1 / (len(kept) + 2)
     model = IsotonicRegression(y_min=margin, y_max=1 - margin).fit(logits, kept)

@@ -14,7 +14,7 @@ from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.lm_eval.task import HarnessTask
 from gistgate.tasks.prompts import Prompt
-from pipeline.decode import make_decoder
+from pipeline.decode import strict_decoder
 from pipeline.labels.rollouts import (
     Cost,
     FinishedRollout,
@@ -39,7 +39,6 @@ from pipeline.labels.schema import (
 )
 from pipeline.labels.verdicts import AnswerJudge, Meaning
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
-from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
 from pipeline.params import LabelParams, Params
 from pipeline.task import request_of
@@ -89,7 +88,7 @@ def tools_of(
     """The tools of a pair and a task, with the references of its training prompts; the rest as in
     `Tools`.
     """
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    decoder = strict_decoder(pair, params.decoding.block)
     docs = [prompt["doc"] for prompt in prompts]
     longest = params.label.longest or math.inf
     meaning = Meaning(task, pair.tokenizer, docs, read_references(), longest)

@@ -20,6 +20,7 @@ from gistgate.core.reader import RowCache
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from gistgate.core.session import Observer
+from gistgate.coverage.choose import Choice
 from gistgate.gate import Gate
 from gistgate.tasks.prompts import Prompt
 from pipeline.decode import make_decoder
@@ -27,7 +28,7 @@ from pipeline.labels.labelling import Tools
 from pipeline.labels.rollouts import GREEDY, FinishedRollout, Rollout
 from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
 from pipeline.labels.verdicts import AnswerJudge
-from pipeline.methods import MethodParams
+from pipeline.methods import MODEL
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.run import bar
@@ -335,8 +336,8 @@ def collect_gated(
     `probability`.
     """
     settings = {"risk": params.collect.pilot_risk}
-    method = MethodParams("autojudge")
-    decoder = make_decoder(pair, method, settings, params.decoding.block, gate)
+    choice = Choice("autojudge", settings, params.decoding.block, MODEL)
+    decoder = make_decoder(pair, choice, gate)
     slots = Slots(params.decoding.batch_size)
     request = request_of(prompts, pair)
     tables, texts = written(decoder, prompts, problems, Policy.GATED, slots, **request)

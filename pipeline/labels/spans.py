@@ -9,11 +9,10 @@ from gistgate.core.block import Block
 from gistgate.core.features import extract
 from gistgate.core.files import save_tensors
 from gistgate.rules.history import PairCounts
-from pipeline.decode import make_decoder
+from pipeline.decode import strict_decoder
 from pipeline.heads.train import train_head
 from pipeline.labels import schema
 from pipeline.labels.features import Replay, divergence
-from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import MODELS, SPANS
@@ -40,7 +39,7 @@ def read_spans(params: Params) -> None:
     features = tuple(dict.fromkeys((*params.train.span_features, "scalars")))
     pair = load_pair(params)
     prompts = read_prompts("train")
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    decoder = strict_decoder(pair, params.decoding.block)
     replay = Replay(decoder, prompts, features, params.label.batch_size)
     table, texts = schema.read_labels()
     rounds = replay.rounds(table, texts, **request_of(prompts, pair))

@@ -18,8 +18,7 @@ from gistgate.core.files import read_json_lines, write_json_lines
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from gistgate.tasks.prompts import Prompt
 from gistgate.tasks.task import Task
-from pipeline.decode import make_decoder
-from pipeline.methods import MethodParams
+from pipeline.decode import strict_decoder
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.paths import prompts_of, reference_of
@@ -144,7 +143,7 @@ class Sampler:
             for index, segments_of_prefix in enumerate(segments_of_model):
                 keys |= {(index, *ids) for ids in segments_of_prefix}
         ordered = sorted(keys)
-        decoder = make_decoder(self.pair, MethodParams("exact"), {}, self.params.decoding.block)
+        decoder = strict_decoder(self.pair, self.params.decoding.block)
         texts = [[*prefixes[index].text, *ids] for index, *ids in ordered]
         size = self.params.decoding.batch_size
         done = decode_all(decoder, texts, batch_size=size, **self.request)

@@ -1,16 +1,17 @@
 """Time every method against every baseline, prompt by prompt in one process and prefill included:
 `python -m pipeline.stages.benchmark` writes reports/benchmark.json. `failed` says why something of
 transformers does not run with this pair, `loops` how many prompts were dropped because of a
-loop."""
+loop.
+"""
 
 from typing import Any
 
 import torch
 
 from gistgate.core.files import write_json
+from gistgate.coverage.choose import Choice
 from gistgate.measure import baselines, speed
-from pipeline.decode import decoder_at, make_decoder
-from pipeline.methods import MethodParams
+from pipeline.decode import decoder_at, make_decoder, strict_decoder
 from pipeline.operating import operating_point
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
@@ -22,29 +23,26 @@ from pipeline.task import read_prompts, request_of
 def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:
     """Plain and strict decoding, then every method at its operating point for the headline budget.
     Strict decoding runs at its own best K as well, and all methods that run strictly share its
-    times."""
+    times.
+    """
+    strictly = []
+    loose = []
+    for name in params.methods:
+        point = operating_point(params, name)
+        if point.rule == "exact" and point.drafter == pair.drafter:
+            strictly.append(name)
+        else:
+            decoder = decoder_at(pair, point, engine=engine)
+            loose.append(speed.contender(name, decoder, request))
     common = params.decoding.block
-    own = params.decoding.strict_block
-    points = {name: operating_point(params, name) for name in params.methods}
-    strictly = tuple(
-        name
-        for name, point in points.items()
-        if point.rule == "exact" and point.drafter == pair.drafter
-    )
-    plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
-    exact = MethodParams("exact")
-    strict, strict_common = (
-        make_decoder(pair, exact, {}, block, engine=engine) for block in (own, common)
-    )
-    loose = {name: point for name, point in points.items() if name not in strictly}
+    plain = make_decoder(pair, Choice("exact", {}, 0, "none"), engine=engine)
+    strict = strict_decoder(pair, params.decoding.strict_block, engine=engine)
+    at_common = strict_decoder(pair, common, engine=engine)
     return [
         speed.contender("plain", plain, request, is_baseline=True),
-        speed.contender("strict", strict, request, is_baseline=True, also=strictly),
-        speed.contender(f"strict_{common}", strict_common, request, is_baseline=True),
-        *(
-            speed.contender(name, decoder_at(pair, point, engine=engine), request)
-            for name, point in loose.items()
-        ),
+        speed.contender("strict", strict, request, is_baseline=True, also=tuple(strictly)),
+        speed.contender(f"strict_{common}", at_common, request, is_baseline=True),
+        *loose,
     ]
 
 
@@ -60,26 +58,22 @@ def slots_of(prompts: list[dict[str, Any]]) -> int:
 
 def main() -> None:
     params = read_params()
-    torch.set_num_threads(params.benchmark.threads)
+    block = params.benchmark
+    torch.set_num_threads(block.threads)
     pair = load_pair(params)
-    prompts = read_prompts("test")[: params.benchmark.prompts]
+    prompts = read_prompts("test")[: block.prompts]
     request = request_of(prompts, pair)
-    development = [
-        prompt["ids"] for prompt in read_prompts("development")[: params.benchmark.development]
-    ]
+    batches = [[prompt["ids"]] for prompt in prompts]
+    development = [prompt["ids"] for prompt in read_prompts("development")[: block.development]]
     speculating, refused = baselines.chosen(pair, request, development)
-    able, failed = speed.working(
-        [baselines.static(pair, request, slots_of(prompts))], [prompts[0]["ids"]]
-    )
+    static = baselines.static(pair, request, slots_of(prompts))
+    able, failed = speed.working([static], batches[0])
     library = [generates(pair, request), *speculating, *able]
-    field = [*ours(params, pair, request, params.benchmark.engine), *library]
-    laps = speed.race(
-        field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark"
-    )
+    field = [*ours(params, pair, request, block.engine), *library]
+    laps = speed.race(field, batches, block.repeats, "benchmark")
+    report = speed.by_kind(field, speed.times_of(field, laps))
     about = {"chosen_on": len(development), "failed": failed | refused, "machine": speed.machine()}
-    write_json(
-        REPORTS / "benchmark.json", {**speed.by_kind(field, speed.times_of(field, laps)), **about}
-    )
+    write_json(REPORTS / "benchmark.json", report | about)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Find for a method and every budget the loosest setting whose loss is certified
 (docs/certificates.md): `python -m pipeline.stages.calibrate fly` writes
 reports/calibration/fly.json, without dates, so that equal runs give equal bytes, and fly.csv, the
-outcome of every prompt at every tested setting."""
+outcome of every prompt at every tested setting.
+"""
 
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +16,7 @@ from gistgate.certificates.ledger import Ledger, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
-from pipeline.decode import load_gate
-from pipeline.outcomes import SPLITS, Setup, chunk_of, look_of, method_of, scope_of, write_records
+from pipeline.outcomes import Setup, chunk_of, look_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
 from pipeline.paths import calibration_file
 from pipeline.run import run
@@ -28,22 +28,15 @@ def main(name: str) -> None:
     method = method_of(params, name)
     request = request_of(params)
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
-    scope = scope_of(
-        params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair)
-    )
+    scope = scope_of(params, name, setup.pair, setup.task)
     look = look_of(setup, name)
     finding = engine.calibrate(method, outcomes, request, look, scope, Ledger())
-    selection = finding.selection
-    verdicts = finding.verdicts
-    confidence = request.confidence
-    known = setup.reference
-    scores = {
-        split: np.array([known[one["id"]]["score"] for one in setup.prompts[split]], float)
-        for split in SPLITS
-    }
+    settings = finding.selection.settings
+    tested = finding.verdicts.tested
 
     def described(split: str, setting: Setting, decoded: Decoded) -> dict[str, Any]:
-        return describe(method, setting, decoded, scores[split], confidence)
+        strict = np.array([row["score"] for row in setup.strict_rows(setup.prompts[split])], float)
+        return describe(method, setting, decoded, strict, request.confidence)
 
     source = (
         f"training documents of the task '{setup.task.name}'; certificates hold for prompts like"
@@ -56,26 +49,27 @@ def main(name: str) -> None:
         "head": params.method(name).head,
         "block": method.block,
         "knob": method.knob,
-        "confidence": confidence,
+        "confidence": request.confidence,
         "headline_budget": params.headline_budget,
-        "sequence": [place(method, setting) for setting in selection.settings],
+        "sequence": [place(method, setting) for setting in settings],
         "settings": [
-            described("calibration", setting, one.decoded)
-            for setting, one in zip(selection.settings, verdicts.tested, strict=False)
+            described("calibration", setting, test.decoded)
+            for setting, test in zip(settings, tested, strict=False)
         ],
         "development": [
-            described("development", one, outcomes.decoded("development", method.settings(one)))
-            for one in selection.measured
+            described(
+                "development", setting, outcomes.decoded("development", method.settings(setting))
+            )
+            for setting in finding.selection.measured
         ],
-        "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
+        "budgets": {repr(budget): decide(finding, budget) for budget in request.budgets},
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
     }
     path = calibration_file(name)
     prompts = setup.prompts["calibration"]
-    write_records(
-        path.with_suffix(".csv"), verdicts.tested, prompts, scores["calibration"].tolist()
-    )
+    scores = [float(row["score"]) for row in setup.strict_rows(prompts)]
+    write_records(path.with_suffix(".csv"), tested, prompts, scores)
     write_json(path, report)
     print(f"{name}: {summary(report)}")
 
@@ -87,7 +81,7 @@ def request_of(params: Params) -> Request:
         budgets=tuple(sorted({*block.budgets, params.headline_budget})),
         confidence=level(block.confidence, block.looks),
         n=params.prompts.calibration,
-        stop=params.calibrate.stop,
+        stop=block.stop,
         settings=block.settings,
         evaluations=block.evaluations,
         reserve=block.reserve,
@@ -128,13 +122,14 @@ def describe(
 def decide(finding: Finding, budget: float) -> dict[str, Any]:
     """What one budget permits."""
     verdicts = finding.verdicts
-    bound = finding.verdicts.bound(budget)
+    bound = verdicts.bound(budget)
     passed = verdicts.passed(budget)
-    kept = None if passed is None else place(finding.method, finding.selection.settings[passed])
+    certified = passed is not None
+    loosest = finding.selection.settings[passed or 0]
+    kept = place(finding.method, loosest) if certified else {"knob": None, "fixed": None}
     return {
-        "certified": passed is not None,
-        "knob": kept and kept["knob"],
-        "fixed": kept and kept["fixed"],
+        "certified": certified,
+        **kept,
         **bound.entries,
         "confidence": bound.confidence,
         **verdicts.shown(budget).decoded.lengths,
@@ -147,10 +142,10 @@ def decide(finding: Finding, budget: float) -> dict[str, Any]:
 def summary(report: dict[str, Any]) -> str:
     """A line for the terminal."""
     parts = []
-    for budget, found in report["budgets"].items():
-        knob = "" if report["knob"] is None else f" at {report['knob']} {found['knob']}"
-        at = f"certified{knob}" if found["certified"] else "refused"
-        parts.append(f"{float(budget):.0%} {at} (bound {found['bound']:.2%})")
+    for budget, entry in report["budgets"].items():
+        knob = f" at {report['knob']} {entry['knob']}" if report["knob"] else ""
+        verdict = f"certified{knob}" if entry["certified"] else "refused"
+        parts.append(f"{float(budget):.0%} {verdict} (bound {entry['bound']:.2%})")
     return "; ".join(parts)
 
 

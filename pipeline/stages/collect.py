@@ -1,7 +1,8 @@
 """Decode the training prompts and record every mismatch of target and draft, without features:
 `python -m pipeline.stages.collect strict` the target's own text and the sequential walk along it,
 `gated` the texts of the pilot gate, whose prefixes a served gate will see. What that cost is in
-reports/labels/collect-<pass>.json."""
+reports/labels/collect-<pass>.json.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from pipeline.labels.schema import (
     MISMATCHES,
     PASSES,
     REFERENCE,
+    AnswerText,
     Table,
     checked,
     pack,
@@ -37,13 +39,13 @@ def main(name: str) -> None:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
     files = [prompts_of("train"), REFERENCE, *task_parts(params), *pair_files(params.pair)]
-    files += [PILOT] if name == "gated" else []
+    if name == "gated":
+        files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit]
     blocks = (params.decoding.deciding, params.collect, params.engine)
     shards = Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
-    if shards.fill(
-        count, collecting, (params, name, shards), params.decoding.workers, f"collect, {name}"
-    ):
+    workers = params.decoding.workers
+    if shards.fill(count, collecting, (params, name, shards), workers, f"collect, {name}"):
         check_met(shards, count)
         report_costs(shards.folder, f"collect-{name}", count)
         shards.publish(count, MISMATCH_FOLDER / name)
@@ -53,26 +55,31 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     """Collects one shard after another."""
     params, name, shards = settings
     torch.set_grad_enabled(False)
-    engine = engine_of(params) if name == "strict" and params.collect.recipe == "walk" else None
+    is_gated = name == "gated"
+    engine = None if is_gated or params.collect.recipe == "text" else engine_of(params)
     pair = load_pair(params)
     prompts = read_prompts("train")
-    pilot = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer) if name == "gated" else None
-    problems = minable(params)
+    minable_problems = minable(params)
     size = params.collect.shard_prompts
+    if is_gated:
+        pilot = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
+    else:
+        task = load_task(params)
+
+    def collected(problems: list[int], cost: Cost) -> tuple[Table, list[AnswerText]]:
+        if is_gated:
+            return collect_gated(params, pair, pilot, prompts, problems)
+        tools = tools_of(params, pair, task, prompts, cost, engine)
+        return collect_strict(params, tools, prompts, problems)
 
     def produce(index: int) -> Table:
         cost = Cost()
         started = perf_counter()
-        some = problems[index * size : (index + 1) * size]
-        if pilot is None:
-            tools = tools_of(params, pair, load_task(params), prompts, cost, engine)
-            records, texts = collect_strict(params, tools, prompts, some)
-        else:
-            records, texts = collect_gated(params, pair, pilot, prompts, some)
+        records, texts = collected(minable_problems[index * size : (index + 1) * size], cost)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
-        more = () if pilot is None else ("probability",)
-        records = records or no_records(params.decoding.block, more)
+        if not records:
+            records = no_records(params.decoding.block, ["probability"] if is_gated else [])
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
@@ -80,36 +87,32 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
 def minable(params: Params) -> list[int]:
     """Indices of the problems to mine."""
-    every = not params.collect.solved_only
-    problems = [
-        index for index, row in enumerate(read_json_lines(REFERENCE)) if every or row["score"] > 0
-    ]
+    scores = [row["score"] for row in read_json_lines(REFERENCE)]
+    solved_only = params.collect.solved_only
+    problems = [problem for problem, score in enumerate(scores) if score > 0 or not solved_only]
     if not problems:
-        told = (
+        raise UserError(
             f"The target solves no training prompt; {REFERENCE} has its answers. Check the task's"
-            " filter and metric,"
+            " filter and metric, take an easier task, or set collect.solved_only: false."
         )
-        raise UserError(f"{told} take an easier task, or set collect.solved_only: false.")
     return problems
 
 
-def no_records(block: int, more: Sequence[str] = ()) -> Table:
-    """The columns of a shard without mismatches at K = `block`, with `more` than all have; others
-    may have some.
-    """
+def no_records(block: int, further: Sequence[str] = ()) -> Table:
+    """The columns of a shard without mismatches at K = `block`, and `further` ones."""
     columns = {name: torch.zeros(0, dtype=dtype) for name, dtype in MISMATCHES.items()}
     columns["behind"] = columns["behind"].view(0, block - 1)
-    return {**columns, **{name: torch.zeros(0) for name in more}}
+    return {**columns, **{name: torch.zeros(0) for name in further}}
 
 
 def check_met(shards: Shards, count: int) -> None:
     """Refuse a pass without a single mismatch."""
-    if not any(
-        len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)
-    ):
-        raise UserError(
-            "No text has a mismatch: target and draft agree. Take more prompts or a weaker draft."
-        )
+    for index in range(count):
+        if len(load_tensors(shards.path(index), ["problem"])["problem"]):
+            return
+    raise UserError(
+        "No text has a mismatch: target and draft agree. Take more prompts or a weaker draft."
+    )
 
 
 if __name__ == "__main__":

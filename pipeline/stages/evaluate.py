@@ -1,6 +1,7 @@
 """Let lm-eval judge a method on the test split at the setting that is certified for the headline
 budget, strictly where there is none: `python -m pipeline.stages.evaluate fly` writes
-reports/evaluation/fly/{summary.json,samples.jsonl}. "plain" decodes without a drafter."""
+reports/evaluation/fly/{summary.json,samples.jsonl}. "plain" decodes without a drafter.
+"""
 
 import logging
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.model import GatedLM
 from gistgate.lm_eval.task import HarnessTask
-from pipeline.decode import load_gate, make_decoder
+from pipeline.decode import decoder_at
 from pipeline.operating import operating_point
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import load_pair, read_pair
@@ -22,20 +23,15 @@ from pipeline.task import context_length, load_task, read_prompts
 
 
 def main(name: str) -> None:
-    logging.getLogger("lm_eval.models.huggingface").setLevel(
-        logging.ERROR
-    )  # it warns of every loaded model
+    # It warns of every loaded model.
+    logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)
     params = read_params()
     pair = load_pair(params)
     task = load_task(params)
     point = operating_point(params, name)
-    method = point.as_method()
-    gate = load_gate(method, pair)
-    if (
-        point.knob is not None
-    ):  # its certificate may have been made for other models, prompts or settings
+    if point.knob is not None:  # its certificate may be of other models, prompts or settings
         certified = read_json(calibration_file(name))["proof"]["scope"]
-        scope = scope_of(params, name, pair, task, gate)
+        scope = scope_of(params, name, pair, task)
         changed = [key for key in {*certified, *scope} if certified.get(key) != scope.get(key)]
         if changed:
             raise UserError(
@@ -44,7 +40,7 @@ def main(name: str) -> None:
             )
     lm = GatedLM(
         pair.target,
-        decoder=make_decoder(pair, method, point.settings, point.block, gate=gate),
+        decoder=decoder_at(pair, point),
         tokenizer=pair.tokenizer,
         batch_size=params.decoding.batch_size,
         max_length=context_length(read_pair(params.pair)),
@@ -52,21 +48,26 @@ def main(name: str) -> None:
         chat_template_args=params.prompting.arguments,
     )
     samples, counted = judge(lm, task, read_prompts("test"))
+    num = len(samples)
+    accuracy = float(sum(sample["correct"] for sample in samples) / num)
+    cut = sum(sample["cut"] for sample in samples)
+    tau = counted.mean_accepted_length
     summary = {
         **asdict(point),
         "metric": task.metric,
-        "n": len(samples),
-        "accuracy": float(sum(sample["correct"] for sample in samples) / len(samples)),
-        "cut": sum(sample["cut"] for sample in samples),
-        "mean_accepted_length": counted.mean_accepted_length,
+        "n": num,
+        "accuracy": accuracy,
+        "cut": cut,
+        "mean_accepted_length": tau,
         "loose_per_100": counted.loose_per_100,
         "statistics": counted.as_dict(timed=False),
     }
-    write_json_lines(evaluation_folder(name) / "samples.jsonl", samples)
-    write_json(evaluation_folder(name) / "summary.json", summary)
-    tau = counted.mean_accepted_length
-    cut = f"{summary['cut']} of {len(samples)} answers cut"
-    print(f"{name}: accuracy {summary['accuracy']:.4f}, tau {tau:.3f}, {cut} at the limit")
+    folder = evaluation_folder(name)
+    write_json_lines(folder / "samples.jsonl", samples)
+    write_json(folder / "summary.json", summary)
+    print(
+        f"{name}: accuracy {accuracy:.4f}, tau {tau:.3f}, {cut} of {num} answers cut at the limit"
+    )
 
 
 def judge(
@@ -77,38 +78,36 @@ def judge(
     """
     from lm_eval.evaluator import evaluate
 
-    # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git,
-    # 1.5 s each time.
-    wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
+    places = [int(prompt["id"].rpartition("-")[2]) for prompt in prompts]
     task.restart_examples()
+    # Not `simple_evaluate`, which also describes the machine and asks Git, 1.5 s each time.
     results = evaluate(
         lm=lm,
         task_dict={"tasks": {task.harness.task_name: task.harness}},
-        limit=max(wanted) + 1,
+        limit=max(places) + 1,
         log_samples=True,
         bootstrap_iters=0,
         # a task that runs programs was refused when it was loaded, unless allowed
         confirm_run_unsafe_code=True,
         **task.evaluation_arguments(),
     )
-    found = task.verdicts_of(results)
+    verdicts = task.verdicts_of(results)
     samples = []
     counted = []
-    for index, prompt in wanted.items():
+    for place, prompt in zip(places, prompts, strict=True):
         answers = lm.served.get(tuple(prompt["ids"]))
-        if answers is None:
+        if not answers:
             raise UserError(
                 "data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts`"
                 " again."
             )
-        answer, *_ = answers
-        score, text = found[index]
+        answer = answers[0]
+        score, text = verdicts[place]
         counted.append(answer.statistics)
-        told = {
-            "cut": answer.finish == "length",
-            "statistics": answer.statistics.as_dict(timed=False),
-        }
-        samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
+        sample = {"id": prompt["id"], "correct": score, "text": text}
+        sample["cut"] = answer.finish == "length"
+        sample["statistics"] = answer.statistics.as_dict(timed=False)
+        samples.append(sample)
     return samples, total(counted)
 
 

@@ -1,7 +1,8 @@
 """The headline gate as a folder that decodes with plain transformers, registered as a model:
 `python -m pipeline.stages.export` writes models/export with the certificate and, unless
 `prompts.guard` is 0, a domain guard. `export segments` writes the probes of segments to
-models/segments-export on demand. Equal inputs give equal bytes."""
+models/segments-export on demand. Equal inputs give equal bytes.
+"""
 
 import math
 import shutil
@@ -23,9 +24,8 @@ from gistgate.coverage.certificate import certificate_from
 from gistgate.export.write import SEGMENTS as SEGMENT_CODE
 from gistgate.export.write import write_code
 from gistgate.gate import Gate
-from gistgate.rules import RULES
 from gistgate.segments.probes import GATE, load_probes
-from pipeline.decode import decode_split, make_decoder
+from pipeline.decode import decode_split, load_gate, make_decoder
 from pipeline.operating import Operating, at_budget, operating_point
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
@@ -35,33 +35,33 @@ from pipeline.run import run
 from pipeline.task import read_prompts
 from pipeline.tracking import register_gate
 
-# share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of
-# it
 ALARMS = 0.05
-FEWEST = 2 * math.ceil(
-    2 / ALARMS - 1
-)  # guard prompts whose half has a finite quantile for each threshold
+"""Share of guard prompts that may be alarmed although nothing is wrong, half of it by either
+statistic.
+"""
+FEWEST = 2 * math.ceil(2 / ALARMS - 1)
+"""Guard prompts whose half has a finite quantile for each threshold."""
 LAYER = "post"
 STRICTLY = "nothing certified, decodes strictly"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows
 
 
 def main(part: str = "gate") -> None:
-    (export_segments if part == "segments" else export_gate)(read_params())
+    export = export_segments if part == "segments" else export_gate
+    export(read_params())
 
 
 def export_gate(params: Params) -> None:
     """The headline gate with the certificate of its method, the first of several that ask it."""
     head = params.train.headline_head
-    asking = [
-        name for name, one in params.methods.items() if one.head == head and one.knob is not None
-    ]
-    if not asking:
+    methods = params.methods.items()
+    names = [name for name, method in methods if method.head == head and method.knob]
+    if not names:
         raise UserError(
             f"No method of params.yaml asks the head '{head}'. Add one, or change"
             " 'train.headline_head'."
         )
-    name = asking[0]
+    name = names[0]
     report = read_json(calibration_file(name))
     gate = Gate.load(HEADS / head)
     certificate = certificate_from(report["proof"])
@@ -75,23 +75,22 @@ def export_gate(params: Params) -> None:
     def write(folder: Path) -> None:
         gate.save(folder, card=text)
         certificate.save(folder)
-        if guard is not None:
+        if guard:
             guard.save(folder)
         write_code(folder)
 
     write_atomic(EXPORT, write)
-    knobs = [(point, point.settings[certificate.knob or ""]) for point in certificate.certified]
-    shown = {
-        f"budget_{point.budget:g}": {
-            "bound": point.bound,
-            "knob": knob,
-            "tau": point.mean_accepted_length,
-        }
-        for point, knob in knobs
-    }
-    version = register_gate(params, EXPORT, shown)
-    said = "; ".join(f"{point.budget:.0%} at {knob:g}" for point, knob in knobs) or STRICTLY
-    print(f"{EXPORT}: {said}" + (f"; registered as version {version}" if version else ""))
+    metrics = {}
+    sentences = []
+    for point in certificate.certified:
+        knob = point.settings[str(certificate.knob)]
+        tau = point.mean_accepted_length
+        metrics[f"budget_{point.budget:g}"] = {"bound": point.bound, "knob": knob, "tau": tau}
+        sentences.append(f"{point.budget:.0%} at {knob:g}")
+    version = register_gate(params, EXPORT, metrics)
+    if version:
+        sentences = ["; ".join(sentences) or STRICTLY, f"registered as version {version}"]
+    print(f"{EXPORT}: {'; '.join(sentences) or STRICTLY}")
 
 
 def export_segments(params: Params) -> None:
@@ -100,28 +99,27 @@ def export_segments(params: Params) -> None:
     """
     report = read_json(calibration_file("segments"))
     method = params.method("segments")
-    found = at_budget(report["budgets"], params.headline_budget)
-    certificate = dict[str, Any]()
-    if found is not None and found["certified"]:
+    entry = at_budget(report["budgets"], params.headline_budget)
+    certificate: dict[str, Any] = {}
+    if entry and entry["certified"]:
         certificate = {
             "method": "segments",
             "rule": method.rule,
-            "settings": {**found["fixed"], method.knob: found["knob"]},
+            "settings": {**entry["fixed"], method.knob: entry["knob"]},
             "budget": params.headline_budget,
             "confidence": report["confidence"],
-            "n": found["n"],
-            "bound": found["bound"],
+            "n": entry["n"],
+            "bound": entry["bound"],
         }
     pair = load_pair(params)
     probes = replace(load_probes(SEGMENTS, pair.target, pair.draft_model), certificate=certificate)
     notes = read_json(SEGMENTS / "config.json")["notes"]
+    text = markdown_page("segments", certificate=certificate, gate=GATE)
 
     def write(folder: Path) -> None:
         probes.save(folder, pair.target, pair.draft_model, **notes)
         shutil.copytree(SEGMENTS / GATE, folder / GATE)
-        write_text(
-            folder / "README.md", markdown_page("segments", certificate=certificate, gate=GATE)
-        )
+        write_text(folder / "README.md", text)
         write_code(folder, SEGMENT_CODE)
 
     write_atomic(SEGMENTS_EXPORT, write)
@@ -147,8 +145,7 @@ def guard_for(params: Params, name: str) -> DomainGuard | None:
         )
         return None
     pair = load_pair(params)
-    gate = Gate.load(HEADS / params.train.headline_head, pair.target, pair.draft, pair.tokenizer)
-    return fit_domain(params, pair, gate, point, prompts)
+    return fit_domain(params, pair, load_gate(point, pair), point, prompts)
 
 
 @dataclass
@@ -172,23 +169,20 @@ def fit_domain(
     prompts: Sequence[dict[str, Any]],
 ) -> DomainGuard:
     """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`, since
-    calibration prompts only
-    certify: one half gives the mean and the covariance of the target's states, the other half the
-        thresholds."""
+    calibration prompts only certify: one half gives the mean and the covariance of the target's
+    states, the other half the thresholds.
+    """
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
-        decoder = make_decoder(
-            pair, point.as_method(), point.settings, point.block, gate=gate, **parts
-        )
+        decoder = make_decoder(pair, point.choice, gate, **parts)
         answers = decode_split(decoder, pair, prompts[half::2], params, f"domain, half {half + 1}")
         return [answer.statistics for answer in answers]
 
     recorder = StateRecorder()
     counted = total(decode(0, observer=recorder))
-    open_guard = DomainGuard(
-        *fit(torch.cat(recorder.states)), layer=LAYER, rate=counted.loose / counted.tokens
-    )
-    usual = [one.extra for one in decode(1, guards=[open_guard])]
+    rate = counted.loose / counted.tokens
+    open_guard = DomainGuard(*fit(torch.cat(recorder.states)), layer=LAYER, rate=rate)
+    usual = [statistics.extra for statistics in decode(1, guards=[open_guard])]
     return replace(
         open_guard,
         far=quantile([extra["domain_distance"] for extra in usual], 1 - ALARMS / 2),
@@ -214,14 +208,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[place - 1] if place <= len(values) else math.inf
 
 
-def stricter_setting(point: Operating) -> float | None:
+def stricter_setting(point: Operating) -> Any:
     """The next stricter value that calibration tested; None where `point` is the strictest."""
-    if point.knob is None:
-        return None
-    tested = [setting["knob"] for setting in read_json(calibration_file(point.method))["settings"]]
-    if RULES[point.rule].looser == "up":
-        return max((value for value in tested if value < point.knob), default=None)
-    return min((value for value in tested if value > point.knob), default=None)
+    settings = read_json(calibration_file(point.method))["settings"]  # from strict to loose
+    tested = [setting["knob"] for setting in settings]
+    place = tested.index(point.knob)
+    return tested[place - 1] if place else None
 
 
 if __name__ == "__main__":

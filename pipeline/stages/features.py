@@ -1,7 +1,8 @@
 """Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and
 no rollout: `python -m pipeline.stages.features pilot | strict | gated` writes data/features/<goal>.
 The pilot has features of its own because the gated texts depend on it: it stays as it is when
-`train.features` changes."""
+`train.features` changes.
+"""
 
 from collections.abc import Callable
 
@@ -17,11 +18,8 @@ from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
 from pipeline.task import read_prompts, request_of
 
-GOALS = {
-    "pilot": "strict",
-    "strict": "strict",
-    "gated": "gated",
-}  # the pass whose labels each goal reads
+GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
+"""The pass whose labels each goal reads."""
 OVERFLOW = (
     "States that are not finite come from weights that overflow: load the target in bfloat16 or"
     " float32."
@@ -33,30 +31,27 @@ def main(goal: str) -> None:
     params = read_params()
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
-    count = len(shard_files(labels := schema.LABEL_FOLDER / GOALS[goal]))
+    labels = schema.LABEL_FOLDER / GOALS[goal]
+    count = len(shard_files(labels))
     settings = (params.pair, params.decoding.deciding, params.engine, features_of(params, goal))
     shards = Shards(f"features-{goal}", *settings, labels, *pair_files(params.pair))
-    if not shards.fill(
-        count, reading, (params, goal, shards), params.decoding.workers, f"features, {goal}"
-    ):
-        return
-    # A near tie may turn in another batch. Of large features only this column is read.
-    same = torch.cat(
-        [
-            load_tensors(shards.path(index), ("same_target",))["same_target"]
-            for index in range(count)
-        ]
-    )
-    summary = {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())}
-    shards.publish(count, schema.FEATURE_FOLDER / goal, summary)
+    workers = params.decoding.workers
+    if shards.fill(count, reading, (params, goal, shards), workers, f"features, {goal}"):
+        # A near tie may turn in another batch. Of large features only this column is read.
+        column = "same_target"
+        parts = [load_tensors(shards.path(index), [column])[column] for index in range(count)]
+        same = torch.cat(parts)
+        summary = {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())}
+        shards.publish(count, schema.FEATURE_FOLDER / goal, summary)
 
 
 def features_of(params: Params, goal: str) -> tuple[str, ...]:
     """Ids of the features to read; `scalars` are always among them, because training-free
     references need them.
     """
-    wanted = params.train.pilot_features if goal == "pilot" else params.train.all_features
-    return tuple(dict.fromkeys((*wanted, "scalars")))
+    train = params.train
+    names = train.pilot_features if goal == "pilot" else train.all_features
+    return tuple(dict.fromkeys((*names, "scalars")))
 
 
 def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
@@ -73,22 +68,22 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         reader = FeatureReader(pair, prompts, names, params.decoding.block)
     labels = schema.read_records(schema.LABEL_FOLDER / GOALS[goal], schema.LABELS)
     request = request_of(prompts, pair)
+    columns = {**schema.FEATURES, **dict.fromkeys(names, schema.FEATURE)}
 
-    def read(records: schema.Table, texts: schema.Texts, index: int) -> schema.Table:
-        shared = {name: records[name] for name in (*schema.PLACE, "kept")}
-        if bool(
-            (suffix := records["rollouts"] == 0).any()
-        ):  # labels by the target's own text behind the draft token
-            shared["suffix"] = suffix
+    def read(index: int) -> schema.Table:
+        records, texts = labels[index]
+        rows = {name: records[name] for name in (*schema.PLACE, "kept")}
+        by_suffix = records["rollouts"] == 0  # labels by the target's own text
+        if by_suffix.any():
+            rows["suffix"] = by_suffix
         if "trial" in records:
-            shared["trial"] = records["trial"]
+            rows["trial"] = records["trial"]
         if not schema.num_rows(records):
-            return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
-        found = reader.read(records, texts, params.decoding.batch_size, **request)
-        columns = {**schema.FEATURES, **dict.fromkeys(names, schema.FEATURE)}
-        return schema.checked({**shared, **found}, columns, f"Shard {index}", OVERFLOW)
+            return {**rows, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
+        rows |= reader.read(records, texts, params.decoding.batch_size, **request)
+        return schema.checked(rows, columns, f"Shard {index}", OVERFLOW)
 
-    return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
+    return lambda index: shards.make(index, lambda: read(index), {"goal": goal})
 
 
 if __name__ == "__main__":

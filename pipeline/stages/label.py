@@ -2,7 +2,8 @@
 data/labels/<pass>. Rollouts behind the draft token tell whether the meaning is kept, or, with
 `label.recipe: suffix`, the target's own text behind it does (pipeline/labels/suffix.py); `both`
 makes labels of either kind. `answers` compares two whole answers, with the draft token and with the
-target's own, by score and length. What labels cost is in reports/labels/label-<pass>.json."""
+target's own, by score and length. What labels cost is in reports/labels/label-<pass>.json.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
@@ -24,30 +26,27 @@ from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
 from pipeline.task import load_task, read_prompts, task_parts
 
-Score = Callable[[int, list[int]], float]
-"""(problem, answer as token ids) -> what the task thinks of it."""
-
 
 def main(name: str) -> None:
     params = read_params()
-    count = len(shard_files(schema.MISMATCH_FOLDER / name))
-    files = [
-        schema.MISMATCH_FOLDER / name,
-        schema.REFERENCE,
-        *pair_files(params.pair),
-        *task_parts(params),
-    ]
-    parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
+    folder = schema.MISMATCH_FOLDER / name
+    count = len(shard_files(folder))
+    files = [folder, schema.REFERENCE, *pair_files(params.pair), *task_parts(params)]
+    train = params.train
+    shares = [train.test_share, train.calibration_share, train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)
-    shards = Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
-    if shards.fill(
-        count, labelling, (params, name, shards), params.decoding.workers, f"label, {name}"
-    ):
+    shards = Shards(f"label-{name}", name, params.pair, params.seed, *blocks, shares, *files)
+    title = f"label, {name}"
+    workers = params.decoding.workers
+    if shards.fill(count, labelling, (params, name, shards), workers, title):
         report_costs(shards.folder, f"label-{name}", count)
-        found = schema.concatenated(
-            [records for records, _ in schema.read_records(shards.folder, schema.LABELS)]
-        )
-        shards.publish(count, schema.LABEL_FOLDER / name, rates(found))
+        labels = schema.concatenated(tables(schema.read_records(shards.folder, schema.LABELS)))
+        shards.publish(count, schema.LABEL_FOLDER / name, rates(labels))
+
+
+def tables(shards: Sequence[tuple[schema.Table, schema.Texts]]) -> list[schema.Table]:
+    """The records of the shards."""
+    return [records for records, _ in shards]
 
 
 def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
@@ -59,46 +58,41 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     pair = load_pair(params, weights=recipe == "both" or engine is None)
     task = load_task(params)
     prompts = read_prompts("train")
-    found = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
-    sizes = [schema.num_rows(records) for records, _ in found]
-    chosen = chosen_rows(schema.concatenated([records for records, _ in found]), params).split(
-        sizes
-    )
+    mined = schema.read_records(schema.MISMATCH_FOLDER / name, schema.MISMATCHES)
+    sizes = [schema.num_rows(records) for records in tables(mined)]
+    chosen = chosen_rows(schema.concatenated(tables(mined)), params).split(sizes)
 
-    def produce(index: int) -> schema.Table:
-        (records, texts) = found[index]
-        cost = Cost()
-        started = perf_counter()
+    def labels_of(index: int, cost: Cost) -> schema.Table:
+        records, texts = mined[index]
+        records = {column: records[column] for column in schema.MISMATCHES}
+        wanted = schema.picked(records, chosen[index])
+        if recipe == "suffix":
+            labels = suffix_labels(params, pair, prompts, wanted, texts)
+            cost.labels = schema.num_rows(labels)
+            return labels
         # Several shards may be under way, so that their bars say which they are.
-        title = f"label, {name}" + (
-            f", shard {index + 1} of {len(found)}" if len(found) > 1 else ""
-        )
-        if recipe != "suffix":
-            tools = tools_of(params, pair, task, prompts, cost, engine)
-            labeller = Labeller(tools, prompts, params.label, params.seed, title)
+        shard = f", shard {index + 1} of {len(mined)}" if len(mined) > 1 else ""
+        tools = tools_of(params, pair, task, prompts, cost, engine)
+        labeller = Labeller(tools, prompts, params.label, params.seed, f"label, {name}{shard}")
         if recipe == "answers":
             score = partial(score_of, task, pair.tokenizer, prompts)
-            labels = paired_labels(labeller, score, schema.picked(records, chosen[index]), texts)
-            cost.labels = schema.num_rows(labels)
-            cost.seconds = perf_counter() - started
-            cost.save(shards.folder, index)
-            return schema.pack(
-                schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values()
-            )
-        records = {
-            column: values for column, values in records.items() if column in schema.MISMATCHES
-        }
-        made = list[schema.Table]()
-        if recipe != "outcome":
-            some = chosen[index] if recipe == "suffix" else torch.ones_like(chosen[index])
-            made.append(suffix_labels(params, pair, prompts, schema.picked(records, some), texts))
-            cost.labels = schema.num_rows(made[0])
-        if recipe != "suffix":
-            made.append(labeller.label(records, texts, chosen[index]))
-        labels = schema.concatenated(made)
+            cost.labels = schema.num_rows(wanted)
+            return paired_labels(labeller, score, wanted, texts)
+        outcomes = labeller.label(records, texts, chosen[index])
+        if recipe == "outcome":
+            return outcomes
+        labels = suffix_labels(params, pair, prompts, records, texts)
+        cost.labels += schema.num_rows(labels)
+        return schema.concatenated([labels, outcomes])
+
+    def produce(index: int) -> schema.Table:
+        cost = Cost()
+        started = perf_counter()
+        labels = labels_of(index, cost)
         cost.seconds = perf_counter() - started
         cost.save(shards.folder, index)
-        return schema.pack(schema.checked(labels, schema.LABELS, f"Shard {index}"), texts.values())
+        checked = schema.checked(labels, schema.LABELS, f"Shard {index}")
+        return schema.pack(checked, mined[index][1].values())
 
     return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
@@ -111,22 +105,27 @@ def score_of(
 
 
 def paired_labels(
-    labeller: Labeller, score: Score, records: schema.Table, texts: schema.Texts
+    labeller: Labeller,
+    score: Callable[[int, list[int]], float],
+    records: schema.Table,
+    texts: schema.Texts,
 ) -> schema.Table:
     """The records as rows of LABELS by what the draft token does to the whole answer, and the
-    column `trial`.
+    column `trial`; `score` is what the task thinks of a problem's answer, as token ids.
     """
     columns = labeller.pairs(records, texts, score)
-    rest = {name: records[name] for name in schema.BLOCK}
-    kept = columns["kept"]
     trial = torch.stack([columns[name] for name in schema.TRIAL], dim=-1)
-    rollouts = torch.ones(len(kept), dtype=torch.int16)
+    blocks = {name: records[name] for name in schema.BLOCK}
+    return labelled(blocks, columns["kept"], rollouts=1) | {"trial": trial}
+
+
+def labelled(records: schema.Table, kept: Tensor, rollouts: int) -> schema.Table:
+    """The records with their labels `kept [N]`, which so many rollouts have said."""
     return {
-        **rest,
+        **records,
         "greedy_kept": kept.to(torch.int8),
-        "kept": kept,
-        "rollouts": rollouts,
-        "trial": trial,
+        "kept": kept.float(),
+        "rollouts": torch.full((len(kept),), rollouts, dtype=torch.int16),
     }
 
 
@@ -140,48 +139,45 @@ def suffix_labels(
     """The records with the target's own text behind them as rows of the schema LABELS, by their
     suffix labels.
     """
-    own = params.label
+    window = params.label.window
     ends = eos_ids(pair.target, pair.tokenizer)
     protocol = added_ids(pair.tokenizer)
-    labeller = SuffixLabeller(pair.target, num_ids(pair.tokenizer), ends, protocol, own.window)
-    places: dict[tuple[int, int], list[int]] = {}  # the rows of each text
-    columns = (records[name].tolist() for name in ("problem", "policy", "position", "target_id"))
+    labeller = SuffixLabeller(pair.target, num_ids(pair.tokenizer), ends, protocol, window)
+    rows_of: dict[tuple[int, int], list[int]] = {}  # the rows of each text
+    columns = [records[name].tolist() for name in ("problem", "policy", "position", "target_id")]
     for row, (problem, policy, position, token) in enumerate(zip(*columns, strict=True)):
         if texts[problem, policy].ids[position : position + 1] == [token]:
-            places.setdefault((problem, policy), []).append(row)
-    at, z = (records[name] for name in ("position", "draft_id"))
-    marked = [
-        Text(prompts[key[0]]["ids"], texts[key].ids, at[rows].tolist(), z[rows].tolist())
-        for key, rows in places.items()
-    ]
-    loss = torch.full((schema.num_rows(records),), torch.nan)
-    for rows, found in zip(
-        places.values(), labeller.losses(marked, own.batch_size * own.window), strict=True
-    ):
-        loss[rows] = found
-    known = loss.isfinite()
-    kept = loss[known] <= own.nats
-    rest = schema.picked(records, known)
-    rest = {name: column for name, column in rest.items() if name != "accepted"}
-    rollouts = torch.zeros(len(kept), dtype=torch.int16)
-    return {**rest, "greedy_kept": kept.to(torch.int8), "kept": kept.float(), "rollouts": rollouts}
+            rows_of.setdefault((problem, policy), []).append(row)
+    marked = []
+    for key, rows in rows_of.items():
+        at = records["position"][rows].tolist()
+        z = records["draft_id"][rows].tolist()
+        marked.append(Text(prompts[key[0]]["ids"], texts[key].ids, at, z))
+    loss_N = torch.full((schema.num_rows(records),), torch.nan)
+    losses = labeller.losses(marked, params.label.batch_size * window)
+    for rows, loss in zip(rows_of.values(), losses, strict=True):
+        loss_N[rows] = loss
+    has_loss = loss_N.isfinite()
+    with_loss = schema.picked(records, has_loss)
+    del with_loss["accepted"]
+    return labelled(with_loss, loss_N[has_loss] <= params.label.nats, rollouts=0)
 
 
 def rates(labels: schema.Table) -> dict[str, Any]:
     """For each policy: rows, the share that greedy rollouts keep, and the mean label of the
     others.
     """
-    found = {}
+    by_policy = {}
     for policy in schema.Policy:
         rows = schema.picked(labels, labels["policy"] == policy)
-        if schema.num_rows(rows):
+        if num := schema.num_rows(rows):
             unsure = rows["kept"][rows["greedy_kept"] == 0]
-            found[policy.name.lower()] = {
-                "rows": schema.num_rows(rows),
+            by_policy[policy.name.lower()] = {
+                "rows": num,
                 "greedy_kept": float(rows["greedy_kept"].float().mean()),
                 "kept_of_others": float(unsure.mean()) if len(unsure) else None,
             }
-    return found
+    return by_policy
 
 
 if __name__ == "__main__":

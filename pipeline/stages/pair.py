@@ -29,6 +29,7 @@ from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
 from pipeline.run import run, side_by_side
 
 ROLES = ("target", "draft")
+BLOCK = 8  # K of the strict decoding that is reported, in tokens
 SHOWN = 10  # steps of a point of the tracked curves
 disable_progress_bar()  # of single files
 
@@ -43,41 +44,37 @@ def main() -> None:
     if training is not None:
         block = replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml")
         train_embedded(replace(params, pair_training=block))
-    else:
-        report = check_pair(params.pair)
-        # The stage owes DVC the folder.
-        write_text(
-            EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n"
-        )
-        for role in ROLES:
-            shutil.rmtree(EMBEDDED / role, ignore_errors=True)
-        write_json(PAIR_REPORT, report)
+        return
+    report = check_pair(params.pair)
+    for role in ROLES:
+        shutil.rmtree(EMBEDDED / role, ignore_errors=True)
+    note = f"The pair {params.pair} is in use; nothing was trained.\n"
+    write_text(EMBEDDED / "README.md", note)  # the stage owes DVC the folder
+    write_json(PAIR_REPORT, report)
 
 
 def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
     """The block with what the pair's file says instead, key by key."""
-    known = asdict(block)
-    inner = {
-        key: {**known[key], **value}
-        for key, value in changes.items()
-        if isinstance(known.get(key), dict)
-    }
-    return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)
+    values = asdict(block)
+    for key, change in changes.items():
+        if key in ROLES:
+            change = {**values[key], **change}
+        values[key] = change
+    return build(PairTrainingParams, values, "training", file)
 
 
 def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
-    done = side_by_side(trainer, params, ROLES, params.decoding.workers, "train", "model")
-    losses = dict(zip(ROLES, done, strict=True))
+    curves = side_by_side(trainer, params, ROLES, params.decoding.workers, "train", "model")
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
-    track(params, report, losses)
-    wanted = params.pair_training.min_target_accuracy
-    if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
+    track(params, report, dict(zip(ROLES, curves, strict=True)))
+    least = params.pair_training.min_target_accuracy
+    accuracy = report["target"]["accuracy"]
+    if accuracy is not None and accuracy < least:
         raise UserError(
-            f"The target answers {report['target']['accuracy']:.1%}, fewer than"
-            f" pair_training.min_target_accuracy ({wanted:.1%}). Raise pair_training.target.steps"
-            " or lower the demand."
+            f"The target answers {accuracy:.1%}, fewer than pair_training.min_target_accuracy"
+            f" ({least:.1%}). Raise pair_training.target.steps or lower the demand."
         )
 
 
@@ -116,51 +113,42 @@ def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]
         record.log_data(WORLD, "training")
 
 
-def measure(params: Params, block: int = 8) -> dict[str, Any]:
+def measure(params: Params) -> dict[str, Any]:
     """Accuracy of both models and strict tau, on the last problems of the test file, which no claim
     is made on.
     """
     pair = load_pair(params)
+    tokenizer = pair.tokenizer
     count = params.pair_training.check_problems
     problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []
-    prompts = [pair.tokenizer(prompt_text(problem["question"])).input_ids for problem in problems]
-    strict = Decoder(
-        pair.target, ModelDrafter(pair.draft_model), Exact(), block, tokenizer=pair.tokenizer
-    )
-    plain = Decoder(pair.draft_model, None, Exact(), 0, tokenizer=pair.tokenizer)
-    request: Any = {
-        "max_new_tokens": 160,
-        "eos_ids": [pair.tokenizer.eos_token_id],
-        "batch_size": 100,
-    }
-    written = {
-        role: decode_all(one, prompts, **request)
-        for role, one in zip(ROLES, (strict, plain), strict=True)
-    }
     report: dict[str, Any] = {
         **check_pair(params.pair),
         "seed": params.seed,
         "problems": len(problems),
-        "block": block,
+        "block": BLOCK,
         "strict_mean_accepted_length": None,
     }
-    answers = [problem["answer"] for problem in problems]
-    for role in ROLES:
-        report[role]["parameters"] = getattr(pair, role).num_parameters()
-        ids = [answer.ids for answer in written[role]]
-        report[role]["accuracy"] = share = (
-            accuracy(pair.tokenizer, ids, answers) if problems else None
-        )
-        shown = (
-            "not measured"
-            if share is None
-            else f"answers {share:.1%} of {len(problems)} problems greedily"
-        )
-        print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
-    if problems:
-        tau = total([answer.statistics for answer in written["target"]]).mean_accepted_length
-        report["strict_mean_accepted_length"] = tau
-        print(f"strict verification: {tau:.2f} tokens per round at K = {block}")
+    drafter = ModelDrafter(pair.draft_model)
+    decoders = {
+        "target": Decoder(pair.target, drafter, Exact(), BLOCK, tokenizer=tokenizer),
+        "draft": Decoder(pair.draft_model, None, Exact(), 0, tokenizer=tokenizer),
+    }
+    prompts = [tokenizer(prompt_text(problem["question"])).input_ids for problem in problems]
+    solutions = [problem["answer"] for problem in problems]
+    ends = [tokenizer.eos_token_id]
+    for role, decoder in decoders.items():
+        report[role] |= {"parameters": decoder.target.num_parameters(), "accuracy": None}
+        print(f"{role}: {report[role]['parameters']:,} parameters")
+        if not problems:
+            continue
+        answers = decode_all(decoder, prompts, max_new_tokens=160, eos_ids=ends, batch_size=100)
+        share = accuracy(tokenizer, [answer.ids for answer in answers], solutions)
+        report[role]["accuracy"] = share
+        print(f"{role}: answers {share:.1%} of {len(problems)} problems greedily")
+        if role == "target":
+            tau = total([answer.statistics for answer in answers]).mean_accepted_length
+            report["strict_mean_accepted_length"] = tau
+            print(f"strict verification: {tau:.2f} tokens per round at K = {BLOCK}")
     return report
 
 

@@ -1,8 +1,10 @@
 """Turn the task's documents into prompts for training, development, calibration, guard and test,
 disjoint by problem: `python -m pipeline.stages.prompts` writes data/prompts/*.jsonl. All but test
 come from the task's training split in an order that the seed decides; test is what lm-eval
-evaluates, in its own order."""
+evaluates, in its own order.
+"""
 
+import itertools
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -10,7 +12,6 @@ from pathlib import Path
 
 from gistgate.core.files import write_json, write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.files import files_of
 from gistgate.lm_eval.task import HarnessTask
 from gistgate.models.tokenizers import warn_untemplated
 from gistgate.tasks.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
@@ -31,9 +32,8 @@ NOTE = (
     "All prompts but those of test come from the task's training split. A pretrained model may have"
     " seen those problems; only the test prompts speak about unseen ones."
 )
-PASSED_OVER = (
-    1000  # most training documents that stand in for the calibration prompts of the world, unused
-)
+PASSED_OVER = 1000
+"""Most training documents that stand in for the calibration prompts of the world, unused."""
 
 
 def main() -> None:
@@ -42,25 +42,15 @@ def main() -> None:
     tokenizer = load_tokenizer(source)
     if not params.prompting.chat_template:
         warn_untemplated(tokenizer, TEMPLATE)
-    maker = PromptMaker(task := load_task(params), tokenizer, context_length(source))
+    task = load_task(params)
     check_watched(task, params.documents)
-    write_prompts(maker, params, PROMPTS)
+    write_prompts(PromptMaker(task, tokenizer, context_length(source)), params, PROMPTS)
 
 
 def check_watched(task: HarnessTask, documents: str) -> None:
     """Refuse documents that DVC does not watch: nobody would notice that they changed."""
-    config = task.harness.config
     watched = [Path(place).resolve() for place in (TASKS, documents)]
-    named = (config.dataset_kwargs or {}).get("data_files") or []
-    groups = [*(named.values() if isinstance(named, dict) else [named])]
-    groups += [config.dataset_path] if Path(str(config.dataset_path)).exists() else []
-    groups += map(str, files_of(TASKS / f"{task.name}.yaml"))
-    for file in (
-        one
-        for group in groups
-        for one in ([group] if isinstance(group, str) else group)
-        if "://" not in one
-    ):
+    for file in read_files(task):
         if not any(Path(file).resolve().is_relative_to(place) for place in watched):
             raise UserError(
                 f"The task '{task.name}' reads {file}, which `dvc repro` does not watch. Set"
@@ -68,28 +58,46 @@ def check_watched(task: HarnessTask, documents: str) -> None:
             )
 
 
+def read_files(task: HarnessTask) -> list[str]:
+    """The local files that a task is defined by and takes its documents from."""
+    config = task.harness.config
+    named = (config.dataset_kwargs or {}).get("data_files") or []
+    files: list[str] = []
+    for group in named.values() if isinstance(named, dict) else [named]:
+        files += [group] if isinstance(group, str) else group
+    if Path(str(config.dataset_path)).exists():
+        files.append(config.dataset_path)
+    files += map(str, task.files)
+    return [file for file in files if "://" not in file]
+
+
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     """Fill `folder` with a file for each split, and with summary.json."""
     splits = {"test": maker.test_prompts(params.prompts.test)}
-    taken = {maker.task.problem(prompt["doc"]) for prompt in splits["test"]}
-    splits |= training_prompts(maker, params, taken)
+    splits |= training_prompts(maker, params, problems_of(maker, splits))
     for name, prompts in splits.items():
         write_json_lines(folder / f"{name}.jsonl", prompts)
     counts = {name: len(prompts) for name, prompts in splits.items()}
-    summary = {
-        "prompts": counts,
-        "too_long": maker.too_long,
-        "metric": maker.task.metric,
-        "note": NOTE,
-    }
+    too_long = maker.too_long
+    metric = maker.task.metric
+    summary = {"prompts": counts, "too_long": too_long, "metric": metric, "note": NOTE}
     write_json(folder / "summary.json", summary)
     learned = hashes_of(maker.task.problem(prompt["doc"]) for prompt in splits["train"])
     write_json(folder / LEARNED.name, {"train": learned})
-    left_out = ", ".join(
-        f"{count} {split} documents" for split, count in maker.too_long.items() if count
-    )
-    told = f"(too long for the context: {left_out})" if left_out else ""
-    print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), told)
+    print(f"prompts: {listed(counts)}")
+    if any(too_long.values()):
+        print(f"too long for the context: {listed(too_long)}")
+
+
+def listed(counts: dict[str, int]) -> str:
+    """Numbers by what they count, in a sentence."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def problems_of(maker: PromptMaker, splits: dict[str, list[Prompt]]) -> set[str]:
+    """The problems of the prompts of some splits."""
+    prompts = itertools.chain.from_iterable(splits.values())
+    return {maker.task.problem(prompt["doc"]) for prompt in prompts}
 
 
 def training_prompts(
@@ -102,25 +110,20 @@ def training_prompts(
     seen = set(taken)
     supply = fresh_prompts(maker, docs, random.Random(params.seed), seen)
     sizes = {name: getattr(params.prompts, name) for name in SPLITS}
-    if of_the_world(
-        params
-    ):  # which draws calibration prompts without end, so that their number moves no other split
+    if of_the_world(params):  # whose calibration prompts are drawn, so that they move no split
         sizes["calibration"] = min(sizes["calibration"], PASSED_OVER)
     splits = {name: list(islice(supply, size)) for name, size in sizes.items()}
-    found = sum(map(len, splits.values()))
-    wanted = sum(sizes.values())
-    if found < wanted:
+    needed = sum(sizes.values())
+    usable = sum(map(len, splits.values()))
+    if usable < needed:
         raise UserError(
-            "The prompts block asks for"
-            f" {', '.join(f'{size} {name}' for name, size in sizes.items())} prompts, {wanted} with"
-            f" the defaults of sizes that it leaves out, but of the {len(docs)} training documents"
-            f" of '{maker.task.name}' only {found} are usable: the others repeat a problem or are"
-            " longer than the context. Lower the sizes in params.yaml."
+            f"The prompts block asks for {listed(sizes)} prompts, {needed} together, but of the"
+            f" {len(docs)} training documents of '{maker.task.name}' only {usable} are usable: the"
+            " others repeat a problem or are longer than the context. Lower the sizes in"
+            " params.yaml."
         )
     if params.prompts.draw > 1 or of_the_world(params):
-        seen |= {
-            maker.task.problem(prompt["doc"]) for prompts in splits.values() for prompt in prompts
-        }
+        seen |= problems_of(maker, splits)
         splits["calibration"] = drawn_prompts(maker, params, supply, seen)
     return splits
 
@@ -134,16 +137,7 @@ def drawn_prompts(
     draw = params.prompts.draw
     size = params.prompts.calibration
     if of_the_world(params):
-        prompts: list[Prompt] = []
-        for count in (size, 2 * size):  # a few of them may repeat a problem or be too long
-            # As those of the test file, so that a certificate made with them speaks about the
-            # problems of that file.
-            docs = documents(params.world, params.seed, "test", count, stream=f"calibration {draw}")
-            fresh = fresh_prompts(
-                maker, docs, random.Random(f"{params.seed} draw {draw}"), set(seen)
-            )
-            if len(prompts := list(islice(fresh, size))) == size:
-                break
+        prompts = world_prompts(maker, params, seen)
     else:
         prompts = list(islice(supply, (draw - 2) * size, (draw - 1) * size))
     if len(prompts) < size:
@@ -151,6 +145,22 @@ def drawn_prompts(
             f"Draw {draw} needs {size} prompts, and {len(prompts)} are left. Lower one of the two."
         )
     return [{**prompt, "id": f"draw-{draw}-{place}"} for place, prompt in enumerate(prompts)]
+
+
+def world_prompts(maker: PromptMaker, params: Params, seen: set[str]) -> list[Prompt]:
+    """Calibration prompts drawn as the problems of the test file are, so that a certificate made
+    with them speaks about those.
+    """
+    draw = params.prompts.draw
+    size = params.prompts.calibration
+    prompts: list[Prompt] = []
+    for count in (size, 2 * size):  # some of the first may repeat a problem or be too long
+        docs = documents(params.world, params.seed, "test", count, stream=f"calibration {draw}")
+        order = random.Random(f"{params.seed} draw {draw}")
+        prompts = list(islice(fresh_prompts(maker, docs, order, set(seen)), size))
+        if len(prompts) == size:
+            break
+    return prompts
 
 
 def of_the_world(params: Params) -> bool:

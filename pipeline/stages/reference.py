@@ -1,7 +1,8 @@
 """Decode every split strictly, once for all methods that are compared with it: `python -m
 pipeline.stages.reference` writes data/reference/<split>.jsonl. The splits that calibration decodes
 come in its own pieces wherever numbers are rounded more than in float32: there a row's rounding
-depends on its batch."""
+depends on its batch.
+"""
 
 from collections.abc import Callable
 
@@ -9,8 +10,7 @@ import torch
 
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
-from pipeline.decode import decode_split, make_decoder
-from pipeline.methods import MethodParams
+from pipeline.decode import decode_split, strict_decoder
 from pipeline.outcomes import TOGETHER, maker_of, mark
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
@@ -31,7 +31,7 @@ def referring(params: Params) -> Callable[[str], None]:
     """Decodes one split after another."""
     pair = load_pair(params)
     task = load_task(params)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    decoder = strict_decoder(pair, params.decoding.block)
     maker = maker_of(pair)
 
     def work(split: str) -> None:
@@ -41,28 +41,24 @@ def referring(params: Params) -> Callable[[str], None]:
         rows = []
         for start in range(0, len(prompts), size):
             memory = PromptCache(0) if in_pieces else None
-            title = f"strict, {split}"
             part = prompts[start : start + size]
+            title = f"strict, {split}"
             answers = decode_split(decoder, pair, part, params, title, memory, start)
-            for one, prompt in zip(answers, part, strict=True):
-                text = task.text(pair.tokenizer, one.ids)
-                answer = {
+            for answer, prompt in zip(answers, part, strict=True):
+                text = task.text(pair.tokenizer, answer.ids)
+                row = {
                     "id": prompt["id"],
-                    "ids": one.ids,
+                    "ids": answer.ids,
                     "text": text,
                     "score": task.score(prompt["doc"], text),
+                    "cut": answer.finish == "length",
+                    "statistics": answer.statistics.as_dict(timed=False),
+                    "mark": mark(maker, prompt["ids"]),  # DVC does not see weights that change
                 }
-                answer |= {
-                    "cut": one.finish == "length",
-                    "statistics": one.statistics.as_dict(timed=False),
-                }
-                # DVC does not see weights that change in their folder.
-                rows.append({**answer, "mark": mark(maker, prompt["ids"])})
+                rows.append(row)
         write_json_lines(reference_of(split), rows)
-        print(
-            f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are"
-            " cut at the limit"
-        )
+        cut = sum(row["cut"] for row in rows)
+        print(f"{split}: {cut} of {len(rows)} strict answers are cut at the limit")
 
     return work
 

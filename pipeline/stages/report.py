@@ -1,6 +1,7 @@
 """Put together what the run found: `python -m pipeline.stages.report` writes
-reports/{summary.json,frontier.csv, figures/*.png,index.html}. The page is one file: figures are
-inside it, and it loads nothing. Every method becomes a run of MLflow."""
+reports/{summary.json,frontier.csv,figures/*.png,index.html}. The page is one file: figures are
+inside it, and it loads nothing. Every method becomes a run of MLflow.
+"""
 
 import base64
 
@@ -15,6 +16,7 @@ from pipeline.run import run
 
 FIGURES = REPORTS / "figures"
 SETTINGS = ("rule", "drafter", "block", "budget", "knob")
+COMMON = ("pair", "task", "seed", "headline_budget")
 UNTRACKED = ("block", "budget", "knob", "certificates")  # entries of a method that are no metrics
 
 
@@ -28,50 +30,37 @@ def main() -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     for name, figure in draw_all(summary, rows, results).items():
         save(figure, FIGURES / name)
-    content = {
-        "summary": summary,
-        "machine": results.benchmark.get("machine"),
-        "provenance": tables.provenance(results),
-        "described": DESCRIBED,
-        "columns": list(tables.COLUMNS),
-        "rows": tables.rows(summary),
-        "figures": {
-            path.stem: base64.b64encode(path.read_bytes()).decode()
-            for path in sorted(FIGURES.glob("*.png"))
-        },
+    figures = {
+        path.stem: base64.b64encode(path.read_bytes()).decode()
+        for path in sorted(FIGURES.glob("*.png"))
     }
-    write_text(REPORTS / "index.html", tables.page("report", **content))
+    page = tables.page(
+        "report",
+        summary=summary,
+        machine=results.benchmark.get("machine"),
+        provenance=tables.provenance(results),
+        described=DESCRIBED,
+        columns=list(tables.COLUMNS),
+        rows=tables.rows(summary),
+        figures=figures,
+    )
+    write_text(REPORTS / "index.html", page)
     track(params, summary, results)
     print(tables.markdown(summary))
 
 
 def track(params: Params, summary: Summary, results: Results) -> None:
-    """A run for the comparison with a nested one for each method; what all methods share stands in
-    the outer one.
-    """
-    methods = summary["methods"]
-    found = results.evaluation
-    settings = {
-        name: {**{key: row[key] for key in SETTINGS}, "settings": found[name].get("settings", {})}
-        for name, row in methods.items()
-    }
-    metrics = {
-        name: {key: row[key] for key in row if key not in UNTRACKED}
-        for name, row in methods.items()
-    }
-    (shared, own) = tracking.apart(settings)
-    (same, differing) = tracking.apart(metrics)
+    """A run for the comparison, with a nested one for each method."""
     with tracking.run(params, "comparison", kind="comparison") as record:
-        record.log_params(
-            {**{key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}, **shared}
-        )
-        record.log_metrics({**same, "plain": summary["plain"]})
+        record.log_params({key: summary[key] for key in COMMON})
+        record.log_metrics({"plain": summary["plain"]})
         record.log_artifacts(FIGURES)
         record.log_data(prompts_of("test"), "test")
-        for name in methods:
+        for name, row in summary["methods"].items():
+            settings = results.evaluation[name].get("settings", {})
             with tracking.run(params, name, kind="method") as record:
-                record.log_params(own[name])
-                record.log_metrics(differing[name])
+                record.log_params({key: row[key] for key in SETTINGS} | {"settings": settings})
+                record.log_metrics({key: row[key] for key in row if key not in UNTRACKED})
                 record.log_artifacts(evaluation_folder(name))
                 if name in results.calibration:
                     record.log_artifacts(calibration_file(name))

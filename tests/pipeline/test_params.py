@@ -18,11 +18,6 @@ ROOT = Path(__file__).parents[2]
 def test_the_projects_own_file_reads():
     params = read_params(ROOT / "params.yaml")
     assert params.method("autojudge").head == "logistic" and params.method("fly").head is None
-    assert params.method("fly").settings({"window": 2}, 0.5) == {
-        "entropy": "top3",
-        "window": 2,
-        "theta": 0.5,
-    }
 
 
 def test_yaml_reads_1e_3_as_text_and_we_do_not():

@@ -50,7 +50,7 @@ def waiting(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_piece_is_worked_on_once_and_workers_prepare_once(tmp_path, workers):
-    side_by_side(preparing, tmp_path, ["a", "b", "c"], workers, "test")
+    side_by_side(preparing, tmp_path, ["a", "b", "c"], workers, "test", "piece")
     processes = {path.read_text() for path in tmp_path.glob("piece-*")}
     assert sorted(path.name for path in tmp_path.glob("piece-*")) == [
         "piece-a",
@@ -68,7 +68,7 @@ def test_every_piece_is_worked_on_once_and_workers_prepare_once(tmp_path, worker
 )
 def test_an_error_arrives_as_the_sentence_it_was(tmp_path, prepare, pieces, sentence, workers):
     with pytest.raises(UserError, match=sentence):
-        side_by_side(prepare, tmp_path, pieces, workers, "test")
+        side_by_side(prepare, tmp_path, pieces, workers, "test", "piece")
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -90,7 +90,7 @@ def test_workers_end_with_a_stage_that_is_killed(tmp_path):
 from pipeline.run import side_by_side
 from tests.pipeline.test_run import waiting
 if __name__ == "__main__":
-    side_by_side(waiting, sys.argv[1], ["a", "b"], 2, "test")
+    side_by_side(waiting, sys.argv[1], ["a", "b"], 2, "test", "piece")
 """
     stage = subprocess.Popen([sys.executable, *script(tmp_path, text)])
     assert until(lambda: len(list(tmp_path.glob("began-*"))) == 2)
@@ -108,7 +108,7 @@ from pathlib import Path
 from pipeline import run
 from tests.pipeline.test_run import preparing
 folder = Path(sys.argv[1])
-run.side_by_side(preparing, folder, sys.argv[2:], 1, "test")
+run.side_by_side(preparing, folder, sys.argv[2:], 1, "test", "piece")
 if run.RANK == 0:
     (folder / "joined").write_text(" ".join(sorted(path.name for path in folder.glob("piece-*"))))
 """

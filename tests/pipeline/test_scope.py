@@ -40,11 +40,11 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(
     method = {"rule": "fly", "knob": "theta", "grid": [0.1]}
     params = parameters(methods={name: {**method, "drafter": name} for name in MODELS})
     for name, has_model in MODELS.items():
-        made = scope_of(params, name, pair, TASK, None)
+        made = scope_of(params, name, pair, TASK)
         assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
         assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
     files_behind("sen")[0].write_text("something else")
-    assert scope_of(params, "sen", pair, TASK, None)["drafter_data"] != made["drafter_data"]
+    assert scope_of(params, "sen", pair, TASK)["drafter_data"] != made["drafter_data"]
 
 
 def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     method = {"rule": "fly", "block": 4, "knob": "theta", "grid": [0.1]}
     params = parameters(methods={"fly": method}, decoding={"batch_size": 8})
     write_text(prompts_of("calibration"), "[1]")
-    assert scope_of(params, "fly", pair, TASK, None) == {
+    assert scope_of(params, "fly", pair, TASK) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),

@@ -66,9 +66,6 @@ def test_only_training_prompts_enter(folder: Path):
     before = fingerprint(DATASTORE)
     retrieval.main()
     assert fingerprint(DATASTORE) == before
-    write_json_lines(retrieval.ANSWERS, read_json_lines(retrieval.ANSWERS)[:-1])
-    with pytest.raises(UserError, match="no answer to 'train-0'"):
-        retrieval.main()
 
 
 @pytest.mark.parametrize("layer", ["post", "layer:0"])
@@ -87,12 +84,10 @@ def test_keys_are_standardised_projected_and_of_unit_length(layer: str):
     assert explained == pytest.approx(1, abs=1e-3)
 
 
-def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.MonkeyPatch):
+def test_states_are_fitted_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(retrieval, "CHUNK", 50)
     store, explained = retrieval.build(tiny(), TEXTS, "post", 16)
     assert len(store.keys) == 160 and 0.5 < explained < 1
-    assert [len(part) for part in retrieval.chunks(np.zeros((160, 2)), 16)] == [50, 50, 60]
-    assert [len(part) for part in retrieval.chunks(np.zeros((160, 2)), 1)] == [50, 50, 50, 10]
     with pytest.raises(UserError, match="'datastore.key_size' is 33"):
         retrieval.build(tiny(), TEXTS, "post", 33)
 
@@ -111,7 +106,7 @@ def test_drafters_by_id_know_training_texts_alone_and_stay_strict(name: str, fol
 
 
 def test_a_datastore_that_is_missing_or_another_target_s_is_named(folder: Path):
-    with pytest.raises(UserError, match="models/datastore is missing. Run `dvc repro datastore`"):
+    with pytest.raises(UserError, match="models/datastore/config.json is missing"):
         make_drafter(tiny(), "sen")
     store_of("llama", TRAIN).save(DATASTORE)
     with pytest.raises(UserError, match="does not fit the target"):

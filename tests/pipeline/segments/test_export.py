@@ -10,6 +10,7 @@ import torch
 
 from gistgate.build import build
 from gistgate.core.files import write_json
+from gistgate.coverage.choose import Choice
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import files_behind, make_decoder
@@ -53,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def decode(settings):
-    decoder = make_decoder(PAIR, METHOD, settings, 8)
+    decoder = make_decoder(PAIR, Choice(METHOD.rule, settings, 8, METHOD.drafter))
     return decoder.generate(PROMPTS, max_new_tokens=40)
 
 

@@ -71,17 +71,16 @@ def world(tmp_path, monkeypatch):
             ],
         )
         write_json_lines(
-            Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names]
+            Path(f"data/reference/{split}.jsonl"),
+            [
+                {"id": name, "mark": outcomes.mark("maker", [place]), **STRICT}
+                for place, name in enumerate(names)
+            ],
         )
 
-    def make_decoder(pair, method, settings, block, gate=None, observer=None):
-        return SimpleNamespace(method=method, settings=settings)
-
-    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
-        calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
-        looseness = {"exact": 0.0, "prob": 0.5 - decoder.settings.get("r", 0.5), "fly": 0.5}[
-            decoder.method.rule
-        ]
+    def decode_split(choice, pair, prompts, params, title, memory, start):
+        calls.append((choice.rule, prompts[0]["id"].split("-")[0], choice.settings))
+        looseness = {"prob": 0.5 - choice.settings.get("r", 0.5), "fly": 0.5}[choice.rule]
         lost = round(looseness / 4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
         return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
@@ -95,10 +94,11 @@ def world(tmp_path, monkeypatch):
         target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None
     )
     for module, name, stand_in in (
+        (outcomes, "maker_of", lambda _pair: "maker"),
         (outcomes, "load_pair", lambda params: pair),
         (outcomes, "load_task", lambda params: task),
-        (outcomes, "make_decoder", make_decoder),
-        (outcomes, "decode_prompts", decode_prompts),
+        (outcomes, "make_decoder", lambda _pair, choice, _gate: choice),
+        (outcomes, "decode_split", decode_split),
         (scope, "identify_model", lambda model: identity),
         (scope, "eos_ids", lambda target, tokenizer: [2]),
         (scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"}),

@@ -79,7 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prompts.main()
         params = parameters(**PARAMS)
         loaded = load_pair(params), load_task(params)
-        scopes = {name: scope_of(params, name, *loaded, None) for name in PARAMS["methods"]}
+        scopes = {name: scope_of(params, name, *loaded) for name in PARAMS["methods"]}
         calibrated("fly", 0.1, scopes["fly"], window=2, strict_window=False)
         calibrated("prob", None, scopes["prob"])
         calibrated("random", 1.0, scopes["random"])

@@ -94,7 +94,7 @@ def test_a_problem_told_twice_serves_once_and_never_beside_the_test(
     ]
     assert [sum(text.startswith(start) for text in told) for start in ("5+1", "1000+1")] == [1, 1]
     with pytest.raises(
-        UserError, match="11 train, 2 guard .* 26 with .*27 training .*only 25 are usable"
+        UserError, match="11 train, 2 guard .* 26 together.*27 training .*only 25 are usable"
     ):
         make(sizes={"train": 11})
     with pytest.raises(UserError, match="prompts.test is 7, but 'sums' has 6 test documents"):
