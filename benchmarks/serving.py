@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 from openai import AsyncOpenAI, OpenAIError
 
-from benchmarks.speed import RESULTS, Workload, counts, names, save
+from benchmarks.speed import RESULTS, Workload, names, save
 from gistgate.core.utils import UserError, first_line
 from pipeline.pair.pair import read_pair
 from pipeline.paths import EXPORT, SCRATCH
@@ -249,7 +249,7 @@ def main(
     if only:
         chosen = [PLAIN, *names(only, servers, "is no server of this run")]
         servers = {name: servers[name] for name in chosen}
-    about = {"pair": workload.pair.name, "block": block, "servers": sorted(servers)}
+    about = {"pair": workload.pair.name, "block": block}
     SCRATCH.mkdir(exist_ok=True)
     levels = {}
     with ExitStack() as stack:
@@ -257,7 +257,7 @@ def main(
             name: stack.enter_context(server.running(SCRATCH / f"server-{name}.log"))
             for name, server in servers.items()
         }
-        for num in counts(users, "--users"):
+        for num in map(int, users.split(",")):
             levels[f"{num} users"] = measure(workload, addresses, num, rounds, each * num)
             save("serving", {**about, "levels": levels}, results)
 

@@ -7,7 +7,6 @@ eager,compiled]
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -75,13 +74,6 @@ class Workload:
         return points
 
 
-def counts(text: str, option: str) -> list[int]:
-    """The numbers of a list with commas."""
-    if not all(map(str.isdecimal, text.split(","))):
-        raise UserError(f"{option} is no list of numbers. Pass one such as 8,16.")
-    return [int(entry) for entry in text.split(",")]
-
-
 def names(text: str, known: Collection[str], refusal: str) -> list[str]:
     """The names of a list with commas; `refusal` says of any other name what it is not."""
     entries = text.split(",")
@@ -120,12 +112,12 @@ def main(
     development = read_prompts("development")[: params.benchmark.development]
     field, refused = baselines.chosen(pair, request, [prompt["ids"] for prompt in development])
     field += [generates(pair, request), baselines.static(pair, request, slots_of(workload.prompts))]
-    for engine in names(engines, ENGINES, "is no engine"):
+    for engine in engines.split(","):
         entrants = ours(params, pair, request, engine)
         field += [replace(entrant, name=f"{entrant.name}-{engine}") for entrant in entrants]
     about = {"pair": pair.name, "points": {name: asdict(point) for name, point in points.items()}}
     figures: dict[str, Any] = {}
-    for size in counts(batches, "--batches"):
+    for size in map(int, batches.split(",")):
         print(f"batch {size}")
         contenders, failed = measure(field, batches_of(workload.ids, size, prompts))
         figures[str(size)] = {"contenders": contenders, "failed": failed | refused}
@@ -143,9 +135,7 @@ def measure(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Every contender that runs, on equal batches of prompts; and why others do not."""
     able, failed = speed.working(field, batches[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        times = speed.times_of(able, speed.race(able, batches))
+    times = speed.times_of(able, speed.race(able, batches))
     contenders = compared(times, [entrant.name for entrant in able if entrant.is_baseline])
     for name, figures in contenders.items():
         print(f"{name:28} {figures['tokens_per_second']:8.1f} tokens per second", flush=True)

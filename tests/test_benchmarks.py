@@ -19,15 +19,16 @@ def test_contenders_are_compared_on_equal_prompts():
     assert (fast["n"], fast["loops"]) == (2, 1) and "vs_plain" not in compared["plain"]
 
 
-def test_no_prompt_comes_twice_and_lists_are_read_or_refused():
+def test_no_prompt_comes_twice():
     ids = [[n, n] for n in range(10)]
     assert speed.batches_of(ids, 2, 4) == [ids[:2], ids[2:4], ids[4:6], ids[6:8]]
     assert speed.batches_of(ids, 4, 4) == [ids[:4], ids[4:8]]
-    assert speed.counts("8,16", "--batches") == [8, 16]
-    with pytest.raises(UserError, match="--batches is no list"):
-        speed.counts("1.5", "--batches")
-    with pytest.raises(UserError, match="'eagr' is no engine. Did you mean 'eager'"):
-        speed.names("eagr", ["eager"], "is no engine")
+
+
+def test_a_mistyped_name_is_refused_with_the_nearest_one():
+    assert speed.names("fly,prob", ["fly", "prob"], "is not certified here") == ["fly", "prob"]
+    with pytest.raises(UserError, match="'fyl' is not certified here. Did you mean 'fly'"):
+        speed.names("prob,fyl", ["fly", "prob"], "is not certified here")
 
 
 def test_servers_are_compared_round_by_round():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
@@ -42,16 +43,15 @@ def theirs(
 
     def decode(prompts: Prompts, **cache: Any) -> Answers:
         assistant = {} if block is None else {"assistant_model": drafting(pair.draft, block)}
-        width = max(map(len, prompts))
-        device = pair.target.device
-        rows = [[pad] * (width - len(ids)) + list(ids) for ids in prompts]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        rows = [torch.tensor(ids, device=pair.target.device) for ids in prompts]
+        ids = pad_sequence(rows, True, pad, "left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
         # Our decoder reads no configuration of a model (a repetition penalty), and other texts have
         # another speed.
         with torch.inference_mode(), replaced(pair.target, "generation_config", GenerationConfig()):
             out = pair.target.generate(
-                input_ids=torch.tensor(rows, device=device),
-                attention_mask=torch.tensor(mask, device=device),
+                input_ids=ids,
+                attention_mask=mask,
                 do_sample=False,
                 max_new_tokens=request["max_new_tokens"],
                 eos_token_id=ends or None,
@@ -60,7 +60,7 @@ def theirs(
                 **generation,
                 **cache,
             )
-        return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
+        return [row[: written(row, ends, pad)] for row in out[:, ids.shape[1] :].tolist()], None
 
     return decode
 

@@ -155,10 +155,9 @@ def load_target(
     """
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
-    kind = dtype if dtype == "auto" else getattr(torch, dtype)
     name, place = placed(name, gguf)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model("model", name, device, dtype=kind, **place)
+    model = load_model("model", name, device, dtype=dtype, **place)
     warn_generation_config(model)
     return Target(model, load_tokenizer(name, **place))
 

@@ -5,6 +5,7 @@ place that holds no model for decoding.
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,15 +78,12 @@ def weight_files(name: str, revision: str | None = None, local: bool = True) -> 
     """The safetensors files that transformers reads of a model; others, such as a consolidated
     copy, may lie beside.
     """
-    single = stored_file(name, "model.safetensors", revision, local)
-    if single is not None:
-        return [single]
-    index = stored_file(name, "model.safetensors.index.json", revision, local)
-    if index is None:
-        return []
-    shards = sorted(set(read_json(index)["weight_map"].values()))
-    paths = [stored_file(name, shard, revision, local) for shard in shards]
-    return [path for path in paths if path is not None]
+    find = partial(stored_file, name, revision=revision, local=local)
+    files = ["model.safetensors"]
+    index = find("model.safetensors.index.json")
+    if index is not None and find(files[0]) is None:
+        files = sorted(set(read_json(index)["weight_map"].values()))
+    return [path for path in map(find, files) if path is not None]
 
 
 def tokenizer_files(

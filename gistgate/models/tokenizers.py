@@ -165,11 +165,11 @@ def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
         return
     target_tokens = tokens_by_id(target)
     draft_tokens = tokens_by_id(draft)
-    shared = sorted(target_tokens.keys() & draft_tokens.keys())
+    shared = target_tokens.keys() & draft_tokens.keys()
     differing = [index for index in shared if target_tokens[index] != draft_tokens[index]]
     num_alone = len(target_tokens.keys() ^ draft_tokens.keys())
     if differing:
-        index = differing[0]
+        index = min(differing)
         difference = (
             f"id {index} is {target_tokens[index]!r} for the target and {draft_tokens[index]!r} for"
             " the draft"

@@ -17,7 +17,9 @@ from tests.scripted import scripted, scripts
 
 pytestmark = pytest.mark.gpu
 
-PROMPT, ANSWER, VOCABULARY = 24, 40, 2048
+PROMPT = 24
+ANSWER = 40
+VOCABULARY = 2048
 RULES: dict[str, dict[str, Any]] = {
     "exact": {},
     "prob": {"r": 1e-9},
@@ -66,9 +68,9 @@ def test_eager_ids_are_those_of_the_cpu(
     pairs: dict[str, list[Any]], rule: str, block: int, rows: int
 ) -> None:
     reference = answers(pairs["cpu"], rule, block, rows, "eager")
-    found = answers(pairs["cuda"], rule, block, rows, "eager")
-    assert [one.ids for one in found] == [one.ids for one in reference]
-    assert rule == "exact" or sum(one.statistics.loose for one in found) > 0
+    on_gpu = answers(pairs["cuda"], rule, block, rows, "eager")
+    assert [answer.ids for answer in on_gpu] == [answer.ids for answer in reference]
+    assert rule == "exact" or sum(answer.statistics.loose for answer in on_gpu) > 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,6 @@ def test_compiled_ids_are_those_of_the_cpu(
     tie.
     """
     reference = answers(pairs["cpu"], rule, 5, rows, "eager")
-    on_gpu = [copy.deepcopy(model).to(dtype) for model in pairs["cuda"]]
-    assert [one.ids for one in answers(on_gpu, rule, 5, rows, "compiled")] == [
-        one.ids for one in reference
-    ]
+    models = [copy.deepcopy(model).to(dtype) for model in pairs["cuda"]]
+    on_gpu = answers(models, rule, 5, rows, "compiled")
+    assert [answer.ids for answer in on_gpu] == [answer.ids for answer in reference]
