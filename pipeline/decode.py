@@ -33,7 +33,12 @@ other content.
 """
 
 
-def make_decoder(pair: Pair, choice: Choice, gate: Gate | None = None, **parts: Any) -> Decoder:
+def make_decoder(
+    pair: Pair,
+    choice: Choice,
+    gate: Gate | None = None,
+    **parts: Any,
+) -> Decoder:
     """The decoder of a rule with its settings, K and drafter; `parts` go to `Decoder`."""
     if choice.drafter == SEGMENT:
         return segment_decoder(pair, choice, **parts)

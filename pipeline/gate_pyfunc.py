@@ -35,7 +35,10 @@ class GateModel(mlflow.pyfunc.PythonModel):
         return target, build(target.model, target.tokenizer, options).decoder
 
     def predict(
-        self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None
+        self,
+        context: Any,
+        model_input: pandas.DataFrame,
+        params: dict[str, Any] | None = None,
     ) -> list[str]:
         """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""
         self.loaded = self.loaded or self.load()
@@ -49,7 +52,7 @@ class GateModel(mlflow.pyfunc.PythonModel):
         )
         return [
             text_behind(target.tokenizer, prompt, answer.ids, skip_special_tokens=True)
-            for prompt, answer in zip(prompts, answers, strict=True)
+            for prompt, answer in zip(prompts, answers)
         ]
 
 

@@ -51,7 +51,12 @@ Count = Annotated[int, between(1, 2**53)]
 Natural = Annotated[int, between(0, 2**53)]
 
 
-def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) -> T:
+def build(
+    cls: type[T],
+    content: Any,
+    where: str = "",
+    file: str = str(PARAMS),
+) -> T:
     """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`,
     for messages.
     """

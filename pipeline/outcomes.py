@@ -80,7 +80,11 @@ class Setup:
         def strict(prompts: Sequence[Prompt], _start: int) -> list[list[int]]:
             return [row["ids"] for row in self.strict_rows(prompts)]
 
-        def loose(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
+        def loose(
+            settings: dict[str, Any],
+            prompts: Sequence[Prompt],
+            start: int,
+        ) -> list[Answer]:
             if is_reference:
                 rows = self.strict_rows(prompts)
                 return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in rows]
@@ -118,7 +122,11 @@ def mark(maker: str, ids: Sequence[int]) -> str:
     return fingerprint(maker, [int(token) for token in ids])[:10]
 
 
-def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[dict[str, Any]]:
+def read_reference(
+    split: str,
+    prompts: Sequence[Prompt],
+    pair: Pair,
+) -> list[dict[str, Any]]:
     """The strict reference of a split, in the order of its prompts."""
     rows = read_json_lines(reference_of(split))
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
@@ -135,7 +143,12 @@ def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[di
     return rows
 
 
-def scope_of(params: Params, name: str, pair: Pair, task: Task) -> dict[str, Any]:
+def scope_of(
+    params: Params,
+    name: str,
+    pair: Pair,
+    task: Task,
+) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it
     void.
     """
@@ -154,7 +167,10 @@ answer in tokens, and 1 where the answer reached its longest length."""
 
 
 def write_records(
-    path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt], strict: Sequence[float]
+    path: Path,
+    tested: Sequence[Tested],
+    prompts: Sequence[Prompt],
+    strict: Sequence[float],
 ) -> None:
     """Write the outcomes of a sequence on the calibration prompts, whose strict scores are `strict
     [N]`.
@@ -165,7 +181,7 @@ def write_records(
     for place, setting in enumerate(tested):
         decoded = setting.decoded
         # A setting that was left early has the first prompts alone.
-        rows = zip(prompts, strict, decoded.differences.tolist(), decoded.statistics, strict=False)
+        rows = zip(prompts, strict, decoded.differences.tolist(), decoded.statistics)
         for prompt, score, difference, counted in rows:
             scores = (f"{score:.12g}", f"{score - difference:.12g}")
             capped = int(counted.tokens >= prompt["max_new_tokens"])

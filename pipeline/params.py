@@ -375,9 +375,7 @@ def with_drafter(params: Params, drafter: str) -> Params:
     probabilities.
     """
     train = params.train
-    extra = tuple(name for name in train.extra_features if not needs_q([name]))
-    heads = tuple(head for head in train.heads if set(head.split("+")[1:]) <= set(extra))
-    lost = set(train.heads) - set(heads)
+    lost = {head for head in train.heads if needs_q(head.split("+")[1:])}
     reads_q = {
         "train.headline_head": train.headline_head in lost,
         "train.features": needs_q(train.features),
@@ -386,14 +384,15 @@ def with_drafter(params: Params, drafter: str) -> Params:
     for name, method in params.methods.items():
         reads_q[f"methods.{name}.rule"] = "q" in kind_of_rule(method.rule).needs
         reads_q[f"methods.{name}.after"] = method.head in lost
-    for place, is_true in reads_q.items():
-        if is_true:
-            raise UserError(
-                f"params.yaml: '{place}' reads draft probabilities, and the pair's drafter"
-                f" '{drafter}' has none. Name another, or remove it."
-            )
-    methods = {
-        name: replace(method, drafter=drafter) if method.drafter == MODEL else method
-        for name, method in params.methods.items()
-    }
+    for place in (place for place, reads in reads_q.items() if reads):
+        raise UserError(
+            f"params.yaml: '{place}' reads draft probabilities, and the pair's drafter"
+            f" '{drafter}' has none. Name another, or remove it."
+        )
+    methods = dict(params.methods)
+    for name, method in methods.items():
+        if method.drafter == MODEL:
+            methods[name] = replace(method, drafter=drafter)
+    heads = tuple(head for head in train.heads if head not in lost)
+    extra = tuple(name for name in train.extra_features if not needs_q([name]))
     return replace(params, methods=methods, train=replace(train, heads=heads, extra_features=extra))

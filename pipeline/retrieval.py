@@ -75,7 +75,12 @@ def index_writer(store: Datastore, index: Any) -> Callable[[Path], None]:
     return lambda path: import_faiss().write_index(fill(index, store.keys), str(path))
 
 
-def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:
+def build(
+    pair: Pair,
+    texts: Sequence[Text],
+    layer: str,
+    size: int,
+) -> tuple[Datastore, float]:
     """A store of these texts, and the share of the standardised variance that its keys of width
     `size` keep.
     """
@@ -128,13 +133,17 @@ def states_of(target: PreTrainedModel, texts: Sequence[Text], layer: str) -> Ten
     # "post" is seen where logits are asked for, other states everywhere.
     cut = width - h_BTD.shape[1] + 1
     states = []
-    for h_TD, text in zip(h_BTD, texts, strict=True):
+    for h_TD, text in zip(h_BTD, texts):
         begin = len(text.prompt) - cut
         states.append(h_TD[begin : begin + len(text.answer)])
     return torch.cat(states)
 
 
-def fit(states_ND: np.ndarray, scaler: Any, size: int) -> tuple[Projection, float]:
+def fit(
+    states_ND: np.ndarray,
+    scaler: Any,
+    size: int,
+) -> tuple[Projection, float]:
     """Principal components of the standardised states, chunk by chunk, and the share of variance
     they explain.
     """

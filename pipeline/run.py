@@ -62,7 +62,13 @@ LOG: dict[str, Any] = {
 """How a progress bar is written into a log: a line a minute."""
 
 
-def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
+def bar(
+    pieces: Any = None,
+    *,
+    title: str,
+    unit: str,
+    total: int | None = None,
+) -> Any:
     """A progress bar on a terminal; lines in a log."""
     style = {} if sys.stderr.isatty() else LOG
     return tqdm(pieces, desc=title, unit=unit, total=total, **style)
@@ -185,7 +191,14 @@ class Shards:
         """The place of one shard."""
         return self.folder / f"rows-{index:05d}.safetensors"
 
-    def fill(self, count: int, prepare: Prepare, settings: Any, workers: int, title: str) -> bool:
+    def fill(
+        self,
+        count: int,
+        prepare: Prepare,
+        settings: Any,
+        workers: int,
+        title: str,
+    ) -> bool:
         """Make the shards that no earlier start has made; True in the process that publishes
         them.
         """
@@ -194,13 +207,21 @@ class Shards:
         return RANK == 0
 
     def make(
-        self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]
+        self,
+        index: int,
+        produce: Callable[[], dict[str, Tensor]],
+        metadata: dict[str, str],
     ) -> None:
         """Produce a shard unless an earlier start already did."""
         if not self.path(index).exists():
             save_tensors(self.path(index), produce(), metadata)
 
-    def publish(self, count: int, output: Path, summary: dict[str, Any] | None = None) -> None:
+    def publish(
+        self,
+        count: int,
+        output: Path,
+        summary: dict[str, Any] | None = None,
+    ) -> None:
         """Move the finished whole into `output`, with a summary.json beside it; the scratch folder
         goes.
         """

@@ -69,7 +69,11 @@ def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
     }
 
 
-def seeds_of(params: Params, prompts: Sequence[Any], first: int = 0) -> list[int]:
+def seeds_of(
+    params: Params,
+    prompts: Sequence[Any],
+    first: int = 0,
+) -> list[int]:
     """One seed for each prompt of a split from its place `first` on."""
     start = params.seed * 1_000_003 + first
     return list(range(start, start + len(prompts)))

@@ -51,7 +51,12 @@ class Record:
         else:
             self.mlflow.log_artifact(str(path))
 
-    def log_curve(self, name: str, values: Sequence[float], every: int = 1) -> None:
+    def log_curve(
+        self,
+        name: str,
+        values: Sequence[float],
+        every: int = 1,
+    ) -> None:
         """A metric over steps, the first value at step `every`."""
         for place, value in enumerate(values, start=1):
             self.mlflow.log_metric(name, value, step=place * every)
@@ -137,7 +142,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
+def register_gate(
+    params: Params,
+    folder: str | Path,
+    metrics: dict[str, Any],
+) -> str | None:
     """Register the gate in `folder` as a new version that generates text, move the alias to it and
     return the version. A pair that the registered model could not load is not registered: a
     sentence says so, and None is returned."""

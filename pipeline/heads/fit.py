@@ -165,7 +165,7 @@ def effects(rows: Rows) -> dict[str, float]:
     """
     means: dict[str, float] = {}
     index = np.unique(rows.problem.numpy(), return_inverse=True)[1]
-    for name, values in zip(TRIAL, rows.trial.double().numpy().T, strict=True):
+    for name, values in zip(TRIAL, rows.trial.double().numpy().T):
         by_problem = np.bincount(index, values - values.mean())
         means[name] = float(values.mean())
         means[f"{name}_error"] = float(np.sqrt((by_problem**2).sum())) / len(values)
@@ -224,7 +224,13 @@ class HeadTraining(pl.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
         self.logged_loss("validation_loss", *batch, prog_bar=True)
 
-    def logged_loss(self, name: str, x: Tensor, kept: Tensor, **options: Any) -> Tensor:
+    def logged_loss(
+        self,
+        name: str,
+        x: Tensor,
+        kept: Tensor,
+        **options: Any,
+    ) -> Tensor:
         """Cross entropy against the soft labels, whose mean over an epoch is logged."""
         loss = binary_cross_entropy_with_logits(self.net(x), kept)
         self.log(name, loss, on_step=False, on_epoch=True, batch_size=len(kept), **options)

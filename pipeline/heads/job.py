@@ -55,7 +55,13 @@ def partners_of(pair: Pair) -> dict[str, Any]:
     }
 
 
-def fit_head(head: str, config: GateConfig, rows: Rows, params: TrainParams, seed: int) -> Trained:
+def fit_head(
+    head: str,
+    config: GateConfig,
+    rows: Rows,
+    params: TrainParams,
+    seed: int,
+) -> Trained:
     """Fit, calibrate and measure a head, each on problems of their own."""
     kind = kind_of(head)
     parts = split_by_problem(rows.problem, params, seed)

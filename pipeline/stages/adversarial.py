@@ -79,10 +79,7 @@ def main() -> None:
         decoder = decoder_at(pair, point)
         answers = decode_split(decoder, pair, prompts, params, point.method, memory)
         texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in answers]
-        return [
-            Reply(answer.ids, text, answer.finish)
-            for answer, text in zip(answers, texts, strict=True)
-        ]
+        return [Reply(answer.ids, text, answer.finish) for answer, text in zip(answers, texts)]
 
     strict = replies(Operating("exact", "exact", MODEL, params.decoding.block))
     kinds = [prompt["kind"] for prompt in prompts]
@@ -98,7 +95,10 @@ def main() -> None:
 
 
 def by_kind(
-    kinds: Sequence[str], strict: Sequence[Reply], loose: Sequence[Reply], protocol: Collection[int]
+    kinds: Sequence[str],
+    strict: Sequence[Reply],
+    loose: Sequence[Reply],
+    protocol: Collection[int],
 ) -> dict[str, dict[str, int]]:
     """What `compare` counts, for the prompts of each kind."""
     counts = {}
@@ -176,7 +176,7 @@ def compare(
         return [token for token in reply.ids if token in protocol]
 
     counts: Counter[str] = Counter()
-    for before, after in zip(strict, loose, strict=True):
+    for before, after in zip(strict, loose):
         counts["n"] += 1
         counts["differing"] += before.ids != after.ids
         counts["first_differing"] += before.ids[:1] != after.ids[:1]

@@ -20,7 +20,12 @@ from pipeline.run import run
 from pipeline.task import read_prompts, request_of
 
 
-def ours(params: Params, pair: Pair, request: dict[str, Any], engine: str) -> list[speed.Contender]:
+def ours(
+    params: Params,
+    pair: Pair,
+    request: dict[str, Any],
+    engine: str,
+) -> list[speed.Contender]:
     """Plain and strict decoding, then every method at its operating point for the headline budget.
     Strict decoding runs at its own best K as well, and all methods that run strictly share its
     times.

@@ -34,7 +34,11 @@ def main(name: str) -> None:
     settings = finding.selection.settings
     tested = finding.verdicts.tested
 
-    def described(split: str, setting: Setting, decoded: Decoded) -> dict[str, Any]:
+    def described(
+        split: str,
+        setting: Setting,
+        decoded: Decoded,
+    ) -> dict[str, Any]:
         strict = np.array([row["score"] for row in setup.strict_rows(setup.prompts[split])], float)
         return describe(method, setting, decoded, strict, request.confidence)
 
@@ -54,7 +58,7 @@ def main(name: str) -> None:
         "sequence": [place(method, setting) for setting in settings],
         "settings": [
             described("calibration", setting, test.decoded)
-            for setting, test in zip(settings, tested, strict=False)
+            for setting, test in zip(settings, tested)
         ],
         "development": [
             described(

@@ -94,7 +94,7 @@ def judge(
     verdicts = task.verdicts_of(results)
     samples = []
     counted = []
-    for place, prompt in zip(places, prompts, strict=True):
+    for place, prompt in zip(places, prompts):
         answers = lm.served.get(tuple(prompt["ids"]))
         if not answers:
             raise UserError(

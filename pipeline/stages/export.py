@@ -156,7 +156,12 @@ class StateRecorder:
     wants_q: bool = False
     states: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+    def __call__(
+        self,
+        block: Block,
+        acceptance: Acceptance,
+        rows: list[Row],
+    ) -> None:
         if sum(map(len, self.states)) < MOST_STATES:
             self.states.append(block.hidden[LAYER][on_the_text(block)].float().cpu())
 

@@ -98,7 +98,11 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
 
 
 def score_of(
-    task: Task, tokenizer: Any, prompts: Sequence[dict[str, Any]], problem: int, ids: list[int]
+    task: Task,
+    tokenizer: Any,
+    prompts: Sequence[dict[str, Any]],
+    problem: int,
+    ids: list[int],
 ) -> float:
     """What the task thinks of an answer, as token ids, to the prompt of a problem."""
     return float(task.score(prompts[problem]["doc"], task.text(tokenizer, ids)))
@@ -145,7 +149,7 @@ def suffix_labels(
     labeller = SuffixLabeller(pair.target, num_ids(pair.tokenizer), ends, protocol, window)
     rows_of: dict[tuple[int, int], list[int]] = {}  # the rows of each text
     columns = [records[name].tolist() for name in ("problem", "policy", "position", "target_id")]
-    for row, (problem, policy, position, token) in enumerate(zip(*columns, strict=True)):
+    for row, (problem, policy, position, token) in enumerate(zip(*columns)):
         if texts[problem, policy].ids[position : position + 1] == [token]:
             rows_of.setdefault((problem, policy), []).append(row)
     marked = []
@@ -155,7 +159,7 @@ def suffix_labels(
         marked.append(Text(prompts[key[0]]["ids"], texts[key].ids, at, z))
     loss_N = torch.full((schema.num_rows(records),), torch.nan)
     losses = labeller.losses(marked, params.label.batch_size * window)
-    for rows, loss in zip(rows_of.values(), losses, strict=True):
+    for rows, loss in zip(rows_of.values(), losses):
         loss_N[rows] = loss
     has_loss = loss_N.isfinite()
     with_loss = schema.picked(records, has_loss)

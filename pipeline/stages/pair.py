@@ -68,7 +68,7 @@ def train_embedded(params: Params) -> None:
     curves = side_by_side(trainer, params, ROLES, params.decoding.workers, "train", "model")
     report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
-    track(params, report, dict(zip(ROLES, curves, strict=True)))
+    track(params, report, dict(zip(ROLES, curves)))
     least = params.pair_training.min_target_accuracy
     accuracy = report["target"]["accuracy"]
     if accuracy is not None and accuracy < least:
@@ -100,7 +100,11 @@ def trainer(params: Params) -> Callable[[str], list[float]]:
     return work
 
 
-def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]) -> None:
+def track(
+    params: Params,
+    report: dict[str, Any],
+    losses: dict[str, list[float]],
+) -> None:
     """A run with the settings of the training, what both models can do, and their losses: means of
     so many steps.
     """

@@ -44,7 +44,7 @@ def referring(params: Params) -> Callable[[str], None]:
             part = prompts[start : start + size]
             title = f"strict, {split}"
             answers = decode_split(decoder, pair, part, params, title, memory, start)
-            for answer, prompt in zip(answers, part, strict=True):
+            for answer, prompt in zip(answers, part):
                 text = task.text(pair.tokenizer, answer.ids)
                 row = {
                     "id": prompt["id"],
