@@ -1,7 +1,8 @@
 """The features of labelled mismatches, read again: a record holds the draft tokens from the
 mismatch on, so its block is rebuilt from the ids and nothing is proposed again. The same `extract`
 serves a gate, so training and serving cannot drift apart. Axis letters: B rows, K drafted tokens, V
-vocabulary."""
+vocabulary.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,12 +26,17 @@ from pipeline.pair.pair import Pair
 
 class Replay(Observer):
     """Shows recorded mismatches again: one round of a decoder, whose observer it is, behind the
-    text in front of each. The block holds what `names`, ids of features, are made from."""
+    text in front of each. The block holds what `names`, ids of features, are made from.
+    """
 
     wants_q = True
 
     def __init__(
-        self, decoder: Decoder, prompts: Sequence[Any], names: Sequence[str], batch_size: int
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Any],
+        names: Sequence[str],
+        batch_size: int,
     ) -> None:
         self.layers = layers_needed(names)
         self.prompts = prompts

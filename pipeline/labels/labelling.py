@@ -1,10 +1,12 @@
 """From rollouts to labels. Hard: whether the greedy rollout behind the forced draft token keeps the
 meaning. Where it does not, a soft label compares sampled rollouts behind the draft token with as
-many behind the target's own token, because sampling changes answers even when nothing is forced."""
+many behind the target's own token, because sampling changes answers even when nothing is forced.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,7 +19,6 @@ from gistgate.tasks.prompts import Prompt
 from pipeline.decode import strict_decoder
 from pipeline.labels.rollouts import (
     Cost,
-    FinishedRollout,
     PrefixCache,
     Rollout,
     RolloutList,
@@ -131,8 +132,7 @@ class Labeller:
         self.tools.cost.labels += int((labelled & is_new).sum())
         table = picked(table, labelled)
         del table["accepted"], table["chosen"]
-        kept, rollouts = self._kept(table, texts)
-        return {**table, "kept": kept, "rollouts": rollouts}
+        return {**table, **self._soft(table, texts)}
 
     def greedy_kept(self, table: Table, texts: Texts) -> Tensor:
         """1 where the greedy rollout keeps the meaning, else 0 [N]; what mining has found already
@@ -142,59 +142,66 @@ class Labeller:
         unknown = (greedy_kept < 0).nonzero().flatten().tolist()
         rollouts = [self._rollout(table, texts, n, "draft_id") for n in unknown]
         judge = self.tools.judge(self.params.rejoin)
-        kept = judge.kept(rollouts, f"{self.title}, greedy")
-        greedy_kept[unknown] = torch.tensor(kept, dtype=torch.int8)
+        verdicts = judge.kept(rollouts, f"{self.title}, greedy")
+        greedy_kept[unknown] = torch.tensor(verdicts, dtype=torch.int8)
         return greedy_kept
 
     def pairs(self, table: Table, texts: Texts, score: Callable[[int, list[int]], float]) -> Table:
         """What the whole answer loses if the draft token stands in place of the target's own, and
         the target writes the rest greedily: the columns of TRIAL, and `kept` (0 where the answer
         scores less, or is more than `label.longest` times as long), all [N]. `score` judges an
-        answer to a problem."""
-        num = self.params.rejoin
-        own = [self._rollout(table, texts, n, "target_id") for n in range(num_rows(table))]
+        answer to a problem.
+        """
+        strict = [self._rollout(table, texts, n, "target_id") for n in range(num_rows(table))]
         # A strict text is the answer behind the target's own token already.
-        loose = (table["policy"] != Policy.STRICT).nonzero().flatten().tolist()
-        fresh = [own[n] for n in loose]
-        listed = RolloutList(fresh, lambda *_: None, lambda _rollout, finished: finished.ids)
-        answers = dict(zip(fresh, listed.made_by(self.tools.runner, f"{self.title}, own token")))
-        behind = {}
-        for rollout, token, draft in zip(own, table["draft_id"].tolist(), table["behind"].tolist()):
-            answer = answers.get(rollout, rollout.text)
-            behind[replace(rollout, token=token, reference=answer)] = draft
-
-        def outcome(rollout: Rollout, finished: FinishedRollout) -> tuple[float, float, float]:
-            ids = finished.ids
+        is_loose = (table["policy"] != Policy.STRICT).tolist()
+        loose = list(compress(strict, is_loose))
+        answers = dict(zip(loose, self._answers(loose, "own token")))
+        forced = [
+            replace(rollout, token=token, reference=answers.get(rollout, rollout.text))
+            for rollout, token in zip(strict, table["draft_id"].tolist())
+        ]
+        rejoin = self.params.rejoin
+        written = self._answers(forced, "draft token", rejoin)
+        trials = []
+        for rollout, ids, draft in zip(forced, written, table["behind"].tolist()):
             answer = rollout.reference
-            at = None if num is None else rejoined_at(rollout, ids, num)
-            if num is not None and at is not None:  # it ends as the answer does
-                starts = range(len(answer))
-                back = next(n for n in starts if answer[n : n + num] == ids[at : at + num])
-                ids = [*ids[:at], *answer[back:]]
+            ids = ids if rejoin is None else completed(rollout, ids, rejoin)
             loss = score(rollout.problem, answer) - score(rollout.problem, ids)
-            same = [x == y for x, y in zip(behind[rollout], ids[rollout.position + 1 :])]
-            carried = (*same, False).index(False)
-            kept = loss <= 0 and len(ids) <= self.tools.meaning.longest * len(answer)
-            return loss, 1 + carried - (len(ids) - len(answer)), kept
-
-        forced = RolloutList(
-            [*behind], lambda rollout, answer: decided(rollout, answer, num, None), outcome
-        )
-        outcomes = forced.made_by(self.tools.runner, f"{self.title}, draft token")
-        columns = torch.tensor(outcomes, dtype=torch.float32).view(-1, 3).unbind(-1)
+            same = [x == y for x, y in zip(draft, ids[rollout.position + 1 :])]
+            carried = [*same, False].index(False)
+            is_kept = loss <= 0 and len(ids) <= self.tools.meaning.longest * len(answer)
+            trials.append((loss, 1 + carried - (len(ids) - len(answer)), is_kept))
+        columns = torch.tensor(trials, dtype=torch.float32).view(-1, 3).unbind(-1)
         return dict(zip((*TRIAL, "kept"), columns))
 
-    def _kept(self, table: Table, texts: Texts) -> tuple[Tensor, Tensor]:
-        """P(kept) of every record [N], and how many rollouts stand behind it [N]. A lost greedy
-        rollout counts as one of 1 + repeats; the others are sampled. What they lose against the
-        same number behind the target's own token is charged to the draft token."""
-        kept = table["greedy_kept"].float()
-        rollouts = torch.ones(len(kept), dtype=torch.int16)
+    def _answers(
+        self,
+        rollouts: list[Rollout],
+        title: str,
+        rejoin: int | None = None,
+    ) -> list[list[int]]:
+        """The answers of greedy rollouts, up to their ends or to where they rejoin."""
+        listed = RolloutList(
+            rollouts,
+            lambda rollout, answer: decided(rollout, answer, rejoin, None),
+            lambda _rollout, finished: finished.ids,
+        )
+        return listed.made_by(self.tools.runner, f"{self.title}, {title}")
+
+    def _soft(self, table: Table, texts: Texts) -> Table:
+        """The columns `kept` and `rollouts` of LABELS. A lost greedy rollout counts as one of 1 +
+        repeats; the others are sampled. What they lose against the same number behind the target's
+        own token is charged to the draft token.
+        """
+        label = table["greedy_kept"].float()
+        rollouts = torch.ones(len(label), dtype=torch.int16)
+        columns = {"kept": label, "rollouts": rollouts}
         repeats = self.params.rollouts - 1
-        unsure = (kept == 0).nonzero().flatten()
+        unsure = (label == 0).nonzero().flatten()
         rows = unsure.repeat_interleave(repeats).tolist()
         if not rows:
-            return kept, rollouts
+            return columns
         meaning = self.tools.meaning
         sampled = RolloutList(
             [  # both kinds share batches
@@ -209,9 +216,9 @@ class Labeller:
         same = sampled.made_by(self.tools.sampler, f"{self.title}, sampled", sampling)
         kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         against_target = (1 + kept_x - kept_t).view(-1, repeats).mean(-1).clamp(0, 1)
-        kept[unsure] = repeats * against_target / (1 + repeats)
+        label[unsure] = repeats * against_target / (1 + repeats)
         rollouts[unsure] = 1 + repeats
-        return kept, rollouts
+        return columns
 
     def _rollout(self, table: Table, texts: Texts, n: int, token: str, seed: int = 0) -> Rollout:
         """The rollout behind the token of row `n` that the column `token` names."""
@@ -220,6 +227,17 @@ class Labeller:
         reference = self.tools.meaning.references[problem]
         prompt = self.prompts[problem]["ids"]
         return Rollout(problem, prompt, text, position, forced, reference, seed)
+
+
+def completed(rollout: Rollout, ids: list[int], num: int) -> list[int]:
+    """An answer that goes on as its reference does, where `num` tokens in a row come back to it."""
+    at = rejoined_at(rollout, ids, num)
+    if at is None:
+        return ids
+    reference = rollout.reference
+    gram = ids[at : at + num]
+    back = next(n for n in range(len(reference)) if reference[n : n + num] == gram)
+    return ids[:at] + reference[back:]
 
 
 def is_asked_of(table: Table) -> Tensor:
@@ -244,7 +262,8 @@ def is_asked_of(table: Table) -> Tensor:
 def is_intact(table: Table, greedy_kept: Tensor) -> Tensor:
     """Where the text in front of the record, gone on with strictly, still keeps the meaning [N].
     That continuation is the rollout of the last accepted record in front of it, since every token
-    between them is the target's own."""
+    between them is the target's own.
+    """
     intact = []
     is_fine = True
     text = None

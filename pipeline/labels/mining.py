@@ -1,7 +1,8 @@
 """Sequential mining (arXiv 2504.20039): walk along the target's answer, force every draft token,
 keep the harmless ones. Many problems walk at once, and each looks ahead: the rollouts behind its
 next tokens, assumed harmless, are made side by side, and what lies behind the first harmful one is
-given up. The labels are those of the plain walk."""
+given up. The labels are those of the plain walk.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ Mined = tuple[list[Table], list[AnswerText]]
 class MismatchRecorder(Observer):
     """An observer that keeps one record for each mismatch that a text really came to: the refused
     token of a block and the loosely accepted ones before it. What was drafted behind a refusal
-    belongs to no text."""
+    belongs to no text.
+    """
 
     def __init__(self, block: int) -> None:
         """`block` is K of the decoder."""
@@ -138,7 +140,12 @@ class Candidate:
         walk = self.walk
         position, token = (int(self.record[name]) for name in ("position", "draft_id"))
         self.rollout = Rollout(
-            walk.problem, walk.prompt, walk.answer, position, token, walk.reference
+            walk.problem,
+            walk.prompt,
+            walk.answer,
+            position,
+            token,
+            walk.reference,
         )
         return self.rollout
 
@@ -177,9 +184,9 @@ class Walk:
         while self.candidates and self.candidates[0].kept is not None:
             candidate = self.candidates.pop(0)
             record = candidate.record
-            kept = int(candidate.kept or 0)
-            self.walked.append(stamped(record, self.problem, Policy.SEQUENTIAL, kept))
-            if not kept:
+            verdict = int(candidate.kept or 0)
+            self.walked.append(stamped(record, self.problem, Policy.SEQUENTIAL, verdict))
+            if not verdict:
                 self.keep = len(self.prompt) + int(record["position"])
                 self.added = [int(record["target_id"])]
                 self.at_end = False
@@ -307,7 +314,10 @@ class SequentialLabelling:
 
 
 def collect_strict(
-    params: Params, tools: Tools, prompts: Sequence[Prompt], problems: Sequence[int]
+    params: Params,
+    tools: Tools,
+    prompts: Sequence[Prompt],
+    problems: Sequence[int],
 ) -> tuple[Table, list[AnswerText]]:
     """Mismatches of some problems and their texts: the target's own and, if that is the recipe,
     those of the walk.
@@ -317,7 +327,12 @@ def collect_strict(
     num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
     slots = Slots(tools.batch_size)
     tables, texts = written(
-        tools.decoder, prompts, sound[:num], Policy.STRICT, slots, **tools.request
+        tools.decoder,
+        prompts,
+        sound[:num],
+        Policy.STRICT,
+        slots,
+        **tools.request,
     )
     tools.cost.use(slots.usage)
     if walks:
@@ -330,7 +345,11 @@ def collect_strict(
 
 
 def collect_gated(
-    params: Params, pair: Pair, gate: Gate, prompts: Sequence[Prompt], problems: Sequence[int]
+    params: Params,
+    pair: Pair,
+    gate: Gate,
+    prompts: Sequence[Prompt],
+    problems: Sequence[int],
 ) -> tuple[Table, list[AnswerText]]:
     """The same on the pilot gate's own texts; a record names the pilot's P(kept) as
     `probability`.

@@ -1,6 +1,7 @@
 """Rollouts: how texts go on behind one forced token, made many at once in a batch that is kept
 full. A `RolloutSource` is asked for the next ones whenever slots are free, so that it may ask for
-such as depend on how others end; `RolloutList` asks for some that are all known beforehand."""
+such as depend on how others end; `RolloutList` asks for some that are all known beforehand.
+"""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -102,7 +103,10 @@ class RolloutList(Generic[Outcome]):
         self._bar.update(1)
 
     def made_by(
-        self, runner: Any, title: str = "rollouts", sampling: Sampling = GREEDY
+        self,
+        runner: Any,
+        title: str = "rollouts",
+        sampling: Sampling = GREEDY,
     ) -> list[Outcome]:
         """The outcomes of all rollouts in their order; `title` names the progress bar."""
         with bar(title=title, unit="rollout", total=len(self.rollouts)) as self._bar:
@@ -111,7 +115,10 @@ class RolloutList(Generic[Outcome]):
 
 
 def decided(
-    rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None
+    rollout: Rollout,
+    answer: list[int],
+    rejoin: int | None,
+    answered: Answered | None,
 ) -> str | None:
     """Why an outcome is known: `rejoin` tokens in a row equal the reference's, or the answer so far
     is given.
@@ -133,7 +140,11 @@ def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int) -> int | None
 
 
 def stop_of(
-    tokenizer: Any, *, max_new_tokens: int, eos_ids: Collection[int] = (), stops: Sequence[str] = ()
+    tokenizer: Any,
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int] = (),
+    stops: Sequence[str] = (),
 ) -> Stop:
     """What ends an answer, of the arguments that all prompts share."""
     return Stop(max_new_tokens, frozenset(eos_ids), tuple(filter(None, stops)), tokenizer)
@@ -221,7 +232,12 @@ class RolloutRunner:
     """
 
     def __init__(
-        self, decoder: Decoder, prefixes: PrefixCache, batch_size: int, cost: Cost, **request: Any
+        self,
+        decoder: Decoder,
+        prefixes: PrefixCache,
+        batch_size: int,
+        cost: Cost,
+        **request: Any,
     ) -> None:
         """`decoder` goes on from `prefixes`, `batch_size` rows at a time; `cost` counts what is
         spent.

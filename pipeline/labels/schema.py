@@ -1,7 +1,8 @@
 """The tables on the way from a mismatch to a gate head (MISMATCHES, LABELS, FEATURES in data/<the
 same>), their columns, and the check at every door. The first two hold the texts of their rows,
 since many share one. A head is trained on `Rows`. Axis letters: N rows (mismatches), K drafted
-tokens of a block, F width of a feature or of all features."""
+tokens of a block, F width of a feature or of all features.
+"""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,8 +38,10 @@ def concatenated(tables: Sequence[Table]) -> Table:
     """The rows of all tables, one table below the other; the columns are those of the first table,
     if there is one.
     """
-    names = tables[0] if tables else ()
-    return {name: torch.cat([table[name] for table in tables]) for name in names}
+    whole: Table = {}
+    for name in tables[0] if tables else ():
+        whole[name] = torch.cat([table[name] for table in tables])
+    return whole
 
 
 def picked(table: Table, index: Any) -> Table:
@@ -97,14 +100,18 @@ TRIAL = ("loss", "saved")
 """What a label of `label.recipe: answers` knows besides, as the column `trial` [N, 2]: what the
 whole answer loses in score if x stands in place of t* and the target writes the rest, and the
 tokens that this saves: x, those behind it in its block that the target writes too, less what the
-answer grows by."""
+answer grows by.
+"""
 FEATURES = {**ROWS, "same_target": torch.int8}  # 0 where t* differs when read again: a near tie
 FEATURE = torch.float32
 """Of the columns [N, F] of features, by id; their units are those of gistgate.core.features."""
 
 
 def checked(
-    table: Table, columns: Columns, where: object, remedy: str = "Repeat the stage that writes it."
+    table: Table,
+    columns: Columns,
+    where: object,
+    remedy: str = "Repeat the stage that writes it.",
 ) -> Table:
     """The table, once every column is there with its dtype and finite (`kl` may be unknown)."""
     for name, dtype in columns.items():

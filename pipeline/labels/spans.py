@@ -1,7 +1,8 @@
 """What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains
 models/judge on labels of whole spans, the mismatch and the draft tokens behind it in its block
 (arXiv 2501.19309); `pairs` counts in models/pairs.safetensors how often which draft token was
-refused for which target token (CSD, arXiv 2604.13634)."""
+refused for which target token (CSD, arXiv 2604.13634).
+"""
 
 import torch
 
@@ -51,7 +52,10 @@ def read_spans(params: Params) -> None:
 
 
 def span_rows(
-    part: schema.Table, block: Block, features: tuple[str, ...], span: int
+    part: schema.Table,
+    block: Block,
+    features: tuple[str, ...],
+    span: int,
 ) -> schema.Table:
     """The first `span` draft tokens of every record's block, each with the record's label."""
     at_B, at_K = block.valid[:, :span].nonzero(as_tuple=True)

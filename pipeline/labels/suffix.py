@@ -3,7 +3,8 @@ lose in log-probability behind a draft token z, in nats, at the best of three al
 of the target's token y, in front of it, or as one of the next tokens itself), and ln p(y) - ln
 p(z). What follows a wrong name may not depend on it at all, so that the loss alone calls it
 harmless. Letters: B texts, T slots of a row, C of a part, M mismatches of a text, V vocabulary, D
-width."""
+width.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,18 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from gistgate.trees.tree import attention_kinds
 
 SKIPPED = 3  # tokens of the text among which z may stand for a deletion
 CHUNK = 1024  # rows of logits in memory at a time
+TEXT = 1  # number of the text among the owners of slots; 0 is padding, continuations come behind
 
 
 @dataclass
-class Candidate:
+class Continuation:
     """What the target reads behind the text in front of a mismatch: z, then its own text from
     `start` on.
     """
@@ -42,23 +45,24 @@ class Text:
 
 @dataclass
 class Packed:
-    """A row for the target: a text, then all of its candidates."""
+    """A row for the target: a text, then all of its continuations."""
 
     text: Text
-    candidates: list[Candidate]
+    continuations: list[Continuation]
     loss: Tensor  # the labels of the text [M]
 
     def __post_init__(self) -> None:
         text = self.text
         self.prefix = [*text.prompt, *text.answer][:-1]  # its last token is a prediction only
-        self.suffix = list(chain(*(candidate.tokens for candidate in self.candidates)))
+        self.suffix = list(chain(*(continuation.tokens for continuation in self.continuations)))
         self.length = len(self.prefix) + len(self.suffix)
 
 
 @dataclass
 class SuffixLabeller:
-    """Labels the mismatches of texts, each of which is read once: all candidates stand behind it in
-    one row, and each sees the text up to its mismatch and itself, as the nodes of a tree do."""
+    """Labels the mismatches of texts, each of which is read once: all continuations stand behind it
+    in one row, and each sees the text up to its mismatch and itself, as the nodes of a tree do.
+    """
 
     target: PreTrainedModel
     vocabulary: int
@@ -75,10 +79,10 @@ class SuffixLabeller:
         `tokens` tokens.
         """
         rows = [
-            Packed(text, self.candidates(text), torch.full((len(text.at),), torch.nan))
+            Packed(text, self.continuations(text), torch.full((len(text.at),), torch.nan))
             for text in texts
         ]
-        waiting = [row for row in rows if row.candidates]
+        waiting = [row for row in rows if row.continuations]
         waiting.sort(key=lambda row: -row.length)  # a batch holds rows of about one length
         while waiting:
             num = max(1, tokens // waiting[0].length)
@@ -87,10 +91,10 @@ class SuffixLabeller:
             del waiting[:num]
         return [row.loss for row in rows]
 
-    def candidates(self, text: Text) -> list[Candidate]:
+    def continuations(self, text: Text) -> list[Continuation]:
         """The ways in which a text may go on behind every z that gets a label."""
         y = list(text.answer)
-        candidates = []
+        continuations = []
         usable = len(y) if y[-1] in self.eos_ids else len(y) - self.window
         steering = {*self.protocol_ids} - {*self.eos_ids}
         for number, (at, z) in enumerate(zip(text.at, text.z)):
@@ -100,12 +104,12 @@ class SuffixLabeller:
             ahead = y[at + 1 : at + 1 + SKIPPED]
             if z in ahead:
                 starts.append(at + 2 + ahead.index(z))
-            candidates += [
-                Candidate(number, start, y[start : start + self.window])
+            continuations += [
+                Continuation(number, start, y[start : start + self.window])
                 for start in starts
                 if start < len(y)
             ]
-        return candidates
+        return continuations
 
     def states(self, rows: Sequence[Packed]) -> Tensor:
         """The target's last states along some rows [B, T, D], read in one forward."""
@@ -114,7 +118,10 @@ class SuffixLabeller:
         )
         masks = mask if len(self.kinds) == 1 else dict.fromkeys(self.kinds, mask)
         read = self.target.base_model(
-            input_ids=ids_BT, position_ids=positions_BT, attention_mask=masks, use_cache=False
+            input_ids=ids_BT,
+            position_ids=positions_BT,
+            attention_mask=masks,
+            use_cache=False,
         )
         states_BTD: Tensor = read.last_hidden_state
         return states_BTD
@@ -126,11 +133,11 @@ class SuffixLabeller:
         own_T = self.logprobs(text_TD, text.answer)
         new_T = self.logprobs(states_TD[len(row.prefix) :], row.suffix)
         best: dict[int, float] = {}
-        for candidate in row.candidates:
-            num = len(candidate.tokens)
-            lost = own_T[candidate.start : candidate.start + num] - new_T[:num]
+        for continuation in row.continuations:
+            num = len(continuation.tokens)
+            lost = own_T[continuation.start : continuation.start + num] - new_T[:num]
             loss = float(lost.sum())
-            best[candidate.mismatch] = min(loss, best.get(candidate.mismatch, loss))
+            best[continuation.mismatch] = min(loss, best.get(continuation.mismatch, loss))
             new_T = new_T[num:]
         at = [text.at[number] for number in best]
         z_M = self.logprobs(text_TD[at], [text.z[number] for number in best])
@@ -153,26 +160,19 @@ def inputs_of(rows: Sequence[Packed], dtype: torch.dtype) -> tuple[Tensor, Tenso
     """
     longest = max(row.length for row in rows)
     width = -(-longest // 8) * 8  # attention with a mask is fast at multiples of 8
-    ids, positions, limits = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
-    owners = torch.full_like(ids, -1)  # padding
-    for number, row in enumerate(rows):
-        slot = len(row.prefix)
-        ids[number, :slot] = torch.tensor(row.prefix)
-        positions[number, :slot] = torch.arange(slot)
-        owners[number, :slot] = 0
-        limits[number, :slot] = torch.arange(slot) + 1
-        for owner, candidate in enumerate(row.candidates, 1):
-            tokens = [row.text.z[candidate.mismatch], *candidate.tokens][:-1]
-            new = (number, slice(slot, slot + len(tokens)))
-            start = len(row.text.prompt) + row.text.at[candidate.mismatch]
-            ids[new] = torch.tensor(tokens)
-            positions[new] = torch.arange(start, start + len(tokens))
-            owners[new] = owner
-            limits[new] = start
-            slot += len(tokens)
+    tables = []
+    for row in rows:
+        slots = [(token, place, TEXT, place + 1) for place, token in enumerate(row.prefix)]
+        for owner, continuation in enumerate(row.continuations, TEXT + 1):
+            start = len(row.text.prompt) + row.text.at[continuation.mismatch]
+            tokens = [row.text.z[continuation.mismatch], *continuation.tokens][:-1]
+            slots += [(token, start + n, owner, start) for n, token in enumerate(tokens)]
+        tables.append(pad(torch.tensor(slots), (0, 0, 0, width - len(slots))))
+    # Of every slot its id and position, whose it is, and how many tokens of the text it sees.
+    ids, positions, owners, limits = torch.stack(tables).unbind(-1)
     place = torch.arange(width)
-    in_text = (owners[:, None] == 0) & (place < limits[..., None])
-    in_itself = (owners[..., None] == owners[:, None]) & (owners[..., None] != 0)
+    in_text = (owners[:, None] == TEXT) & (place < limits[..., None])
+    in_itself = (owners[..., None] == owners[:, None]) & (owners[..., None] != TEXT)
     visible = in_text | (in_itself & (place <= place[:, None]))
     mask = torch.zeros((), dtype=dtype).masked_fill(~visible[:, None], torch.finfo(dtype).min)
     return ids, positions, mask

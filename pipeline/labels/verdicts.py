@@ -57,12 +57,12 @@ class Meaning:
         """
         doc = self.docs[rollout.problem]
         text = self.task.text(self.tokenizer, answer)
-        given = self.task.answer(doc, text)
-        if given in (INVALID, [INVALID], self.task.answer(doc, "")):
+        result = self.task.answer(doc, text)
+        if result in (INVALID, [INVALID], self.task.answer(doc, "")):
             return False
-        different = (ref for ref in self.expected.values() if self.task.answer(doc, ref) != given)
+        different = (ref for ref in self.expected.values() if self.task.answer(doc, ref) != result)
         endings = [gap + ref for ref in islice(different, DIFFERENT) for gap in ("\n", " ")]
-        return all(self.task.answer(doc, text + end) == given for end in (*endings, *CHARACTERS))
+        return all(self.task.answer(doc, text + end) == result for end in (*endings, *CHARACTERS))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Audited:
 class AnswerJudge:
     """Gives the verdict on greedy rollouts, in whatever order they come and end. The first ones run
     to their end, and a way of stopping early that was wrong for one of these is given up, so that
-    verdicts are those of whole rollouts."""
+    verdicts are those of whole rollouts.
+    """
 
     runner: Any  # makes rollouts
     same: Callable[[int, list[int]], bool]  # does (problem, answer) keep the meaning?
@@ -109,12 +110,12 @@ class AnswerJudge:
 
     def verdict(self, rollout: Rollout, finished: FinishedRollout) -> bool:
         """Whether a rollout keeps the meaning."""
-        kept = finished.finish == REJOINED or self.same(rollout.problem, finished.ids)
+        verdict = finished.finish == REJOINED or self.same(rollout.problem, finished.ids)
         if self.audits(rollout):
             self._running.remove(rollout)
-            self._audited.append(Audited(rollout, finished.ids, kept))
+            self._audited.append(Audited(rollout, finished.ids, verdict))
             self._conclude()
-        return kept
+        return verdict
 
     def kept(self, rollouts: Sequence[Rollout], title: str = "rollouts") -> list[bool]:
         """Make these rollouts; whether each keeps the meaning. `title` names the progress bar."""
@@ -132,8 +133,8 @@ class AnswerJudge:
         # verdict is the same.
         rejoin = self.rejoin if self._has_audited else None
         return [
-            kept or (rollout not in audited and decided(rollout, answer, rejoin, None) is not None)
-            for rollout, (answer, kept) in zip(rollouts, verdicts)
+            verdict or (rollout not in audited and bool(decided(rollout, answer, rejoin, None)))
+            for rollout, (answer, verdict) in zip(rollouts, verdicts)
         ]
 
     @property
@@ -164,6 +165,6 @@ def is_trustworthy(audited: Sequence[Audited], num: int) -> bool:
     meaning.
     """
     rejoining = [
-        one.kept for one in audited if rejoined_at(one.rollout, one.answer, num) is not None
+        entry.kept for entry in audited if rejoined_at(entry.rollout, entry.answer, num) is not None
     ]
     return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)

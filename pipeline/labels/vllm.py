@@ -1,6 +1,7 @@
 """Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics
 that will serve. vLLM is imported when it is started; without it, or with a stand-in for it,
-everything else here works as well."""
+everything else here works as well.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -54,7 +55,11 @@ class EngineRunner:
     """Makes rollouts as `pipeline.labels.rollouts.RolloutRunner` does, with an engine."""
 
     def __init__(
-        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        cost: Cost,
+        **request: Any,
     ) -> None:
         self.engine = engine
         self.cost = cost
@@ -84,7 +89,10 @@ class EngineRunner:
         return TextToExtend(row.text, num, (row.seed * 1_000_003 + len(row.text)) % 2**31)
 
     def _extended(
-        self, rows: dict[Rollout, Row], portions: Sequence[list[int]], source: RolloutSource
+        self,
+        rows: dict[Rollout, Row],
+        portions: Sequence[list[int]],
+        source: RolloutSource,
     ) -> dict[Rollout, Row]:
         """Extend these rollouts, hand out those that have ended and return the others."""
         for (rollout, row), portion in zip(rows.items(), portions):
@@ -133,7 +141,10 @@ class VllmEngine:
         self.llm = start_vllm("engine.rollouts", source, enable_prefix_caching=True, **arguments)
 
     def __call__(
-        self, texts: Sequence[TextToExtend], sampling: Sampling, eos_ids: Sequence[int]
+        self,
+        texts: Sequence[TextToExtend],
+        sampling: Sampling,
+        eos_ids: Sequence[int],
     ) -> list[list[int]]:
         """New tokens of every text."""
         from vllm import SamplingParams
@@ -152,7 +163,11 @@ class VllmStates:
     """A target that vLLM holds, asked for the states of its layers: `States`."""
 
     def __init__(
-        self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path
+        self,
+        source: ModelSource,
+        layers: Sequence[int],
+        arguments: Mapping[str, Any],
+        folder: Path,
     ) -> None:
         """Start vLLM; the outputs of `layers`, counted from 1, are wanted, and wait in `folder`
         until they are read.
@@ -228,17 +243,18 @@ def load_output_layer(source: ModelSource) -> tuple[nn.Module, nn.Module]:
     logging.set_verbosity_error()  # it would list all weights of the layers as unexpected
     options = {"dtype": getattr(torch, source.dtype), **source.place}
     model = loading.load_model("model", source.model, "cpu", config=whole, **options)
-    norms = [
-        child
-        for child in model.base_model.children()
-        if {weight.ndim for weight in child.parameters()} == {1}
-    ]
+    norms = list(filter(holds_vectors, model.base_model.children()))
     if len(norms) != 1:
         raise UserError(
             f"{type(model).__name__} has not one normalisation at its end. Set engine.states to"
             " own."
         )
     return norms[0], model.get_output_embeddings()
+
+
+def holds_vectors(module: nn.Module) -> bool:
+    """Whether a module has weights, and all of them are vectors."""
+    return {weight.ndim for weight in module.parameters()} == {1}
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:
@@ -308,7 +324,10 @@ class StateFeatures:
         return Block(draft.ids, draft.valid, logits, q=q_BKV, hidden=hidden)
 
     def draft_probs(
-        self, texts: Sequence[list[int]], lengths: Sequence[int], num: int
+        self,
+        texts: Sequence[list[int]],
+        lengths: Sequence[int],
+        num: int,
     ) -> Tensor | None:
         """q of every place of the blocks [B, K, V], which end the texts; None without a draft
         model.
@@ -324,7 +343,10 @@ class StateFeatures:
 
 
 def served_features(
-    params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str]
+    params: Params,
+    pair: Pair,
+    prompts: Sequence[dict[str, Any]],
+    names: Sequence[str],
 ) -> StateFeatures:
     """The reader of features whose states come from vLLM, as params.yaml asks for it; of `pair`
     only shapes count.

@@ -158,11 +158,13 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
     config = load_config(source)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, source.dtype)
+            config,
+            dtype=getattr(torch, source.dtype),
         )
     with suppress(OSError):  # without such a file the configuration says the same
         model.generation_config = GenerationConfig.from_pretrained(
-            source.model, revision=source.revision
+            source.model,
+            revision=source.revision,
         )
     return model.eval().requires_grad_(False)
 
@@ -178,7 +180,9 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 
 def check_vocabularies(
-    source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]
+    source: PairSource,
+    tokenizer: PreTrainedTokenizerBase,
+    sizes: Mapping[str, int],
 ) -> None:
     """Both models have to mean the same token by every id; `sizes` are the rows of their input
     embeddings by role.
@@ -190,9 +194,9 @@ def check_vocabularies(
                 f"The {role} knows {size} tokens, the tokenizer {num}. Choose models of one family."
             )
     if source.draft:
-        own = tokenizers.own_tokenizer("draft", source.draft.model, **source.draft.place)
-        if own is not None:
-            tokenizers.check_same_tokenizer(tokenizer, own)
+        draft = tokenizers.own_tokenizer("draft", source.draft.model, **source.draft.place)
+        if draft is not None:
+            tokenizers.check_same_tokenizer(tokenizer, draft)
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,8 @@ class Pair:
 def load_pair(params: Any, weights: bool = True) -> Pair:
     """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without
     `weights` only their shapes. Unknown pairs, models that cannot be read or reached and
-    vocabularies that differ are refused."""
+    vocabularies that differ are refused.
+    """
     source = read_pair(params.pair)
     tokenizer = load_tokenizer(source)
     load = load_model if weights else load_shape

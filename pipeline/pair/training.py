@@ -1,7 +1,8 @@
 """Teach models with PyTorch Lightning: those of the embedded pair from scratch, and a draft of some
 layers of a larger model to write as a target does. `python -m pipeline.pair.training FOLDER
 --layers 6` makes such a draft in a new folder from the training prompts and the strict answers that
-the stage `reference` has written."""
+the stage `reference` has written.
+"""
 
 import logging
 import random
@@ -42,7 +43,9 @@ Batch = tuple[Tensor, Tensor]  # ids and labels [B, T]
 
 
 def lightning(
-    refresh_rate: int, callbacks: Sequence[pl.Callback] = (), **options: Any
+    refresh_rate: int,
+    callbacks: Sequence[pl.Callback] = (),
+    **options: Any,
 ) -> pl.Trainer:
     """A trainer that keeps no log and says nothing but its bar, which so many steps refresh; 0 and
     a log have none.
@@ -70,10 +73,14 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024). Twice as fast as torch.optim.Muon, which treats one matrix at a
     time and always in bfloat16: here matrices of equal shape share one batched product in a chosen
-    precision."""
+    precision.
+    """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 0.02, dtype: torch.dtype = torch.float32
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.02,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.95})
         self.dtype = dtype
@@ -105,7 +112,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str]]
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Sequence[dict[str, str]],
 ) -> list[Example]:
     """Ids of each document with the end token, and the length of its question in tokens."""
 
@@ -121,7 +129,8 @@ def encode(
 def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
     """Which documents form the batch of each step. A pass shuffles the documents, sorts
     neighbourhoods of 16 batches by length and shuffles the batches again, so a batch pads little
-    and still is random."""
+    and still is random.
+    """
     rng = random.Random(seed)
     batches = list[list[int]]()
     order = list(range(len(lengths)))
@@ -165,7 +174,9 @@ def predictions(model: PreTrainedModel, batch: Sequence[Tensor]) -> tuple[Tensor
 
 
 def make_model(
-    size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: int
+    size: ModelTraining,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
 ) -> LlamaForCausalLM:
     """A fresh Llama of the given size with tied embeddings."""
     torch.manual_seed(seed)
@@ -263,7 +274,9 @@ def train_model(
 
 
 def accuracy(
-    tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]], answers: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase,
+    solutions: Sequence[list[int]],
+    answers: Sequence[str],
 ) -> float:
     """Share of the solutions whose `#### answer` is the one of `answers`."""
     texts = tokenizer.batch_decode(list(solutions), skip_special_tokens=True)
@@ -278,7 +291,8 @@ CHECKED = 10  # one text in so many is not trained on: the agreement is measured
 def cut(model: PreTrainedModel, num: int, examples: Sequence[Example]) -> list[int]:
     """Leave a model, in place, the layers that turn the states of these texts most (1 minus the
     cosine of what a layer reads and writes, arXiv 2403.03853), and say which; only they and the
-    last norm are trained, in float32."""
+    last norm are trained, in float32.
+    """
     layers = decoder_layers(model)
     if not 0 < num < len(layers):
         raise UserError(
@@ -333,13 +347,16 @@ class Student(pl.LightningModule):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), weight_decay=0.01)
         rate = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.lr, max(2, self.steps), pct_start=0.05
+            optimizer,
+            self.lr,
+            max(2, self.steps),
+            pct_start=0.05,
         )
         return [optimizer], [{"scheduler": rate, "interval": "step"}]
 
 
 @torch.inference_mode()
-def agreement(model: PreTrainedModel, examples: Sequence[Example]) -> float:
+def match_rate(model: PreTrainedModel, examples: Sequence[Example]) -> float:
     """In which share of places of these texts the model's first choice is the target's."""
     right = 0
     total = 0
@@ -383,7 +400,7 @@ def main(
     places = cut(model, layers, training[:PROBED])
     steps = epochs * max(1, len(training) // batch_size)
     planned = plan([len(ids) for ids, _ in training], batch_size, steps, seed=0)
-    before = agreement(model, checked)
+    before = match_rate(model, checked)
     trainer = lightning(
         10,
         max_epochs=1,
@@ -393,7 +410,7 @@ def main(
         gradient_clip_val=1.0,
     )
     trainer.fit(Student(model, len(planned), lr), loader(training, planned))
-    behind = agreement(model, checked)
+    behind = match_rate(model, checked)
 
     def write(part: Path) -> None:
         model.to(dtype).save_pretrained(part)

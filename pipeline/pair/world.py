@@ -1,7 +1,8 @@
 """The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of
 their words. A wording ranks what can be said at every site of a text and chooses with Zipf's law,
 so that one problem is told in many ways; target and draft learn different wordings of the same
-solutions. lexicon.yaml holds the words."""
+solutions. lexicon.yaml holds the words.
+"""
 
 import hashlib
 import math
@@ -109,7 +110,9 @@ def part_of(core: str) -> str:
 
 
 def draw_arithmetic(
-    params: WorldParams, part: str, rng: random.Random
+    params: WorldParams,
+    part: str,
+    rng: random.Random,
 ) -> tuple[int, list[tuple[str, int]]]:
     """Draw a start and operations whose totals stay within the world's bounds and whose core
     belongs to `part`.
@@ -157,7 +160,8 @@ def zipf(keys: list[float], skew: float) -> list[float]:
 def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
     """The wording of a dialect, `target` or `draft`. Both tell questions alike, in the shifted
     world as neither has read them. In solutions the draft mixes the target's keys with its own: at
-    distance 0 it ranks as the target."""
+    distance 0 it ranks as the target.
+    """
 
     def key(speaker: str, site: str, i: int) -> float:
         return random.Random(f"{seed} {speaker} {site} {i}").gauss(0, 1)
@@ -219,12 +223,18 @@ class TextWriter:
 
 
 def documents(
-    params: WorldParams, seed: int, part: str, count: int, dialect: str = "target", stream: str = ""
+    params: WorldParams,
+    seed: int,
+    part: str,
+    count: int,
+    dialect: str = "target",
+    stream: str = "",
 ) -> list[dict[str, str]]:
     """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`). The
     parts share no arithmetic. Within a part every document is drawn independently of the others,
     which certificates rely on; an arithmetic may come again in other words. Each `stream` draws
-    others."""
+    others.
+    """
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     writer = TextWriter(make_wording(params, dialect, seed), params.ornaments)
     rows = []

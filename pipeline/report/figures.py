@@ -67,7 +67,8 @@ def save(figure: Figure, path: Path) -> None:
     figure.
     """
     write_atomic(
-        path, lambda part: figure.savefig(part, dpi=140, metadata={"Software": None}, format="png")
+        path,
+        lambda part: figure.savefig(part, dpi=140, metadata={"Software": None}, format="png"),
     )
     plt.close(figure)
 
@@ -146,7 +147,8 @@ def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
     axes.plot([0, 1], [0, 1], color="grey", lw=0.8, ls=":")
     for name, (colour, marker) in looks(curves).items():
         bins = curves[name]["reliability"]
-        predicted, observed = ([b[key] for b in bins] for key in ("predicted", "observed"))
+        predicted = [entry["predicted"] for entry in bins]
+        observed = [entry["observed"] for entry in bins]
         axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
     axes.legend()
     return figure
@@ -155,7 +157,10 @@ def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
 def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     """How many draft tokens a round accepts, as a share of rounds, one line per method."""
     figure, axes = new_axes(
-        6.4, 3.6, "draft tokens accepted in a round", "share of rounds, per cent"
+        6.4,
+        3.6,
+        "draft tokens accepted in a round",
+        "share of rounds, per cent",
     )
     for name, (colour, marker) in look.items():
         counts = evaluation[name]["statistics"]["histogram"]

@@ -224,7 +224,8 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
 def frontier(results: Results) -> list[dict[str, Any]]:
     """Every setting that was tried, on development and calibration prompts: its net loss against
     strict, and the budgets that it is certified for, since all settings in front of the one that a
-    budget keeps have passed it too."""
+    budget keeps have passed it too.
+    """
     rows = []
     for name, calibration in results.calibration.items():
         knobs = [setting["knob"] for setting in calibration["settings"]]

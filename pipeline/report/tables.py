@@ -1,5 +1,6 @@
 """The results table, as Markdown for the README and as HTML for the report from the same cells; the
-HTML page; the model card of an exported gate."""
+HTML page; the model card of an exported gate.
+"""
 
 import re
 from pathlib import Path
@@ -74,10 +75,10 @@ def lengths(method: dict[str, Any]) -> tuple[str, str]:
     if entry is None or "capped" not in entry:
         return UNKNOWN, UNKNOWN
     strict = (percent(entry["strict_capped"]), f"{entry['strict_mean_tokens']:.1f}")
-    own = (percent(entry["capped"]), f"{entry['mean_tokens']:.1f}")
+    loose = (percent(entry["capped"]), f"{entry['mean_tokens']:.1f}")
     if method["certified_bound"] is None:  # it runs strictly
-        own = strict
-    return f"{own[0]} ({strict[0]})", f"{own[1]} ({strict[1]})"
+        loose = strict
+    return f"{loose[0]} ({strict[0]})", f"{loose[1]} ({strict[1]})"
 
 
 def adversarial(counts: dict[str, Any] | None) -> str:

@@ -133,7 +133,9 @@ class Sampler:
         return segments
 
     def answers(
-        self, prefixes: Sequence[Prefix], segments: Sequence[Segments]
+        self,
+        prefixes: Sequence[Prefix],
+        segments: Sequence[Segments],
     ) -> dict[tuple[int, ...], str]:
         """The whole answer behind every different segment of every prefix, the target going on
         greedily, by the number of the prefix and the segment's ids.
@@ -154,7 +156,10 @@ class Sampler:
         return answers
 
     def rows(
-        self, numbers: range, prompts: Sequence[Prompt], judges: dict[str, Judge]
+        self,
+        numbers: range,
+        prompts: Sequence[Prompt],
+        judges: dict[str, Judge],
     ) -> list[dict[str, Any]]:
         """The prefixes of some problems with their samples and groups."""
         references = [row["ids"] for row in read_json_lines(REFERENCE)]

@@ -105,7 +105,11 @@ class Entailment:
         for start in range(0, len(pairs), 256):
             first, second = map(list, zip(*pairs[start : start + 256]))
             inputs = self.tokenizer(
-                first, second, padding=True, truncation=True, return_tensors="pt"
+                first,
+                second,
+                padding=True,
+                truncation=True,
+                return_tensors="pt",
             )
             verdicts.append(self.model(**inputs).logits.argmax(-1) == self.label)
         return torch.cat(verdicts).view(len(texts), len(texts))

@@ -1,7 +1,8 @@
 """Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment,
 from its own states. `python -m pipeline.segments.train` writes models/segments. Both probes are
 trained on what the draft wrote, because that is what they judge, and the target's on its own
-segments as well."""
+segments as well.
+"""
 
 import copy
 import shutil
@@ -50,7 +51,11 @@ def main() -> None:
 
     def write(folder: Path) -> None:
         trained.save(
-            folder, pair.target, pair.draft_model, settings=asdict(settings), seed=params.seed
+            folder,
+            pair.target,
+            pair.draft_model,
+            settings=asdict(settings),
+            seed=params.seed,
         )
         shutil.copytree(HEADS / settings.head, folder / GATE)
         write_json(folder / "report.json", report)
@@ -82,7 +87,11 @@ class Examples:
 
 
 def examples_of(
-    rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int
+    rows: Sequence[dict[str, Any]],
+    model: PreTrainedModel,
+    role: str,
+    judge: str,
+    limit: int,
 ) -> Examples:
     """What a model's states say about every different segment, labelled by `judge`, where it
     finished one itself.
@@ -95,15 +104,17 @@ def examples_of(
     for row in rows:
         if role not in row["roles"]:
             continue
-        ids = [tuple(segment) for segment in row["segments"]]
-        writers = list(zip(ids, row["roles"]))
-        for segment, share in dict(zip(ids, shares(row, judge, role))).items():
-            prefixes.append(row["prompt"] + row["answer"])
-            segments.append(list(segment))
-            problems.append(row["problem"])
-            labels.append(share)
-            for name in ROLES:
-                drawn[name].append(writers.count((segment, name)))
+        distinct = []
+        for segment, share in zip(row["segments"], shares(row, judge, role)):
+            if segment not in distinct:
+                distinct.append(segment)
+                labels.append(share)
+        prefixes += [row["prompt"] + row["answer"]] * len(distinct)
+        problems += [row["problem"]] * len(distinct)
+        segments += distinct
+        writers = list(zip(row["roles"], row["segments"]))
+        for name in ROLES:
+            drawn[name] += [writers.count((name, segment)) for segment in distinct]
     states, valid = read_states(model, prefixes, segments, limit)
     counts = {name: torch.tensor(count) for name, count in drawn.items()}
     return Examples(torch.tensor(problems), states, valid, torch.tensor(labels), counts)
@@ -196,7 +207,10 @@ class ProbeTraining(pl.LightningModule):
 
 
 def fit_probe(
-    train: TensorDataset, validation: TensorDataset, params: SegmentParams, seed: int
+    train: TensorDataset,
+    validation: TensorDataset,
+    params: SegmentParams,
+    seed: int,
 ) -> Probe:
     """A probe trained on what `Examples.of` returns."""
     pl.seed_everything(seed, verbose=False)

@@ -83,8 +83,8 @@ def test_labels_are_what_reading_again_finds(models, texts, losses):
 
 def test_alignments_need_text_behind_them(models):
     labeller = SuffixLabeller(models[0], 259, [EOS], window=2)
-    candidates = labeller.candidates(Text([1], [1, 2, 3, 4, 7, 5, 6, EOS], [2, 7], [7, 9]))
-    assert [(entry.mismatch, entry.start, entry.tokens) for entry in candidates] == [
+    continuations = labeller.continuations(Text([1], [1, 2, 3, 4, 7, 5, 6, EOS], [2, 7], [7, 9]))
+    assert [(entry.mismatch, entry.start, entry.tokens) for entry in continuations] == [
         (0, 3, [4, 7]),
         (0, 2, [3, 4]),
         (0, 5, [5, 6]),

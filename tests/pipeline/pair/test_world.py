@@ -25,22 +25,25 @@ from pipeline.paths import TASKS
 from tests.pipeline.parameters import block, parameters
 
 WORLD = block("world", task_train=300, task_test=200)
-GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"
+OPERATIONS = {  # by words of a question
+    "gain": r"finds|buys|wins|brings|arrive",
+    "lose": r"loses|gives|break|sells|takes",
+    "double": r"doubles|twice|becomes two",
+    "triple": r"triples|three times|becomes three",
+}
+FACTORS = {"double": 2, "triple": 3}
 
 
 def arithmetic(question: str) -> tuple[int, list[tuple[str, int]]]:
     """Read a problem's arithmetic back from its question, sentence by sentence."""
-    first, *others = re.split(r"(?<=[.?]) ", question)
+    first, *sentences = re.split(r"(?<=[.?]) ", question)
     steps = []
-    for sentence in others[:-1]:
-        number = [int(n) for n in re.findall(r"\d+", sentence)]
-        if number:
-            assert bool(re.search(GAIN, sentence)) != bool(re.search(LOSE, sentence)), sentence
-            steps.append(("gain" if re.search(GAIN, sentence) else "lose", number[0]))
-        elif re.search(r"doubles|twice|becomes two", sentence):
-            steps.append(("double", 2))
-        elif re.search(r"triples|three times|becomes three", sentence):
-            steps.append(("triple", 3))
+    for sentence in sentences[:-1]:
+        spoken = [name for name, words in OPERATIONS.items() if re.search(words, sentence)]
+        assert len(spoken) <= 1, sentence
+        for operation in spoken:
+            number = re.search(r"\d+", sentence)
+            steps.append((operation, int(number[0]) if number else FACTORS[operation]))
     return int(re.search(r"\d+", first)[0]), steps
 
 
@@ -53,9 +56,8 @@ def result(start: int, steps: list[tuple[str, int]]) -> int:
 @pytest.mark.parametrize("kind", ["similar", "neutral"])
 def test_answers_follow_from_the_question(kind):
     for document in documents(replace(WORLD, kind=kind), 1, "train", 300):
-        assert answer_of(document["answer"]) == str(result(*arithmetic(document["question"]))), (
-            document
-        )
+        expected = result(*arithmetic(document["question"]))
+        assert answer_of(document["answer"]) == str(expected), document
 
 
 @pytest.mark.parametrize("dialect", ["target", "draft"])
@@ -68,45 +70,50 @@ def test_every_equation_of_a_solution_holds(dialect):
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
-    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+    for name, seed in {"first": 1, "again": 1, "other": 2}.items():
         write_task_files(WORLD, seed, tmp_path / name)
-    for file in ("train.jsonl", "test.jsonl"):
-        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
-        assert a == b and a != c
-        assert len(a.splitlines()) == (300 if file == "train.jsonl" else 200)
+    for file, rows in {"train.jsonl": 300, "test.jsonl": 200}.items():
+        content = (tmp_path / "first" / file).read_bytes()
+        assert content == (tmp_path / "again" / file).read_bytes()
+        assert content != (tmp_path / "other" / file).read_bytes()
+        assert len(content.splitlines()) == rows
+
+
+def cores(part: str, seed: int, num: int, stream: str = "") -> list[str]:
+    drawn = documents(WORLD, seed, part, num, stream=stream)
+    return [core(*arithmetic(document["question"])) for document in drawn]
 
 
 def test_parts_share_no_arithmetic_even_across_seeds():
-    cores = {}
-    for part in ("corpus", "train", "test"):
-        questions = [
-            doc["question"] for seed in (1, 2) for doc in documents(WORLD, seed, part, 400)
-        ]
-        cores[part] = {core(*arithmetic(question)) for question in questions}
-        assert {part_of(one) for one in cores[part]} == {part}
-    assert len(set.union(*cores.values())) == sum(map(len, cores.values()))
+    by_part = {
+        part: {*cores(part, 1, 400), *cores(part, 2, 400)} for part in ("corpus", "train", "test")
+    }
+    for part, arithmetics in by_part.items():
+        assert set(map(part_of, arithmetics)) == {part}
+    assert len(set.union(*by_part.values())) == sum(map(len, by_part.values()))
 
 
-def shares(docs: list[dict[str, str]]) -> tuple[float, float]:
+def shares(arithmetics: list[str]) -> tuple[float, float]:
     """Shares of problems with two steps, and of those that double or triple."""
-    told = [core(*arithmetic(doc["question"])) for doc in docs]
-    return fmean(one.count(" ") == 2 for one in told), fmean("*" in one for one in told)
+    return fmean(text.count(" ") == 2 for text in arithmetics), fmean(
+        "*" in text for text in arithmetics
+    )
 
 
-def test_every_draw_of_calibration_problems_is_like_the_test_file():
+@pytest.mark.parametrize("draw", [1, 2, 9])
+def test_every_draw_of_calibration_problems_is_like_the_test_file(draw):
     """What is drawn later is no harder: a certificate speaks about the problems that it was made
     with.
     """
-    n = 1500
-    expected = shares(documents(WORLD, 1, "test", n))
-    noise = 4 * (2 * 0.25 / n) ** 0.5  # four standard errors of a difference of two shares
-    for draw in (1, 2, 9):
-        drawn = documents(WORLD, 1, "test", n, stream=f"calibration {draw}")
-        assert shares(drawn) == pytest.approx(expected, rel=0, abs=noise)
+    num = 1500
+    noise = 4 * (2 * 0.25 / num) ** 0.5  # four standard errors of a difference of two shares
+    drawn = shares(cores("test", 1, num, f"calibration {draw}"))
+    assert drawn == pytest.approx(shares(cores("test", 1, num)), rel=0, abs=noise)
 
 
 def test_the_dialects_differ_in_solutions_only_and_distance_0_makes_them_one():
-    target, draft = (make_wording(WORLD, dialect, 1) for dialect in ("target", "draft"))
+    target = make_wording(WORLD, "target", 1)
+    draft = make_wording(WORLD, "draft", 1)
     assert all(target[site] == draft[site] for site in QUESTION)
     assert sum(target[site] != draft[site] for site in SOLUTION) > len(SOLUTION) / 2
     near = replace(WORLD, dialect_distance=0.0)
@@ -122,16 +129,10 @@ def test_impossible_dials_are_refused(change):
 
 
 def test_committed_requests_for_functions_are_distinct_and_can_be_judged():
-    rows = [
-        row
-        for split in ("train", "test")
-        for row in read_json_lines(TASKS / f"python_functions/{split}.jsonl")
-    ]
+    files = [TASKS / f"python_functions/{split}.jsonl" for split in ("train", "test")]
+    rows = [row for file in files for row in read_json_lines(file)]
     assert len({row["prompt"] for row in rows}) == len(rows) == 1600
-    row = next(row for row in rows if row["entry_point"] == "sum_squares_odd")
-    solution = (
-        "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
-    )
-    assert runs(solution + row["tests"]) and not runs(
-        solution.replace("== 1", "== 0") + row["tests"]
-    )
+    tests = next(row["tests"] for row in rows if row["entry_point"] == "sum_squares_odd")
+    right = "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
+    assert runs(right + tests)
+    assert not runs(right.replace("== 1", "== 0") + tests)

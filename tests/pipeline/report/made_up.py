@@ -21,46 +21,53 @@ CORRECT = {
     "prob": [1, 1, 1, 0],
     "judge": [1, 0, 1, 0],
 }
-SECONDS = {
-    f"transformers_{name}": seconds
-    for name, seconds in (("generate", 5.0), ("assisted", 6.0), ("lookup", 5.0))
+METHODS = {"exact": 3.0, "prob": 3.0, "judge": 2.0}  # seconds
+BASELINES = {
+    "plain": 4.0,
+    "strict": 3.0,
+    "transformers_generate": 5.0,
+    "transformers_assisted": 6.0,
+    "transformers_lookup": 5.0,
 }
 COUNTS = {"n": 100, "losses": 3, "gains": 1}
 SETTING = {
     **COUNTS,
+    "fixed": {},
     "loss": 0.015,
     "accuracy": 0.9,
     "mean_accepted_length": 5.0,
     "loose_per_100": 2.0,
 }
 LENGTHS = {"capped": 0.02, "strict_capped": 0.01, "mean_tokens": 41.5, "strict_mean_tokens": 40.0}
+CERTIFIED = {"certified": True, "knob": 0.2, "bound": 0.04}
+REFUSED = {"certified": False, "knob": None, "bound": 0.2}
 
 
 def evaluation(name):
-    is_judge, accuracy = name == "judge", sum(CORRECT[name]) / 4
-    about = {
+    is_judge = name == "judge"
+    return {
         "method": name,
         "block": 8,
         "knob": 0.2 if is_judge else None,
         "cut": 2 if is_judge else 0,
+        "n": 4,
+        "accuracy": sum(CORRECT[name]) / 4,
+        "mean_accepted_length": 6.0,
+        "loose_per_100": 7.0,
+        "statistics": {"forwards": 10, "histogram": {"0": 1, "8": 3}},
     }
-    statistics = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
-    numbers = {"n": 4, "accuracy": accuracy, "mean_accepted_length": 6.0, "loose_per_100": 7.0}
-    samples = [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
-    return {**about, **numbers, "statistics": statistics}, samples
 
 
-def calibration(name, knob, certified):
-    verdict = {
-        "certified": certified,
-        "knob": knob if certified else None,
-        "bound": 0.04 if certified else 0.2,
+def calibration(name, knob, verdict):
+    verdict = {**verdict, **COUNTS, "confidence": 0.95, **LENGTHS}
+    settings = [{"knob": knob, **SETTING}]
+    return {
+        "method": name,
+        "rule": PARAMS.methods[name].rule,
+        "budgets": {"0.1": verdict},
+        "settings": settings,
+        "development": settings,
     }
-    verdict |= {**COUNTS, "confidence": 0.95, **LENGTHS}
-    runs = {
-        split: [{"knob": knob, "fixed": {}, **SETTING}] for split in ("settings", "development")
-    }
-    return {"method": name, "rule": PARAMS.methods[name].rule, "budgets": {"0.1": verdict}, **runs}
 
 
 def timing(seconds):
@@ -76,23 +83,22 @@ def timing(seconds):
 def folder(tmp_path, monkeypatch):
     """A working directory in which every stage in front of `report` has run."""
     monkeypatch.chdir(tmp_path)
-    for name in CORRECT:
-        summary, samples = evaluation(name)
-        write_json(f"reports/evaluation/{name}/summary.json", summary)
+    for name, scores in CORRECT.items():
+        samples = [{"id": f"test-{n}", "correct": score} for n, score in enumerate(scores)]
+        write_json(f"reports/evaluation/{name}/summary.json", evaluation(name))
         write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json(calibration_file("prob"), calibration("prob", 0.1, False))
-    write_json(calibration_file("judge"), calibration("judge", 0.2, True))
-    methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
-    baselines = {
-        name: timing(seconds) for name, seconds in {"plain": 4.0, "strict": 3.0, **SECONDS}.items()
+    write_json(calibration_file("prob"), calibration("prob", 0.1, REFUSED))
+    write_json(calibration_file("judge"), calibration("judge", 0.2, CERTIFIED))
+    benchmark = {
+        "methods": {name: timing(seconds) for name, seconds in METHODS.items()},
+        "baselines": {name: timing(seconds) for name, seconds in BASELINES.items()},
+        "chosen_on": 16,
+        "failed": {"transformers_static": "RuntimeError: no"},
     }
-    baselines["transformers_assisted"]["block"] = 0
-    about = {"chosen_on": 16, "failed": {"transformers_static": "RuntimeError: no"}}
-    write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines, **about})
-    write_json(
-        "models/heads/logistic/metrics.json",
-        {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None, "n": 3},
-    )
+    benchmark["baselines"]["transformers_assisted"]["block"] = 0
+    write_json("reports/benchmark.json", benchmark)
+    metrics = {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None, "n": 3}
+    write_json("models/heads/logistic/metrics.json", metrics)
     bins = [
         {"predicted": 0.2, "observed": 0.3, "n": 2},
         {"predicted": 0.8, "observed": 0.9, "n": 2},
