@@ -29,6 +29,7 @@ from gistgate.models.options import DecodeOptions, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.cli.decode import Loaded
+    from gistgate.measure.outlook import Findings
     from gistgate.tasks.task import Task
 
 NUM_PROMPTS = 20  # prompts that are enough for one recommendation
@@ -92,16 +93,23 @@ def doctor(
     if judge is not None:
         budget = options.budget or promise.budget
         plan = outlook.plan(findings, budget, options.confidence or promise.confidence)
+    tell(findings, plan, len(ids), as_json)
+
+
+def tell(findings: Findings, plan: str, prompts: int, as_json: bool) -> None:
+    """Print what was measured, and the advice that follows from it."""
+    from gistgate.measure import outlook
+
     limit = outlook.limit_advice(**findings.lengths)
     pays, advice = outlook.verdict(findings)
     if as_json:
         entries = asdict(findings)
         entries["lengths"]["advice"] = limit
-        entries |= {"advice": advice, "pays": pays, "plan": plan, "prompts": len(ids)}
+        entries |= {"advice": advice, "pays": pays, "plan": plan, "prompts": prompts}
         typer.echo(json.dumps(entries))
-        return
-    show.say(show.promised(findings))
-    typer.echo("\n".join(filter(None, [plan, limit, advice])))
+    else:
+        show.say(show.promised(findings))
+        typer.echo("\n".join(filter(None, [plan, limit, advice])))
 
 
 def check(prompts: str, task: str | None, options: DecodeOptions) -> None:

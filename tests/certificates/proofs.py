@@ -19,9 +19,20 @@ from tests.tiny import byte_tokenizer
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
 POINT = OperatingPoint(
-    budget=0.01, confidence=0.95, settings={"risk": 0.2}, n=2000, losses=8, gains=5, loss=0.0015, bound=0.0075,
-    bound_kind="exact", harm=0.004, harm_bound=0.011, certified=True, mean_accepted_length=6.5,
-)  # fmt: skip
+    budget=0.01,
+    confidence=0.95,
+    settings={"risk": 0.2},
+    n=2000,
+    losses=8,
+    gains=5,
+    loss=0.0015,
+    bound=0.0075,
+    bound_kind="exact",
+    harm=0.004,
+    harm_bound=0.011,
+    certified=True,
+    mean_accepted_length=6.5,
+)
 
 
 def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> OperatingPoint:
@@ -54,11 +65,18 @@ def spread_out(losses: int, gains: int, n: int) -> np.ndarray:
 
 def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:
     """A certificate of `autojudge` with the draft model at K = 4."""
-    made = Certificate(
-        rule="autojudge", drafter="model", block=4, knob="risk", score="task", confidence=0.95, headline_budget=0.03,
-        scope={}, points=points or (POINT,),
-    )  # fmt: skip
-    return replace(made, **changes)
+    certificate = Certificate(
+        rule="autojudge",
+        drafter="model",
+        block=4,
+        knob="risk",
+        score="task",
+        confidence=0.95,
+        headline_budget=0.03,
+        scope={},
+        points=points or (POINT,),
+    )
+    return replace(certificate, **changes)
 
 
 def linear_gate(target: Any, draft: Any, tokenizer: Any = None, **more: Any) -> Gate:
