@@ -1,10 +1,7 @@
-"""A decoder of one's own as calibration wants it: its models, its method, and what they decode."""
+"""A decoder of one's own as calibration wants it: its parts, its method, and what they decode."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
-from gistgate.build import assemble
+from gistgate.build import Builder
 from gistgate.certificates.calibration import Method, decoding_scope
 from gistgate.certificates.ledger import hash_of
 from gistgate.certificates.outcomes import Answer, Decode, Ids, Outcomes, Scorer, cached
@@ -24,9 +21,9 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.gate import Gate
-from gistgate.models.loading import load_draft, load_target
+from gistgate.models.loading import load_target
 from gistgate.models.options import DecodeOptions
-from gistgate.models.sources import CORPUS, STORED, Sources, asks_draft, make_drafter
+from gistgate.models.sources import CORPUS, STORED, asks_draft
 from gistgate.rules import RULES, meant
 from gistgate.tasks.prompts import Prompt, PromptMaker, hashes_of
 from gistgate.tasks.task import Task
@@ -37,73 +34,30 @@ MEMORY_MB = 1000
 """Room for prompts that are read once and decoded at many settings."""
 
 
-@dataclass(frozen=True)
-class Models:
-    """What decodes: the models that are named, else those that the gate was trained for."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase
-    gate: Gate | None
-
-
-def load_models(
+def load_parts(
     target_name: str | None, gguf: str | None, draft_gguf: str | None, options: DecodeOptions
-) -> Models:
-    """Load the target, the draft, as light as the gate's unless the options say otherwise, and the
-    gate; `gguf` and `draft_gguf` name files in the folders of both models.
+) -> Builder:
+    """The models that are named, else those that the gate was trained for, the draft as light as
+    then; `gguf` and `draft_gguf` name files in the folders of both.
     """
-    config = Gate.load(options.gate).config if options.gate else None
-    trained = config.draft if config else None
-    draft_name = options.draft or (trained.name if trained else None)
-    bits = options.quantise_draft
-    is_lighter = bits not in (None, "none") or options.draft_vocabulary
-    if draft_name is None and (is_lighter or draft_gguf is not None):
-        raise UserError(
-            "--quantise-draft, --draft-vocabulary, --draft-gguf: no draft is named. Add --draft."
-        )
-    if trained and trained.draft_vocabulary and options.draft_vocabulary is None:
-        raise UserError(
-            "The gate's draft proposes a part of the vocabulary. Name its file with"
-            " --draft-vocabulary."
-        )
-    with explaining("target", target_name):
-        name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
-        target = load_target(target_name or name, dtype, gguf=gguf)
-    draft = None
-    if draft_name:
-        with explaining("draft", options.draft):
-            draft = load_draft(
-                draft_name,
-                target.model,
-                target.tokenizer,
-                gguf=draft_gguf,
-                quantised=bits or (trained.quantisation if trained else None),
-                vocabulary=options.draft_vocabulary,
-            )
-            draft.requires_grad_(False)
-    target.model.requires_grad_(False)
-    target.tokenizer.padding_side = "left"
-    gate = None
+    dtype = "auto"
     if options.gate:
-        gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True)
-    return Models(target.model, draft, target.tokenizer, gate)
-
-
-@contextmanager
-def explaining(role: str, name: str | None) -> Iterator[None]:
-    """While open, an error about a model that the user has not named says where its name is
-    from.
-    """
-    try:
-        yield
-    except UserError as error:
-        if name:
-            raise
-        raise UserError(
-            f"{error} The gate records this name, and of a folder elsewhere the last part alone."
-            f" Name the model with --{role}."
-        ) from error
+        config = Gate.load(options.gate).config
+        target_name = target_name or config.target.name
+        dtype = config.target.dtype
+        if config.draft is not None:
+            if config.draft.draft_vocabulary and options.draft_vocabulary is None:
+                raise UserError(
+                    "The gate's draft proposes a part of the vocabulary. Name its file with"
+                    " --draft-vocabulary."
+                )
+            options = replace(
+                options,
+                draft=options.draft or config.draft.name,
+                quantise_draft=options.quantise_draft or config.draft.quantisation,
+            )
+    target = load_target(str(target_name), dtype, gguf=gguf)
+    return Builder(target.model, target.tokenizer, replace(options, draft_gguf=draft_gguf))
 
 
 def maker_for(
@@ -123,8 +77,9 @@ def marks_of(task: Task, prompt: Prompt) -> set[str]:
     return {hash_of(prompt["ids"]), hashes_of([task.problem(prompt["doc"])])}
 
 
-def method_of(options: DecodeOptions, models: Models) -> Method:
+def method_of(parts: Builder) -> Method:
     """The rule with its own grid; settings that the options name stay fixed."""
+    options = parts.options
     name = options.rule or (GATED if options.gate else STRICT)
     rule_id, preset = meant(name)
     rule = RULES[rule_id]
@@ -137,20 +92,21 @@ def method_of(options: DecodeOptions, models: Models) -> Method:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {**preset, **options.settings}
     fixed.pop(rule.knob, None)
-    certificate = models.gate.certificate if models.gate is not None else None
-    drafter = certificate.drafter if certificate else "model"
-    if models.draft is None and asks_draft(drafter):
+    drafter = "model"
+    block = BLOCK
+    certificate = parts.gate.certificate if parts.gate else None
+    if certificate is not None:
+        drafter = certificate.drafter
+        block = certificate.block
+    if parts.draft is None and asks_draft(drafter):
         drafter = "lookup"
-    block = options.block
-    if block is None:
-        block = certificate.block if certificate else BLOCK
     return Method(
-        rule=rule_id,
-        drafter=options.drafter or drafter,
-        block=block,
-        knob=rule.knob,
-        grid=tuple(rule.grid),
-        fixed=fixed,
+        rule_id,
+        options.drafter or drafter,
+        block if options.block is None else options.block,
+        rule.knob,
+        tuple(rule.grid),
+        fixed,
         variants=({},) if fixed else tuple(rule.variants),
     )
 
@@ -175,14 +131,16 @@ def decode_prompts(
 
 @dataclass(frozen=True)
 class OwnDecoder:
-    """A method on loaded models."""
+    """A method on loaded parts."""
 
-    models: Models
+    parts: Builder
     method: Method
-    stop_drafting: str | None
-    """File of fit-draft or a confidence, by which drafts end."""
     batch_size: int
     """Rows decoded together."""
+
+    def choice(self, rule: str, settings: dict[str, Any]) -> Choice:
+        """A rule with the method's drafter and K."""
+        return Choice(rule, settings, self.method.block, self.method.drafter)
 
     def drafter(self) -> Drafter | None:
         """A fresh drafter of the method."""
@@ -191,22 +149,18 @@ class OwnDecoder:
             raise UserError(
                 f"'{name}' reads data; the pipeline certifies it (docs/rules.md). Choose another."
             )
-        models = self.models
-        sources = Sources(
-            models.target, models.tokenizer, models.draft, stopping=self.stop_drafting
-        )
-        return make_drafter(name, sources)
+        return self.parts.drafter_of(self.choice(self.method.rule, {}))
 
     def scope(self) -> dict[str, Any]:
         """What decodes; the draft model is None where the drafter does not ask it."""
-        models = self.models
+        parts = self.parts
         drafter = self.drafter()
         return decoding_scope(
             self.method,
-            models.target,
-            models.draft if asks_draft(self.method.drafter) else None,
-            models.tokenizer,
-            models.gate,
+            parts.target,
+            parts.draft if asks_draft(self.method.drafter) else None,
+            parts.tokenizer,
+            parts.gate,
             self.batch_size,
             drafting=None if drafter is None else drafter.binding,
         )
@@ -219,16 +173,14 @@ class OwnDecoder:
         """
         memory = PromptCache(MEMORY_MB)
         # An interrupted start goes on where the rounding is the same.
-        machine = (str(self.models.target.device), torch.__version__)
+        machine = (str(self.parts.target.device), torch.__version__)
         depends = (self.scope(), *machine, Path(gistgate.__file__).parent)
 
-        def decode_with(rule: str, gate: Gate | None) -> Decode:
+        def decode_with(rule: str) -> Decode:
             def decode(
                 settings: dict[str, Any], prompts: Sequence[Prompt], start: int
             ) -> list[Answer]:
-                choice = Choice(rule, settings, self.method.block)
-                models = self.models
-                decoder = assemble(models.target, models.tokenizer, choice, self.drafter(), gate)
+                decoder = self.parts.assemble(self.choice(rule, settings), self.drafter())
                 seeds = range(start, start + len(prompts))
                 return decode_prompts(
                     decoder, prompts, seeds, batch_size=self.batch_size, memory=memory
@@ -236,10 +188,9 @@ class OwnDecoder:
 
             return cached(decode, scratch, rule, *depends)
 
-        strict = decode_with("exact", None)
-        loose = decode_with(self.method.rule, self.models.gate)
+        strict = decode_with("exact")
 
         def strict_ids(prompts: Sequence[Prompt], start: int) -> list[Ids]:
             return [answer.ids for answer in strict({}, prompts, start)]
 
-        return Outcomes(prompts, scorer, strict_ids, loose)
+        return Outcomes(prompts, scorer, strict_ids, decode_with(self.method.rule))

@@ -128,26 +128,12 @@ class Plan:
         for rate in PLANNED:
             need = self.needed(rate, lost * rate)
             numbers.append(f"{need or 'too many'} at {rate:.0%}")
-        fewer = ""
-        if planned is not None and planned != n:
-            fewer = (
-                f" of the {planned} asked for; they certify {self.least_budget(n):.1%} at best, if"
-                f" no answer differs, and all {self.least_budget(planned):.1%}"
-            )
+        fewer = "" if planned in (None, n) else f" of the {planned} asked for"
         return (
             f"A budget of {self.budget:.2%} at {self.confidence:.0%} confidence needs, were"
             f" {'all' if lost else 'nothing'} lost, about so many prompts by the share of answers"
             f" that differ: {', '.join(numbers)}; twice as many to be safe. There are {n}{fewer}."
         )
-
-    def least_budget(self, n: int) -> float:
-        """The smallest budget, in steps of 0.1 %, that n prompts certify if no answer differs."""
-
-        def enough(step: int) -> bool:
-            plan = Plan(step / 1000, self.confidence, self.ternary, self.stop)
-            return (plan.needed(0.0) or MOST) <= n
-
-        return (1 + bisect_left(range(1, 1000), True, key=enough)) / 1000
 
     def usual_n(self, available: int) -> int:
         """Twice what the expected discordance needs, or all there are."""

@@ -10,7 +10,6 @@ from typing import Any
 import gistgate
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import Verdicts
-from gistgate.certify.answers import Means
 from gistgate.certify.claims import CLAIMS
 from gistgate.certify.comparison import Comparison
 
@@ -70,33 +69,30 @@ class ServedCertificate:
         task = comparison.task
         answered = comparison.answered
         endpoints = comparison.endpoints
-        samples = endpoints.samples
         budget = comparison.plan.budget
-        strict = Means.of(answered, 0)
-        verdicts = comparison.claim.shown(verdicts, answered, strict)
+        verdicts = comparison.claim.shown(verdicts, answered)
         refusal = verdicts.refusal(budget)
-        questions = [task.question(prompt.doc) for prompt in answered]
         return cls(
             strict={**endpoints.strict.described(), "reported": endpoints.strict.reported},
             loose={**endpoints.loose.described(), "reported": endpoints.loose.reported},
             **verdicts.bound(budget).entries,
-            scope=task_scope(task, questions),
+            scope=task_scope(task, [task.question(prompt.doc) for prompt in answered]),
             budget=budget,
             confidence=comparison.plan.confidence,
             certified=refusal is None,
-            strict_answers=strict.entries,
-            loose_answers=Means.of(answered, 1).entries,
+            strict_answers=comparison.means(0),
+            loose_answers=comparison.means(1),
             differing=sum(prompt.is_differing for prompt in answered),
             refusal=refusal,
             made=datetime.now(UTC).date().isoformat(),
             claim=comparison.claim.id,
             task=task.name,
             sampling={
-                "temperature": samples.temperature,
+                "temperature": endpoints.temperature,
                 "max_tokens": task.max_new_tokens,
                 "stop": list(task.stops),
-                "samples": samples.number,
-                "seed": samples.seed,
+                "samples": endpoints.samples,
+                "seed": endpoints.seed,
             },
             version=gistgate.__version__,
         )
@@ -105,15 +101,16 @@ class ServedCertificate:
     def sentence(self) -> str:
         """The verdict for people."""
         claim = CLAIMS[self.claim]
+        quantity, worse, better = claim.words
         strict, loose = (f"{side['model']} at {side['url']}" for side in (self.strict, self.loose))
         verdict = "Certified" if self.certified else "Not certified"
         temperature = self.sampling["temperature"]
         sampled = f" at temperature {temperature}, on average over samples" if temperature else ""
         return (
             f"{verdict} at {100 * self.confidence:.4g} %: {loose}"
-            f" {claim.promise.format(100 * self.budget)} {strict}{sampled}; {claim.quantity}"
-            f" {self.loss:.2%}, at most {self.bound:.2%} ({self.losses} {claim.worse}, {self.gains}"
-            f" {claim.better}, {self.differing} in other words, of {self.n} prompts)."
+            f" {claim.promise.format(100 * self.budget)} {strict}{sampled}; {quantity}"
+            f" {self.loss:.2%}, at most {self.bound:.2%} ({self.losses} {worse}, {self.gains}"
+            f" {better}, {self.differing} in other words, of {self.n} prompts)."
         )
 
     @property

@@ -1,15 +1,15 @@
 """Both endpoints on the same documents: asking them, keeping their answers, and comparing these."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import random
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,26 +17,16 @@ import numpy as np
 from gistgate.certificates.bounds import p_value
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import Plan
-from gistgate.certify.answers import Answered, Means, Pair, Served
+from gistgate.certify.answers import Answered, Pair, Served, means_of
 from gistgate.certify.claims import Claim
-from gistgate.certify.endpoint import Endpoint
-from gistgate.certify.progress import TICK, Progress, note
+from gistgate.certify.endpoint import Endpoint, note
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
 from gistgate.tasks.task import Document, Messages, Task
 
 PILOT = 10  # prompts after which the seconds of the plan are said
-
-
-@dataclass(frozen=True)
-class Samples:
-    """How many answers an endpoint gives to a prompt, and how they are drawn."""
-
-    temperature: float = 0.0
-    number: int = 1
-    seed: int = 0
-    """What the seeds of all requests follow."""
-
+TICK = 0.5  # seconds between two lines about the progress, on a terminal
+SELDOM = 10.0  # the same elsewhere
 
 Request = tuple[str | Messages, list[str], int]  # prompt, stops and longest answer in tokens
 
@@ -46,33 +36,34 @@ def request_of(task: Task, doc: Document) -> Request:
     return task.prompt(doc), list(task.stops), task.max_new_tokens
 
 
+@dataclass(frozen=True)
 class BothEndpoints:
     """The strict endpoint and the loose one, which get the same requests."""
 
-    def __init__(
-        self, strict: Endpoint, loose: Endpoint, samples: Samples, concurrent: int = 1
-    ) -> None:
-        self.strict = strict
-        self.loose = loose
-        self.samples = samples
-        self.free = asyncio.Semaphore(concurrent)  # for requests that are under way
+    strict: Endpoint
+    loose: Endpoint
+    temperature: float
+    samples: int
+    """Answers of each endpoint to a prompt."""
+    seed: int
+    """What the seeds of all requests follow."""
+    free: asyncio.Semaphore
+    """Requests that may be under way."""
 
     def mark(self, request: Request) -> str:
         """What tells the answers to a request from others."""
-        samples = self.samples
-        return fingerprint(request, samples.temperature, samples.number, samples.seed)
+        return fingerprint(request, self.temperature, self.samples, self.seed)
 
     async def ask(self, request: Request) -> list[Pair]:
         """The answers of both endpoints, one pair for each sample; the seed of a request that is
         repeated is the same, and so is the other endpoint's.
         """
-        seeds = random.Random(self.mark(request))
+        seeds = Random(self.mark(request))
         pairs = []
-        for _ in range(self.samples.number):
+        for _ in range(self.samples):
             sampling: dict[str, Any] = {}
-            if self.samples.temperature:
-                sampling["temperature"] = self.samples.temperature
-                sampling["seed"] = seeds.getrandbits(31)
+            if self.temperature:
+                sampling = {"temperature": self.temperature, "seed": seeds.getrandbits(31)}
             pairs.append(self.pair(request, sampling))
         return await asyncio.gather(*pairs)
 
@@ -90,22 +81,15 @@ class AnswerStore:
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
         self.pairs: dict[str, list[Pair]] = {}
-        if resume and path.exists():
-            self.read()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
-
-    def read(self) -> None:
-        """Take over what an interrupted run left; a line that it could not finish counts as
-        none.
-        """
-        for line in self.path.read_text().split("\n"):
-            with suppress(ValueError):
-                for mark, pairs in json.loads(line).items():
-                    self.pairs[mark] = [
-                        (Served(**strict), Served(**loose)) for strict, loose in pairs
-                    ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+" if resume else "w+") as file:
+            file.seek(0)
+            for line in file:
+                with suppress(ValueError):  # of a line that an interruption cut
+                    for mark, pairs in json.loads(line).items():
+                        self.pairs[mark] = [
+                            (Served(**strict), Served(**loose)) for strict, loose in pairs
+                        ]
 
     def add(self, mark: str, pairs: list[Pair]) -> None:
         """Keep the answers to one document, behind a line that an interruption cut."""
@@ -126,7 +110,6 @@ class Comparison:
         claim: Claim,
         plan: Plan,
         store: AnswerStore,
-        need: int | None,
     ) -> None:
         self.task = task
         self.docs = docs
@@ -134,11 +117,13 @@ class Comparison:
         self.claim = claim
         self.plan = plan
         self.store = store
-        self.progress = Progress(len(docs), need)
+        self.need: int | None = None  # prompts that are planned
         self.answered: list[Answered] = []  # the prompts that were compared, in their order
-        self.changed = 0.0  # sum of what was compared
+        self.changed = 0.0  # sum of their differences
         self.fresh = 0  # prompts that were asked in this run
         self.is_stopped = False  # by Ctrl-C
+        self.began = monotonic()
+        self.last_note = self.began  # about the progress
 
     def chunks(self, runner: asyncio.Runner) -> Iterator[Decoded]:
         """d of one prompt after the other, while further ones are under way, so that a test can end
@@ -169,8 +154,8 @@ class Comparison:
             for request in requests:
                 request.cancel()
             loop.remove_signal_handler(signal.SIGINT)
-            count = len(self.answered)
-            note(f"{count} prompts answered by both in {self.progress.seconds:.0f} s")
+            seconds = monotonic() - self.began
+            note(f"{len(self.answered)} prompts answered by both in {seconds:.0f} s")
 
     async def ask(self, doc: Document) -> list[Pair]:
         """The answers of both endpoints to a document; what is known is not asked again."""
@@ -185,15 +170,30 @@ class Comparison:
         """Wait for the answers to a document, or until Ctrl-C, and tell how far the others are."""
         while not request.done() and not self.is_stopped:
             await asyncio.wait([request], timeout=TICK)
-            self.progress.tell(len(self.store.pairs), self.fresh)
+            if monotonic() - self.last_note >= (TICK if sys.stderr.isatty() else SELDOM):
+                self.tell()
+
+    def tell(self, need: int | None = None, stays: bool = False) -> None:
+        """Say how far the run is, its rate and the time left, and how long the `need` of a plan
+        takes, but no outcome, so that an interruption is no look.
+        """
+        self.last_note = monotonic()
+        rate = self.fresh / (self.last_note - self.began)
+        count = len(self.store.pairs)
+        text = f"{count} of at most {len(self.docs)} prompts answered by both"
+        if rate:
+            seconds = (len(self.docs) - count) / rate
+            text += f", {60 * rate:.0f} a minute, {seconds:.0f} s left"
+            if need:
+                text += f"; {need} prompts, as planned, take {need / rate:.0f} s"
+        note(text, stays)
 
     def compare(self, doc: Document, pairs: list[Pair]) -> float:
         """Keep and score the answers to a document; what the claim is about."""
-        prompt = Answered.of(self.task, doc, pairs)
-        self.answered.append(prompt)
+        self.answered.append(Answered(self.task, doc, pairs))
         if len(self.answered) == PILOT:
-            self.progress.tell(len(self.store.pairs), self.fresh, with_plan=True)
-        difference = self.claim.difference(prompt)
+            self.tell(self.need, stays=True)
+        difference = self.claim.difference(self.answered[-1])
         self.changed += difference
         return difference
 
@@ -207,18 +207,28 @@ class Comparison:
         sizes = (len(self.answered), len(self.docs))
         return all(p_value(int(self.changed), 0, n, self.plan.budget) > error for n in sizes)
 
+    def means(self, side: int) -> dict[str, float | None]:
+        """What a card says of the strict endpoint (0) or the loose one (1)."""
+        answers = []
+        scores = []
+        for prompt in self.answered:
+            answers += (prompt.strict, prompt.loose)[side]
+            scores += prompt.scores[side : side + 1]
+        return means_of(answers, scores)
+
     def check_something_to_lose(self) -> None:
         """Refuse strict answers of which nothing could be lost, because a certificate would say
         nothing.
         """
-        strict = Means.of(self.answered, 0)
-        limit = self.task.max_new_tokens
-        n = len(self.answered) * self.endpoints.samples.number
-        if self.claim.to_lose(strict, n, limit) > self.plan.budget:
+        if self.claim.to_lose(self.answered) > self.plan.budget:
             return
-        scored = "" if strict.score is None else f"score {strict.score:.1%} on average, "
+        means = self.means(0)
+        texts = [answer.text for prompt in self.answered for answer in prompt.strict]
+        empty = sum(not text.strip() for text in texts)
+        scored = "" if means["score"] is None else f"score {means['score']:.1%} on average, "
         raise UserError(
-            f"{self.endpoints.strict.url} has nothing to lose: its answers {scored}{strict.empty}"
-            f" of {n} are empty and {strict.capped:.0%} were cut at {limit} tokens. Look at what"
-            " it writes, and mend the prompt (--chat, --num-fewshot), the task or the model."
+            f"{self.endpoints.strict.url} has nothing to lose: its answers {scored}{empty} of"
+            f" {len(texts)} are empty and {means['capped']:.0%} were cut at"
+            f" {self.task.max_new_tokens} tokens. Look at what it writes, and mend the prompt"
+            " (--chat, --num-fewshot), the task or the model."
         )

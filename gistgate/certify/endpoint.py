@@ -1,12 +1,10 @@
 """Servers that speak the OpenAI protocol: finding the model, and asking it."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import openai
@@ -21,25 +19,12 @@ from gistgate.certify.page import (
     text_in,
     tokens_in,
 )
-from gistgate.certify.progress import note
-from gistgate.certify.trouble import (
-    ASTRAY,
-    LASTING,
-    NOT_HERE,
-    cause_of,
-    explained,
-    is_final,
-    remedy_for,
-)
-from gistgate.core.utils import UserError, first_line
+from gistgate.certify.trouble import NOT_HERE, explained
+from gistgate.core.utils import UserError, first_line, printable
 from gistgate.tasks.task import Messages
 
 RETRIES = 5
 """Repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on."""
-PATIENCE = 180.0
-"""Longest time that one request waits before its repetitions, in seconds."""
-NOTED = 2.0
-"""Pauses from so many seconds on are said."""
 SECONDS = 600.0
 """Longest wait for one answer."""
 HELLO = 9.0
@@ -70,7 +55,7 @@ class Endpoint:
         return openai.AsyncOpenAI(
             base_url=self.url,
             api_key=self.key or "none",
-            max_retries=0,
+            max_retries=RETRIES,
             timeout=SECONDS,
             default_headers=self.address.headers,
             default_query=self.address.parameters,
@@ -103,54 +88,20 @@ class Endpoint:
             )
         self.reported.append(text)
 
-    async def patiently(self, request: Callable[[], Awaitable[Any]], is_first: bool = False) -> Any:
-        """What a request gives, repeated where waiting may help; a request that `is_first` may be
-        at a wrong door.
-        """
-        waited = 0.0
-        repeated = 0
-        while True:
-            try:
-                return await request()
-            except (openai.APIConnectionError, openai.APIStatusError) as error:
-                status = getattr(error, "status_code", 0)
-                cause = f"status {status}" if status else cause_of(error, self.url)
-                repetitions = repetitions_for(status, cause, is_first)
-                pause = self.pause_after(error) or min(0.5 * 2**repeated, 8.0)
-                if repeated >= repetitions or waited + pause > PATIENCE:
-                    if status:
-                        raise
-                    times = "s" if repeated > 1 else ""
-                    after = f", after {repeated} repetition{times}" if repeated else ""
-                    raise UserError(
-                        f"{self.url} cannot be reached{after} ({cause}). {remedy_for(cause)}"
-                    ) from error
-            waited = waited + pause
-            repeated = repeated + 1
-            if pause >= NOTED or "imeout" in cause:
-                note(
-                    f"{self.url}: {cause}; repetition {repeated} of {repetitions} in {pause:.0f} s,"
-                    " Ctrl-C ends it."
-                )
-            await asyncio.sleep(pause)
-
-    def pause_after(self, error: openai.APIError) -> float | None:
-        """The pause that a server asks for, in seconds."""
-        headers = getattr(getattr(error, "response", None), "headers", None)
-        pause: float | None = self.client._parse_retry_after_header(headers)
-        return pause
-
     async def survey(self) -> tuple[list[str], str]:
         """The models that the server lists, or none and the cause; they are kept, and so is its
         version.
         """
         models = []
         cause = "an empty list"
-        listing = partial(self.client.models.list, timeout=HELLO)
+        client = self.client.with_options(max_retries=2, timeout=HELLO)  # perhaps a wrong door
         try:
-            page = await self.patiently(listing, is_first=True)
-            models = [model.id for model in page.data]
-        except (UserError, openai.AuthenticationError, openai.PermissionDeniedError):
+            models = [model.id for model in (await client.models.list()).data]
+        except (
+            openai.APIConnectionError,
+            openai.AuthenticationError,
+            openai.PermissionDeniedError,
+        ):
             raise
         except Exception as error:
             if getattr(error, "status_code", 0) == 407:
@@ -188,7 +139,7 @@ class Endpoint:
             body["stop"] = list(stops)[:MOST_STOPS]
         body |= self.extra
         with explained(self.url, self.key):
-            page = await self.patiently(lambda: self.client.post(path, body=body, cast_to=object))
+            page = await self.client.post(path, body=body, cast_to=object)
         return self.whole(page, text, body.get("stop") or (), body.get("max_tokens") or 0)
 
     def whole(
@@ -246,15 +197,12 @@ class Endpoint:
             )
 
 
-def repetitions_for(status: int, cause: str, is_first: bool) -> int:
-    """How often a request is repeated that failed with this status, or for this cause if it is
-    0.
-    """
-    if is_final(status) or (not status and remedy_for(cause, LASTING)):
-        return 0
-    if is_first and remedy_for(cause, ASTRAY):
-        return min(RETRIES, 1)
-    return RETRIES
+def note(text: str, stays: bool = True) -> None:
+    """A line to standard error; on a terminal it takes the place of one that does not stay."""
+    is_terminal = sys.stderr.isatty()
+    start = "\r\033[K" if is_terminal else ""
+    end = "\n" if stays or not is_terminal else ""
+    print(f"{start}{printable(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def continued(messages: Messages) -> dict[str, bool]:

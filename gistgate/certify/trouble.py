@@ -1,8 +1,6 @@
-"""What goes wrong between a client and a server: causes, what helps, and whether waiting does."""
+"""What goes wrong between a client and a server, and what helps."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,7 +19,7 @@ DOOR = (
 )
 PROXY = "A proxy of the environment stands between: unset it, or put the machine into NO_PROXY."
 PASSWORD = "A proxy of the environment wants a password: write it into the variable, or unset that."
-LASTING = {  # what no waiting mends, by what the cause says
+REMEDIES = {  # by a sign in the cause; the first counts
     "mismatch, certificate": "Write the name that stands in its certificate.",
     "has expired": "Renew its certificate.",
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed it: SSL_CERT_FILE=<file.pem>.",
@@ -29,21 +27,15 @@ LASTING = {  # what no waiting mends, by what the cause says
     "record layer failure": HTTP,
     "not known": NAME,
     "No address": NAME,
+    "name resolution": NAME,
     "Request URL": "Begin the address with http:// or https://.",
     "decompress": (
         "It, or a proxy between, calls an answer compressed that is not: look into its log."
     ),
     "407 Proxy": PASSWORD,
-}
-ASTRAY = {  # what may be a wrong address
     "disconnected": DOOR,
     "ReadError": DOOR,
     "llegal": DOOR,
-    "name resolution": NAME,
-}
-REMEDIES = {
-    **LASTING,
-    **ASTRAY,
     "roxy": PROXY,
     "imeout": (
         "It says nothing for too long: look whether it works, and ask for less at a time with"
@@ -51,11 +43,6 @@ REMEDIES = {
     ),
     "": "Start or mend the server, and repeat.",
 }
-
-
-def remedy_for(cause: str, remedies: Mapping[str, str] = REMEDIES) -> str | None:
-    """The remedy of the first sign that stands in a cause."""
-    return next((remedy for sign, remedy in remedies.items() if sign in cause), None)
 
 
 def cause_of(error: Exception, url: str) -> str:
@@ -69,18 +56,15 @@ def cause_of(error: Exception, url: str) -> str:
     return cause
 
 
-def is_final(status: int) -> bool:
-    """Whether a status says that the request is wrong, so that repeating it is in vain."""
-    return 0 < status < 500 and status not in (408, 409, 429)
-
-
 @contextmanager
 def explained(url: str, key: str) -> Iterator[None]:
     """Turn what the client raises into one sentence, without the key."""
     try:
         yield
-    except UserError:
-        raise
+    except openai.APIConnectionError as error:
+        cause = cause_of(error, url)
+        remedy = next(remedy for sign, remedy in REMEDIES.items() if sign in cause)
+        raise UserError(f"{url} cannot be reached ({cause}). {remedy}") from error
     except openai.APIStatusError as error:
         reply = " ".join(error.response.text.split())
         if key:

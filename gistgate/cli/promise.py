@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
@@ -17,12 +16,11 @@ import typer
 from gistgate.cli.options import DECODER, AsJson, Seed, Template, parameter, plain_option
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
+from gistgate.tasks.task import Prompting, TaskSpec
 
 if TYPE_CHECKING:
-    from gistgate.certificates.ledger import Ledger
     from gistgate.certificates.planning import Plan
     from gistgate.gate import Gate
-    from gistgate.tasks.task import Prompting, TaskSpec
 
 TASK = "Task that judges: a file in data/tasks or any lm-eval task."
 ENDS = (
@@ -95,51 +93,28 @@ class Promise:
     ] = Path(".gistgate/judged.json")
     seed: Seed = 0
 
-    def check(self) -> None:
-        """Refuse a claim that nobody can certify."""
-        from gistgate.certificates.planning import Stop
+    def plan(self, ternary: bool = True) -> Plan:
+        """The plan of one look at the prompts; refuses a claim that nobody can certify."""
+        from gistgate.certificates.ledger import level
+        from gistgate.certificates.planning import Plan, Stop
 
         if not (0 < self.budget < 1 and 0.5 <= self.confidence < 1):
             raise UserError(
                 "A budget outside (0, 1) or a confidence outside [0.5, 1) cannot be certified."
                 " Correct that."
             )
-        self.plan()  # refuses what no number of prompts can reach
+        confidence = level(self.confidence, self.looks)
         if self.stop not in get_args(Stop):
             raise UserError(
                 f"There is no way to stop called '{self.stop}'. Use one of:"
                 f" {', '.join(get_args(Stop))}."
             )
-
-    def plan(self, ternary: bool = True) -> Plan:
-        """The plan of one look at the prompts, whose confidence it has."""
-        from gistgate.certificates.ledger import level
-        from gistgate.certificates.planning import Plan, Stop
-
-        confidence = level(self.confidence, self.looks)
         return Plan(self.budget, confidence, ternary, cast(Stop, self.stop))
-
-    def announce(self, plan: Plan, n: int, lost: float = 0.0) -> None:
-        """Say what n prompts can certify if the share `lost` of what differs is lost, or refuse."""
-        print(plan.sentence(n, lost, self.prompts))
-        plan.check(n)
-
-    def open_ledger(self) -> Ledger:
-        """The ledger of the looks that were taken and published."""
-        from gistgate.certificates.ledger import Ledger
-
-        return Ledger(self.ledger)
-
-    def order(self) -> Random:
-        """The random order of the documents, which no draw changes."""
-        return Random(f"{self.seed} certificates")
 
     def spec(self, gate: Gate | None) -> TaskSpec:
         """What is loaded as the task; a gate's metric and limit count on the task that it was
         trained on.
         """
-        from gistgate.tasks.task import TaskSpec
-
         trained = {} if gate is None else gate.config.labels
         if trained.get("task") != self.task:
             trained = {}
@@ -159,8 +134,6 @@ class Promise:
 
     def prompting(self, gate: Gate | None) -> Prompting:
         """How prompts are made: as the user says, else as the gate was trained."""
-        from gistgate.tasks.task import Prompting
-
         prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
         changes: dict[str, Any] = {}
         if self.chat is not None:

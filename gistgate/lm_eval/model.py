@@ -4,7 +4,6 @@
 
 import math
 import re
-import weakref
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from lm_eval.api.registry import register_model
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -32,6 +30,7 @@ from gistgate.core.utils import UserError, nearest, replaced
 from gistgate.coverage.ask import UNKNOWN, Ask, stops_of
 from gistgate.coverage.choose import GATED, STRICT
 from gistgate.coverage.covers import Coverage
+from gistgate.lm_eval.prompting import remember, ways_of
 from gistgate.measure.speed import settle_batches
 from gistgate.models.loading import warn_generation_config, whole_model
 from gistgate.models.options import AUTO, NAMES
@@ -39,58 +38,21 @@ from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import encode, rendered, template
 from gistgate.rules import complete, meant
 
-# Generation arguments of tasks that change nothing here, and those that we know.
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
-SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
-# prompts that the harness hands over at once for each row: a finished row is followed by the next
+"""Generation arguments of tasks that change nothing here."""
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+"""Those of a task that samples, with their defaults."""
+NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
+"""Those that have to have a value that changes nothing."""
 WAITING = 32
+"""Prompts that the harness hands over at once for each row: a finished row is followed by the
+next."""
 
-Served = defaultdict[
-    tuple[int, ...], list[Generation]
-]  # answers by the ids of their prompt, one for each request
+HARNESS_NAMES = signature(HFLM.__init__).parameters
+"""Names of arguments that lm-eval's own model takes."""
 
-
-MADE: dict[int, dict[str, Any]] = {}  # how the harness made a prompt, by the hash of its text
-MAKE = ConfigurableTask.fewshot_context  # lm-eval's own method, and the models that ask
-ASKING = set[int]()
-
-
-def remembering(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
-    """The harness's method that makes a prompt; a certificate asks how, and requests hold the text
-    alone.
-    """
-    text = MAKE(task, doc, num_fewshot, **how)
-    chat = bool(how.get("apply_chat_template"))
-    in_one = (
-        chat and num_fewshot and not how.get("fewshot_as_multiturn")
-    )  # no certificate has them in one turn
-    number = f"{num_fewshot} in one turn" if in_one else num_fewshot
-    MADE[hash(str(text))] = {
-        "chat": chat,
-        "system": how.get("system_instruction"),
-        "num_fewshot": number,
-    }
-    return text
-
-
-def remember(model: Any) -> None:
-    """Let `remembering` take the place of lm-eval's method while a model lives that compares
-    requests.
-
-    lm-eval makes prompts before it asks a model anything, and hands over neither the task nor how
-    they were made.
-    """
-    ASKING.add(key := id(model))
-    ConfigurableTask.fewshot_context = remembering
-    weakref.finalize(model, forget, key)
-
-
-def forget(key: int) -> None:
-    """A model is gone; with the last one lm-eval's method comes back."""
-    ASKING.discard(key)
-    if not ASKING:
-        ConfigurableTask.fewshot_context = MAKE
-        MADE.clear()
+Served = defaultdict[tuple[int, ...], list[Generation]]
+"""Answers by the ids of their prompt, one for each request."""
 
 
 @register_model("gistgate")
@@ -117,29 +79,12 @@ class GatedLM(HFLM):
                 f"--model_args names no model ({', '.join(kwargs) or 'nothing'}). Write"
                 " pretrained=NAME."
             )
-        options = replace(
-            options_from(kwargs), guards=tuple(name for name in guards.split("+") if name)
-        )
+        options = options_from(kwargs)
+        options = replace(options, guards=tuple(name for name in guards.split("+") if name))
         rule = options.rule or (GATED if options.gate else STRICT)
-        self.known = {
-            *NAMES,
-            "guards",
-            "seed",
-            *complete(meant(rule)[0], {}),
-            *signature(HFLM.__init__).parameters,
-        }
-        begin = super().__init__
-        if isinstance(pretrained, str):
-            pretrained, place = placed(pretrained, kwargs.pop("gguf_file", None))
-            kwargs |= place
-            or_refuse("model", pretrained, lambda: begin(pretrained=pretrained, **kwargs), **kwargs)
-        else:
-            begin(pretrained=pretrained, **kwargs)
-        keep_freed_memory(self.model.device)
-        warn_generation_config(self.model)
-        if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
-            self._rank = self.accelerator.process_index
-            self._world_size = self.accelerator.num_processes
+        settings = complete(meant(rule)[0], {})
+        self.argument_names = {*NAMES, "guards", "seed", *settings, *HARNESS_NAMES}
+        self._load(pretrained, kwargs)
         if decoder is None:
             built = build(self.model, self.tokenizer, options, policy="refuse")
         else:
@@ -157,59 +102,77 @@ class GatedLM(HFLM):
         self.is_to_measure = options.speculate_up_to == AUTO
         self.rows = 0
         self.is_quiet = False
-        self.prompting: list[
-            dict[str, Any]
-        ] = []  # how the prompts of the present requests were made, each way once
-        self.served = Served(
-            list
-        )  # every answer; after a run of several processes the first one has all
-        self.present = Served(list)  # those of the present requests
+        self.prompting: list[dict[str, Any]] = []
+        """How the prompts of the present requests were made, each way once."""
+        self.served = Served(list)
+        """Every answer; after a run of several processes the first one has all."""
+        self.present = Served(list)
+        """The answers to the present requests."""
+
+    def _load(self, pretrained: str | PreTrainedModel, kwargs: dict[str, Any]) -> None:
+        """Begin as lm-eval's model does, around a loaded model or one that is named."""
+        begin = super().__init__
+        if isinstance(pretrained, str):
+            pretrained, place = placed(pretrained, kwargs.pop("gguf_file", None))
+            kwargs |= place
+            or_refuse("model", pretrained, lambda: begin(pretrained=pretrained, **kwargs), **kwargs)
+        else:
+            begin(pretrained=pretrained, **kwargs)
+        keep_freed_memory(self.model.device)
+        warn_generation_config(self.model)
+        if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
+            self._rank = self.accelerator.process_index
+            self._world_size = self.accelerator.num_processes
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as
         everywhere else.
         """
 
-        def whole(name: str, **options: Any) -> PreTrainedModel:
+        def load(name: str, **options: Any) -> PreTrainedModel:
             try:
                 return whole_model(name, **options)
             except TypeError as error:  # the model refuses what nobody else took of the arguments
-                if (wrong := re.search(r"unexpected keyword argument '(\w+)'", str(error))) is None:
+                found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+                if found is None:
                     raise
+                name = found[1]
                 raise UserError(
-                    f"--model_args has no '{wrong[1]}'. {nearest(wrong[1], self.known)}"
+                    f"--model_args has no '{name}'. {nearest(name, self.argument_names)}"
                 ) from error
 
-        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole)):
+        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=load)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The harness's own method with prompts for many rows; processes bring their counters
         together afterwards.
         """
-        rows: int | str = self.batch_size_per_gpu
+        rows = self.batch_size_per_gpu  # "auto" or a number
         self.is_quiet = disable_tqdm or self.rank != 0
         self.rows = rows if isinstance(rows, int) else 0
         self.present = Served(list)
-        ways = {tuple(MADE.get(hash(one.args[0]), {}).items()) for one in requests}
-        self.prompting = [{**dict(way), "arguments": self.chat_template_args} for way in ways]
-        with replaced(self, "batch_size_per_gpu", rows * WAITING if self.rows else rows):
+        self.prompting = ways_of([request.args[0] for request in requests])
+        with replaced(self, "batch_size_per_gpu", self.rows * WAITING or rows):
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
         if self.world_size > 1:
             for rank, served in enumerate(self.gather_object(self.present) or []):
-                for prompt, answers in served.items() if rank != self.rank else ():
-                    self.served[prompt] += answers
+                if rank != self.rank:
+                    self._take_over(served)
         return texts
+
+    def _take_over(self, served: Served) -> None:
+        """Add the answers of another process."""
+        for prompt, answers in served.items():
+            self.served[prompt] += answers
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The harness's own method: the text of the template, which its command line may name."""
         if isinstance(chat_template, str):
             self.chat_template_args |= {"chat_template": chat_template}
-        return (
-            template(self.tokenizer, self.chat_template_args.get("chat_template"))
-            if chat_template
-            else None
-        )
+        if not chat_template:
+            return None
+        return template(self.tokenizer, self.chat_template_args.get("chat_template"))
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -227,11 +190,11 @@ class GatedLM(HFLM):
         """The harness's own method; prompts become ids as everywhere in GistGate."""
         rows = [torch.tensor(encode(self.tokenizer, text)) for text in strings]
         if self.add_bos_token is not None or max(map(len, rows)) > (left_truncate_len or math.inf):
-            return super().tok_batch_encode(
-                strings, left_truncate_len=left_truncate_len, **how
-            )  # it warns of a cut
-        parts = (rows, self.tokenizer.pad_token_id), ([torch.ones_like(row) for row in rows], 0)
-        return tuple(pad_sequence(one, True, value, "left") for one, value in parts)
+            # It warns of a cut.
+            return super().tok_batch_encode(strings, left_truncate_len=left_truncate_len, **how)
+        masks = [torch.ones_like(row) for row in rows]
+        pad = self.tokenizer.pad_token_id
+        return pad_sequence(rows, True, pad, "left"), pad_sequence(masks, True, 0, "left")
 
     def _model_generate(
         self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any
@@ -259,29 +222,27 @@ class GatedLM(HFLM):
         silent = self.is_quiet or None  # None: silent where no terminal is
         with tqdm(
             total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent
-        ) as shown:
-            answers = decode_all(self.decoder, prompts, progress=shown.update, **request)
+        ) as bar:
+            answers = decode_all(self.decoder, prompts, progress=bar.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
-            for served in (self.served, self.present):
-                served[tuple(prompt)].append(answer)
-        longest = max(len(answer.ids) for answer in answers)
-        pad = self.tokenizer.pad_token_id
-        new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])
-        return torch.cat([context, new.to(context)], dim=1)
+            self.served[tuple(prompt)].append(answer)
+            self.present[tuple(prompt)].append(answer)
+        rows = [torch.tensor(answer.ids) for answer in answers]
+        new_BN = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+        return torch.cat([context, new_BN.to(context)], dim=1)
 
     def _check(self, temperature: float, stops: list[str]) -> None:
         """Refuse requests that a named certificate does not cover; warn of those that one beside a
         gate does not.
         """
         for way in self.prompting or [{}]:
-            chat = way.get("chat", False)
-            number = way.get("num_fewshot")
+            is_chat = way.get("chat", False)
             ask = Ask(
                 temperature=temperature,
-                chat=chat,
+                chat=is_chat,
                 system=way.get("system"),
-                num_fewshot=UNKNOWN if number is None else number,
-                arguments=way.get("arguments", {}) if chat else {},
+                num_fewshot=way.get("num_fewshot", UNKNOWN),
+                arguments=self.chat_template_args if is_chat else {},
                 stops=stops,
             )
             self.coverage.meet(ask)
@@ -290,12 +251,13 @@ class GatedLM(HFLM):
         """Seeds that follow the prompts, not their places in a batch; repeated prompts get
         others.
         """
-        asked = Counter[tuple[int, ...]]()
+        counts = Counter[tuple[int, ...]]()
         seeds = []
         for prompt in prompts:
-            repeats = len(self.served.get(tuple(prompt), [])) + asked[tuple(prompt)]
+            key = tuple(prompt)
+            repeats = len(self.served.get(key, [])) + counts[key]
             seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
-            asked[tuple(prompt)] += 1
+            counts[key] += 1
         return seeds
 
     @property
@@ -305,33 +267,33 @@ class GatedLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
-        rule = self.decoder.rule
-        counted = self.statistics
+        rule: Any = self.decoder.rule
+        statistics = self.statistics
         ours = {
             "rule": rule.id,
-            "settings": {field.name: getattr(rule, field.name) for field in fields(rule)},  # type: ignore[arg-type]
+            "settings": {field.name: getattr(rule, field.name) for field in fields(rule)},
             "block": self.decoder.block,
             "speculate_up_to": self.decoder.speculate_up_to,
-            "mean_accepted_length": counted.mean_accepted_length,
-            "loose_per_100": counted.loose_per_100,
-            "statistics": counted.as_dict(),
+            "mean_accepted_length": statistics.mean_accepted_length,
+            "loose_per_100": statistics.loose_per_100,
+            "statistics": statistics.as_dict(),
         }
         return {**super().get_model_info(), "gistgate": ours}
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:
     """The task's wishes as our settings."""
-    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
     for name, value in kwargs.items():
-        if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:
+        is_known = name == "do_sample" or name in HARMLESS or name in SAMPLING
+        if not is_known and value is not None and NEUTRAL.get(name) != value:
             raise UserError(
                 f"The task asks for {name}={value}, which this decoder cannot do. Remove it from"
                 " the task."
             )
     if not kwargs.get("do_sample"):
         return Sampling()
-    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    said = {
-        name: kwargs[name] for name in usual if kwargs.get(name) is not None
-    }  # a temperature of 0 is greedy
-    return Sampling(**{**usual, **said})
+    settings: dict[str, Any] = {}
+    for name, default in SAMPLING.items():
+        value = kwargs.get(name)
+        settings[name] = default if value is None else value  # a temperature of 0 is greedy
+    return Sampling(**settings)

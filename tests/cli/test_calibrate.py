@@ -12,12 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from gistgate.build import Builder
 from gistgate.certificates import decoder as decoders
 from gistgate.certificates.bounds import BETTING
-from gistgate.certificates.decoder import Models, OwnDecoder, method_of
+from gistgate.certificates.decoder import OwnDecoder, method_of
 from gistgate.certificates.ledger import Ledger, Look, hash_of, read_looks
-from gistgate.cli.calibrate import (
-    Options,
+from gistgate.cli.calibrate import Options
+from gistgate.cli.calibration import (
     certify,
     make_scorer,
     prompts_of,
@@ -77,23 +78,25 @@ def sums(tmp_path, monkeypatch, folders):
     return lambda **changes: Options(**{**usual, **changes})
 
 
-def models_of(target: Any = None, draft: Any = None, gate: Any = None) -> Any:
-    target = target or SimpleNamespace(config=LlamaConfig())
-    return Models(target, draft, byte_tokenizer(), gate)
+def parts_of(draft: Any = None, gate: Any = None) -> Any:
+    """Stand-ins for the parts of a decoder."""
+    target = SimpleNamespace(config=LlamaConfig())
+    return SimpleNamespace(target=target, draft=draft, tokenizer=byte_tokenizer(), gate=gate)
 
 
-def drawn(options: Options, models: Any = None) -> dict[str, set[str]]:
+def drawn(options: Options, gate: Any = None) -> dict[str, set[str]]:
     """The questions that the command would decode, by split."""
     task = load_task(options.spec(None), TASKS)
-    splits = prompts_of(options, models or models_of(), task, options.plan())
+    taken = Ledger().taken_marks(gate)
+    splits = prompts_of(options, parts_of(), task, options.plan(), taken)
     questions = {}
     for split, prompts in splits.items():
         questions[split] = {prompt["doc"]["question"] for prompt in prompts}
     return questions
 
 
-def chosen(options: Options, models: Any = None) -> set[str]:
-    return set().union(*drawn(options, models).values())
+def chosen(options: Options, gate: Any = None) -> set[str]:
+    return set().union(*drawn(options, gate).values())
 
 
 def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(sums, folders, capsys):
@@ -170,11 +173,12 @@ def test_no_prompt_chooses_a_setting_and_certifies_it(sums):
 def test_what_is_compared_is_what_the_rule_and_the_strict_rule_decode(sums, folders):
     options = sums(batch_size=4)
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
-    models = models_of(target, draft)
-    method = method_of(options.decoding, models)
-    prompts = prompts_of(options, models, load_task(options.spec(None), TASKS), options.plan())
+    parts = Builder(target, byte_tokenizer(), replace(options.decoding, draft=draft))
+    method = method_of(parts)
+    task = load_task(options.spec(None), TASKS)
+    prompts = prompts_of(options, parts, task, options.plan(), set())
     some = prompts["development"][:6]
-    outcomes = OwnDecoder(models, method, None, 4).outcomes(prompts, None, Path("scratch"))
+    outcomes = OwnDecoder(parts, method, 4).outcomes(prompts, None, Path("scratch"))
     strict, loose = outcomes.strict(some, 0), outcomes.loose({"r": 0.01}, some, 0)
     for prompt, ids, answer in zip(some, strict, loose, strict=True):
         request = {
@@ -204,8 +208,9 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
     )
 
     def place_of(gate: Gate) -> str:
-        models = models_of(*pair, gate)
-        decoder = OwnDecoder(models, method_of(options.decoding, models), None, 4)
+        decoding = replace(options.decoding, draft=pair[1], gate=gate)
+        parts = Builder(pair[0], byte_tokenizer(), decoding)
+        decoder = OwnDecoder(parts, method_of(parts), 4)
         return str(decoder.outcomes({}, None, Path("scratch")).loose)
 
     gate, other = gate_with(1.0), gate_with(2.0)
@@ -223,8 +228,9 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
 )
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = SimpleNamespace(certificate=certified and SimpleNamespace(drafter=certified, block=3))
-    decoding = Options(task="sums", gate="g").decoding
-    assert method_of(decoding, models_of(None, draft, known)).drafter == drafter
+    parts = parts_of(draft=draft, gate=known)
+    parts.options = Options(task="sums", gate="g").decoding
+    assert method_of(parts).drafter == drafter
 
 
 @pytest.mark.parametrize(("right", "warns"), [(0, True), (1, True), (8, False)])
@@ -261,11 +267,11 @@ def test_no_problem_that_the_gate_was_trained_on_is_judged(sums):
     gate = SimpleNamespace(
         config=SimpleNamespace(problems=hashes_of(f"q {number} 1 a" for number in range(60)))
     )
-    found = chosen(sums(prompts=10), models_of(gate=gate))
+    found = chosen(sums(prompts=10), gate)
     assert found and not found & FEW
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        chosen(sums(prompts=10), models_of(gate=gate))
+        chosen(sums(prompts=10), gate)
 
 
 @pytest.mark.parametrize("place", ["local", "published"])
@@ -322,19 +328,19 @@ def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_wit
 
 
 def drafter_of(options: Options) -> Any:
-    models = models_of(gate=SimpleNamespace(certificate=None))
-    return OwnDecoder(models, method_of(options.decoding, models), None, 4).drafter()
+    parts = Builder(None, None, options.decoding)
+    return OwnDecoder(parts, method_of(parts), 4).drafter()
 
 
 @pytest.mark.parametrize(
     ("refuses", "said", "message"),
     [
         (certify, {}, "Without --gate"),
-        (Options.check, {"budget": 0.0}, "cannot be certified"),
-        (Options.check, {"stop": "earlier"}, "no way to stop called 'earlier'"),
-        (Options.check, {"looks": 600}, "Lower the confidence or the looks"),
+        (Options.plan, {"budget": 0.0}, "cannot be certified"),
+        (Options.plan, {"stop": "earlier"}, "no way to stop called 'earlier'"),
+        (Options.plan, {"looks": 600}, "Lower the confidence or the looks"),
         (lambda said: make_scorer(said, None, None), {"judge": "a/model"}, "belong together"),
-        (drafter_of, {"drafter": "sen", "gate": "g"}, "reads data; the pipeline certifies it"),
+        (drafter_of, {"rule": "fly", "drafter": "sen"}, "reads data; the pipeline certifies it"),
         # No request could ever match such a certificate.
         (lambda said: said.spec(None), {"system": "Be short."}, "Add --chat, or leave --system"),
     ],

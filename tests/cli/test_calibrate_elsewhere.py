@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates.decoder import Models, load_models
-from gistgate.cli import calibrate
+from gistgate.build import Builder
+from gistgate.certificates.decoder import load_parts
+from gistgate.cli import calibration
 from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.identity import identify_model
@@ -68,8 +69,8 @@ def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None)
     return said
 
 
-def loaded(options: Options) -> Models:
-    return load_models(options.target, options.gguf, options.draft_gguf, options.decoding)
+def loaded(options: Options) -> Builder:
+    return load_parts(options.target, options.gguf, options.draft_gguf, options.decoding)
 
 
 def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:
@@ -80,7 +81,7 @@ def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:
         taken.append(options)
         raise UserError("enough")
 
-    monkeypatch.setattr(calibrate, "certify", certify)
+    monkeypatch.setattr(calibration, "certify", certify)
     done = CliRunner().invoke(app, shlex.split(said.split("`")[1])[1:])
     assert str(done.exception) == "enough", done.output
     return taken[0]

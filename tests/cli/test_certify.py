@@ -18,8 +18,9 @@ from gistgate.certificates.ledger import Ledger, Look, read_looks
 from gistgate.certify import endpoint
 from gistgate.certify.comparison import Comparison
 from gistgate.cli import show
-from gistgate.cli.certify import Options, compare, documents
+from gistgate.cli.certify import Options
 from gistgate.cli.main import app
+from gistgate.cli.servers import compare, documents
 from gistgate.cli.watch import watch
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
@@ -111,7 +112,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
             prompts=80,
         )
         for tried in range(2):
-            with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
+            with pytest.raises(UserError, match="cannot be reached"):
                 compare(options)
             done = len(dying.asked) // (tried + 1)
         assert (
@@ -241,7 +242,7 @@ def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
         ({"loose": "http://HOST:PORT/v1"}, "address of a server is none"),
-        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached, after 2 repetitions"),
+        ({"loose": "http://127.0.0.1:9/v1"}, "cannot be reached"),
         ({"loose": "ftp://127.0.0.1/v1"}, r"cannot be reached \(.*Begin the address with http"),
         ({"claim": "scores"}, "Did you mean 'score'"),
         ({"samples": 2}, "All greedy answers to a prompt are one"),
@@ -285,7 +286,8 @@ def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
     task = load_task(TaskSpec("sums"), TASKS)
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
-    Ledger().record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
+    ledger = Ledger()
+    ledger.record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
     asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
     gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
     monkeypatch.setattr(Gate, "load", lambda folder: gate)
@@ -293,10 +295,10 @@ def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
     options = Options(task="sums", strict="strict", loose="loose", prompts=80)
-    assert len(documents(options, task, None, None)) == 40
+    assert len(documents(options, task, ledger.taken_marks(None), None)) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        assert len(documents(replace(options, gate="folder"), task, gate, None)) == 40
+        assert len(documents(options, task, ledger.taken_marks(gate), None)) == 40
 
 
 def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
@@ -375,16 +377,10 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
     )
 
 
-def test_a_wanted_pause_is_said_bounded_and_kept(run, monkeypatch, capsys):
-    """A server that asks for more time than one waits is refused; until then its wish is
-    followed.
-    """
-    monkeypatch.setattr(endpoint, "NOTED", 0.5)
-    run(Script(), Script(busy={7: 1}))
-    assert "status 429; repetition 1 of 2 in 1 s" in capsys.readouterr().err
-    monkeypatch.setattr(endpoint, "PATIENCE", 0.5)
+def test_a_pause_that_a_server_asks_for_is_made(run):
+    assert run(Script(), Script(busy={7: 1}))[0].n == 80
     with pytest.raises(UserError, match="status 429.*--concurrent"):
-        run(Script(), Script(busy={7: 1}), draw=1)
+        run(Script(), Script(statuses={7: 429}), draw=1, resume=True)
 
 
 def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):

@@ -28,7 +28,8 @@ from gistgate.core.files import load_tensors
 from gistgate.core.identity import identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.lm_eval.model import MAKE, GatedLM, remembering, sampling
+from gistgate.lm_eval.model import GatedLM, sampling
+from gistgate.lm_eval.prompting import MAKE, remembering
 from gistgate.measure import speed as timing
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
