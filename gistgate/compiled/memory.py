@@ -4,7 +4,6 @@ overwrite it.
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,7 +21,8 @@ from gistgate.core.features import decoder_layers
 from gistgate.core.reader import context_of, last_logits
 from gistgate.core.utils import UserError
 
-ATTENTION = "gistgate_slots"  # name under which transformers finds `attend_to_slots`
+ATTENTION = "gistgate_slots"
+"""Name under which transformers finds `attend_to_slots`."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -50,15 +50,13 @@ class SlotLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[-2], 0
+        return self.get_max_length(), 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are always given
 
     def get_max_length(self) -> int:
         return self.keys.shape[-2]
-
-    get_max_cache_shape = get_max_length
 
 
 def attend_to_slots(
@@ -70,9 +68,10 @@ def attend_to_slots(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`gistgate.core.attention.attend`; what it does not know has no program."""
-    if unknown := [name for name in SPECIAL if kwargs.get(name) is not None]:
-        raise UnsupportedError(f"{type(module).__name__} wants '{unknown[0]}' in its attention")
+    """`gistgate.core.attention.attend`; a wish that it cannot fulfil has no program."""
+    for name in SPECIAL:
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"{type(module).__name__} wants '{name}' in its attention")
     return attend(query, key, value, attention_mask, scaling)
 
 
@@ -89,12 +88,11 @@ def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
     """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D], as the model
     itself caches.
     """
-    probe = model(
-        torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True
-    ).past_key_values
-    shapes = [half for layer in probe.layers for half in (layer.keys, layer.values)]
+    ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    layers = model(ids, use_cache=True).past_key_values.layers
+    halves = [half for layer in layers for half in (layer.keys, layer.values)]
     with torch.inference_mode(False):  # such tensors may be written anywhere
-        return [half.new_zeros(batch, half.shape[1], slots, half.shape[-1]) for half in shapes]
+        return [half.new_zeros(batch, half.shape[1], slots, half.shape[-1]) for half in halves]
 
 
 def forward(
@@ -106,51 +104,57 @@ def forward(
     # The last slot belongs to tokens of no meaning, whose position is below 0, and to those beyond
     # the memory.
     last = memory[0].shape[-2] - 1
-    slots = torch.where((positions < 0) | (positions > last), last, positions)
-    layers = [
-        SlotLayer(keys, values, slots)
-        for keys, values in zip(memory[::2], memory[1::2], strict=True)
-    ]
-    visible = torch.arange(last + 1, device=ids.device) <= positions.clamp_min(0)[..., None]
-    dtype = memory[0].dtype
-    mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(
-        ~visible[:, None], torch.finfo(dtype).min
-    )
+    slots = torch.where(positions < 0, last, positions).clamp_max(last)
+    pairs = zip(memory[::2], memory[1::2], strict=True)
+    layers = [SlotLayer(keys, values, slots) for keys, values in pairs]
+    places = positions.clamp_min(0)
+    hidden = torch.arange(last + 1, device=ids.device) > places[..., None]
+    smallest = torch.finfo(memory[0].dtype).min
+    mask = memory[0].new_zeros(()).masked_fill(hidden[:, None], smallest)
     context = context_of(model.config.get_text_config())
-    places = positions.clamp_min(0) if context is None else positions.clamp(0, context - 1)
-    cache = Cache(layers=layers)
+    if context is not None:
+        places = places.clamp_max(context - 1)
     return last_logits(
-        model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache
+        model,
+        keep,
+        input_ids=ids,
+        position_ids=places,
+        attention_mask=mask,
+        past_key_values=Cache(layers=layers),
     )
 
 
 Key = tuple[object, ...]
-MOST_PROGRAMS = 64  # kept at a time; the one that was not used for longest goes first
+MOST_PROGRAMS = 64
+"""Programs of a model that are kept; the one that was not used for longest goes first."""
 MOST_MEMORIES = 6
+"""Memories of a model that are kept, in the same way."""
 
 
 class Store:
     """What one model has ready."""
 
     def __init__(self, form: tuple[Any, ...]) -> None:
-        self.form = form  # what programs of the model depend on besides its values
-        self.programs: OrderedDict[Key, Program] = OrderedDict()
-        self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
-        self.parts: WeakValueDictionary[str, Program] = (
-            WeakValueDictionary()
-        )  # parts that the programs share
+        """`form` is what programs of the model depend on besides its values."""
+        self.form = form
+        self.programs: dict[Key, Program] = {}
+        self.memories: dict[Key, list[Tensor]] = {}
+        self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()
+        """Parts that the programs share."""
 
     def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
         """Keys and values of `model` for a batch; what they hold is of no interest."""
-        key = (batch, slots)
-        if key not in self.memories:
+        size = (batch, slots)
+        memory = self.memories.pop(size, None)
+        if memory is None:
             while len(self.memories) >= MOST_MEMORIES:
-                gone, _ = self.memories.popitem(last=False)
-                for name in [name for name in self.programs if name[:2] == gone]:
-                    del self.programs[name]  # on a GPU they know the memory's addresses
-            self.memories[key] = allocate(model, batch, slots)
-        self.memories.move_to_end(key)
-        return self.memories[key]
+                oldest = next(iter(self.memories))
+                del self.memories[oldest]
+                for key in [key for key in self.programs if key[:2] == oldest]:
+                    del self.programs[key]  # on a GPU they know the memory's addresses
+            memory = allocate(model, batch, slots)
+        self.memories[size] = memory  # the last one
+        return memory
 
 
 def program_of(
@@ -166,24 +170,22 @@ def program_of(
     `replays` none.
     """
     store = store_of(model)
-    key = (memory[0].shape[0], memory[0].shape[-2], *key)
-    if key not in store.programs:
+    device = memory[0].device
+    key = (len(memory[0]), memory[0].shape[-2], *key)
+    program = store.programs.pop(key, None)
+    if program is None:
         while len(store.programs) >= MOST_PROGRAMS:  # first, since building needs memory
-            store.programs.popitem(last=False)
-        made = function
-        device = memory[0].device
+            del store.programs[next(iter(store.programs))]
+        program = function
         with attending_to_slots(model):
             if builds:
                 compiles = missing_compiler(device) is None
                 layers = layers_of(model)
-                made = build(
-                    made, [*memory, *example], layers=layers, compiles=compiles, known=store.parts
-                )
+                program = build(program, [*memory, *example], layers, compiles, store.parts)
             if replays and device.type == "cuda":
-                made = Captured(made, memory, example)
-        store.programs[key] = made
-    store.programs.move_to_end(key)
-    return store.programs[key]
+                program = Captured(program, memory, example)
+    store.programs[key] = program  # the last one
+    return program
 
 
 def layers_of(model: PreTrainedModel) -> Sequence[nn.Module]:
@@ -207,15 +209,13 @@ def store_of(model: PreTrainedModel) -> Store:
     """The store of a model; one that moved to another device or dtype, or was made lighter since,
     begins anew.
     """
-    form = (
-        model.device,
-        model.dtype,
-        getattr(model, "quantised", None),
-        getattr(model, "subset", None),
-    )
-    if (known := _stores.get(model)) is None or known.form != form:
-        known = _stores[model] = Store(form)
-    return known
+    lighter = (getattr(model, "quantised", None), getattr(model, "subset", None))
+    form = (model.device, model.dtype, *lighter)
+    store = _stores.get(model)
+    if store is None or store.form != form:
+        store = Store(form)
+        _stores[model] = store
+    return store
 
 
 def rounded(slots: int) -> int:

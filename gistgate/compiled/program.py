@@ -7,6 +7,8 @@ strict round takes 1.9 times as long.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -18,17 +20,16 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from gistgate.core.utils import first_line
 
 aten = torch.ops.aten
-Program = Callable[
-    ..., tuple[Tensor, ...]
-]  # tensors of the shapes that it was built for -> tensors
-HEAVY = (
-    1 << 28
-)  # bytes of weights whose reading takes a processor so long that calling kernels costs nothing
-FEWEST_LAYERS = 3  # fewer are compiled together with the rest
-# Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it
-# belongs to.
+Program = Callable[..., tuple[Tensor, ...]]
+"""Takes tensors of the shapes that it was built for."""
+HEAVY = 1 << 28
+"""Bytes of weights whose reading takes a processor so long that calling kernels costs nothing."""
+FEWEST_LAYERS = 3
+"""Fewer layers are compiled together with the rest."""
 LIKE = "like"
+"""Key of a node's `meta`: size, strides, dtype and device of its tensor, or None."""
 PART = "part"
+"""Key of a node's `meta`: the number of the part that it belongs to."""
 
 
 class UnsupportedError(Exception):
@@ -40,13 +41,12 @@ class UnsupportedError(Exception):
 def build(
     function: Program,
     example: Sequence[Tensor],
-    *,
     layers: Sequence[nn.Module],
     compiles: bool,
-    known: MutableMapping[str, Program],
+    shared: MutableMapping[str, Program],
 ) -> Program:
     """Trace and compile `function` for tensors like `example`, or raise `UnsupportedError`;
-    `known`: shared parts.
+    `shared`: compiled parts.
     """
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example, layers)
@@ -56,11 +56,11 @@ def build(
             return graph
         if num_bytes([*graph.parameters(), *graph.buffers()]) < HEAVY:
             return compiled(graph, example, small=True)
-        return chained(graph, example, known) or compiled(graph, example)
+        return chained(graph, example, shared) or compiled(graph, example)
 
 
 def trace(
-    function: Program, example: Sequence[Tensor], layers: Sequence[nn.Module] = ()
+    function: Program, example: Sequence[Tensor], layers: Sequence[nn.Module]
 ) -> fx.GraphModule:
     """The operations of `function` as a graph module; a new part begins before and behind each of
     `layers`.
@@ -91,22 +91,34 @@ def trace(
     finally:
         for hook in hooks:
             hook.remove()
-    for node in (
-        graph.graph.nodes
-    ):  # leave no other tensor of the tracing behind: the compiler begins its own
+    # Leave no other tensor of the tracing behind: the compiler begins its own.
+    for node in graph.graph.nodes:
         value = constant(graph, node) if node.op == "get_attr" else node.meta.get("val")
-        like = (
-            (tuple(value.shape), value.stride(), value.dtype, value.device)
-            if isinstance(value, Tensor)
-            else None
-        )
-        node.meta = {LIKE: like, PART: node.meta.get(PART, part)}
+        node.meta = {LIKE: likeness(value), PART: node.meta.get(PART, part)}
     return graph
 
 
 def constant(graph: fx.GraphModule, node: fx.Node) -> Any:
     """What a node of the graph holds, such as a weight."""
     return attrgetter(str(node.target))(graph)
+
+
+def likeness(value: Any) -> tuple[Any, ...] | None:
+    """Size, strides, dtype and device of a tensor; None of anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def empty_like(node: fx.Node) -> Tensor:
+    """A tensor as a node gives it, without values."""
+    size, strides, dtype, device = node.meta[LIKE]
+    return torch.empty_strided(size, strides, dtype=dtype, device=device)
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """The bytes of all these tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def join_products(graph: fx.GraphModule) -> None:
@@ -116,62 +128,64 @@ def join_products(graph: fx.GraphModule) -> None:
     groups: dict[object, list[Any]] = {}
     nodes: list[Any] = list(graph.graph.nodes)
     for node in nodes:
-        if node.target in (aten.mm.default, aten.addmm.default):
-            *bias, x, weight = node.args
-            held = [*bias, *weight.all_input_nodes[:1]]
-            if weight.target is aten.t.default and all(one.op == "get_attr" for one in held):
-                same = (x.target, x.args) if x.target is aten.view.default else x
-                groups.setdefault((node.target, same, node.meta[PART]), []).append(node)
-    for number, group in enumerate(group for group in groups.values() if len(group) > 1):
-        first = group[0]
-        *biases, weights = zip(
-            *[(*node.args[:-2], node.args[-1].args[0]) for node in group], strict=True
-        )
-        with graph.graph.inserting_before(first):
-            args = [
-                held_jointly(graph, part, f"joined_{number}_{place}")
-                for place, part in enumerate([*biases, weights])
-            ]
-            x = first.args[-2]
-            weight = graph.graph.call_function(aten.t.default, (args[-1],))
-            product = graph.graph.call_function(first.target, (*args[:-1], x, weight))
-            start = 0
-            for node, held in zip(group, weights, strict=True):
-                end = start + held.meta[LIKE][0][0]
-                part = graph.graph.call_function(aten.slice.Tensor, (product, 1, start, end))
-                part.meta = dict(node.meta)
-                start = end
-                node.replace_all_uses_with(part)
-        product.meta = weight.meta = {LIKE: None, PART: first.meta[PART]}
+        if node.target not in (aten.mm.default, aten.addmm.default):
+            continue
+        *bias, x, weight = node.args
+        constants = [*bias, *weight.all_input_nodes[:1]]
+        if weight.target is aten.t.default and all(part.op == "get_attr" for part in constants):
+            same = (x.target, x.args) if x.target is aten.view.default else x
+            groups.setdefault((node.target, same, node.meta[PART]), []).append(node)
+    several = [group for group in groups.values() if len(group) > 1]
+    for number, group in enumerate(several):
+        join(graph, group, f"joined_{number}")
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def held_jointly(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
+def join(graph: fx.GraphModule, products: Sequence[Any], name: str) -> None:
+    """Put one product in place of several with the same input, and slices of it behind it."""
+    first = products[0]
+    weights = [product.args[-1].args[0] for product in products]
+    biases = [product.args[:-2] for product in products]
+    create = graph.graph.call_function
+    with graph.graph.inserting_before(first):
+        bias = [joined(graph, part, f"{name}_bias") for part in zip(*biases, strict=True)]
+        weight = create(aten.t.default, (joined(graph, weights, name),))
+        whole = create(first.target, (*bias, first.args[-2], weight))
+        whole.meta = weight.meta = {LIKE: None, PART: first.meta[PART]}
+        start = 0
+        for product, part in zip(products, weights, strict=True):
+            end = start + part.meta[LIKE][0][0]
+            slice_ = create(aten.slice.Tensor, (whole, 1, start, end))
+            slice_.meta = dict(product.meta)
+            product.replace_all_uses_with(slice_)
+            start = end
+
+
+def joined(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
     """A node for the tensors of these nodes one behind the other; they become views of it, unless
     they are already.
     """
     tensors = [constant(graph, node) for node in nodes]
-    size = sum(map(len, tensors))
     first = tensors[0]
-    ends = [one.storage_offset() + one.numel() for one in tensors]
-    if all(
-        one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and one.storage_offset() == end
-        for one, end in zip(tensors[1:], ends, strict=False)
-    ):
-        whole = first.as_strided((size, *first.shape[1:]), first.stride(), first.storage_offset())
+    sizes = [len(tensor) for tensor in tensors]
+    if all(follows(before, behind) for before, behind in pairwise(tensors)):
+        size = (sum(sizes), *first.shape[1:])
+        whole = first.as_strided(size, first.stride(), first.storage_offset())
     else:
         whole = torch.cat(tensors)
-        for one, part in zip(tensors, whole.split([len(one) for one in tensors]), strict=True):
-            one.data = part
+        for tensor, part in zip(tensors, whole.split(sizes), strict=True):
+            tensor.data = part
     graph.register_buffer(name, whole)
     node = graph.graph.get_attr(name)
-    node.meta = {
-        LIKE: (tuple(whole.shape), whole.stride(), whole.dtype, whole.device),
-        PART: nodes[0].meta[PART],
-    }
+    node.meta = {LIKE: likeness(whole), PART: nodes[0].meta[PART]}
     return node
+
+
+def follows(before: Tensor, behind: Tensor) -> bool:
+    """Whether one tensor begins where another one ends, in the same storage."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in (before, behind)}
+    return len(storages) == 1 and behind.data_ptr() == before.data_ptr() + before.nbytes
 
 
 def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
@@ -187,99 +201,85 @@ def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = Fal
     return program
 
 
+class Part:
+    """A piece of a graph that is a program of its own."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        inside = {*nodes}
+        inputs = dict.fromkeys(chain.from_iterable(node.all_input_nodes for node in nodes))
+        self.nodes = nodes
+        self.reads = [node for node in inputs if node not in inside]
+        """Nodes of other parts that it reads."""
+        self.gives = [node for node in nodes if node.users.keys() - inside]
+        """Its nodes that others read."""
+        self.spent: list[fx.Node] = []
+        """Nodes that nobody needs behind it: long prompts make large tensors."""
+
+    def module(self) -> fx.GraphModule:
+        """The operations as a graph of its own, whose code is the same where the operations are."""
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(f"read_{i}") for i, node in enumerate(self.reads)}
+        for number, node in enumerate(self.nodes):
+            args: Any = fx.node.map_arg(node.args, copies.__getitem__)
+            kwargs: Any = fx.node.map_arg(node.kwargs, copies.__getitem__)
+            copies[node] = graph.create_node(node.op, node.target, args, kwargs, f"value_{number}")
+        graph.output(tuple(copies[node] for node in self.gives))
+        return fx.GraphModule({}, graph)
+
+
+@dataclass
 class Chain:
     """A graph as programs that are called one after the other; a `Program`."""
 
-    def __init__(
-        self,
-        inputs: Sequence[fx.Node],
-        constants: dict[fx.Node, Tensor],
-        outputs: Sequence[fx.Node],
-    ) -> None:
-        self.inputs = inputs
-        self.constants = constants
-        self.outputs = outputs
-        # (program, nodes that it reads, nodes that it gives, nodes that nobody needs behind it)
-        self.calls: list[tuple[Program, list[fx.Node], list[fx.Node], list[fx.Node]]] = []
+    inputs: list[fx.Node]
+    constants: dict[fx.Node, Tensor]
+    outputs: Sequence[fx.Node]
+    calls: list[tuple[Program, Part]]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        values = {**self.constants, **dict(zip(self.inputs, tensors, strict=True))}
-        for program, reads, gives, spent in self.calls:
-            values.update(zip(gives, program(*(values[node] for node in reads)), strict=True))
-            for node in spent:  # long prompts make large tensors
+        values = self.constants | dict(zip(self.inputs, tensors))
+        for program, part in self.calls:
+            results = program(*(values[node] for node in part.reads))
+            values.update(zip(part.gives, results))
+            for node in part.spent:
                 del values[node]
         return tuple(values[node] for node in self.outputs)
 
 
 def chained(
-    graph: fx.GraphModule, example: Sequence[Tensor], known: MutableMapping[str, Program]
+    graph: fx.GraphModule, example: Sequence[Tensor], shared: MutableMapping[str, Program]
 ) -> Chain | None:
     """The graph as a chain in which equal parts are compiled once; None with few parts, or if one
     gives no tensor.
     """
-    nodes = list(graph.graph.nodes)
-    held = [node for node in nodes if node.op == "get_attr"]
-    (outputs,) = (node.args[0] for node in nodes if node.op == "output")
-    parts: dict[int, list[fx.Node]] = {}
-    for node in nodes:
-        if node.op == "call_function":
-            parts.setdefault(node.meta[PART], []).append(node)
-    inner = [node for part in parts.values() for node in part]
-    read = {
-        node for node in inner if any(user.meta[PART] != node.meta[PART] for user in node.users)
-    } | {*outputs}
-    handed = [node for node in inner if node in read]
-    if len(parts) < FEWEST_LAYERS or not all(node.meta[LIKE] for node in (*held, *handed)):
+    groups: dict[Any, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        group = node.meta[PART] if node.op == "call_function" else node.op
+        groups.setdefault(group, []).append(node)
+    weights = groups.pop("get_attr", [])
+    inputs = groups.pop("placeholder")
+    (outputs,) = groups.pop("output")[0].args
+    parts = [Part(nodes) for nodes in groups.values()]
+    tensors = chain.from_iterable([weights, *(part.gives for part in parts)])
+    if len(parts) < FEWEST_LAYERS or not all(node.meta[LIKE] for node in tensors):
         return None
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    chain = Chain(inputs, {node: constant(graph, node).detach() for node in held}, outputs)
-    tensors = {**chain.constants, **dict(zip(inputs, example, strict=True))}
-    last: dict[fx.Node, int] = {}
-    for number, part in enumerate(parts.values()):
-        inside = set(part)
-        reads = list(
-            dict.fromkeys(
-                read for node in part for read in node.all_input_nodes if read not in inside
-            )
-        )
-        gives = [node for node in part if node in read]
-        module = module_of(part, reads, gives)
-        key = f"{module.code} {[node.meta[LIKE] for node in reads]}"
-        if (program := known.get(key)) is None:
-            program = compiled(
-                module, [tensors[node] if node in tensors else empty_like(node) for node in reads]
-            )
-            known[key] = program
-        chain.calls.append((program, reads, gives, []))
-        last |= dict.fromkeys([*gives, *reads], number)
-    for node in last.keys() - {*tensors, *outputs}:
-        chain.calls[last[node]][-1].append(node)
-    return chain
-
-
-def module_of(
-    part: Sequence[fx.Node], reads: Sequence[fx.Node], gives: Sequence[fx.Node]
-) -> fx.GraphModule:
-    """The operations of a part as a graph of its own, whose code is the same where the operations
-    are.
-    """
-    graph = fx.Graph()
-    copies = {node: graph.placeholder(f"read_{number}") for number, node in enumerate(reads)}
-    for number, node in enumerate(part):
-        args: Any = fx.node.map_arg(node.args, copies.__getitem__)
-        kwargs: Any = fx.node.map_arg(node.kwargs, copies.__getitem__)
-        copies[node] = graph.create_node(node.op, node.target, args, kwargs, f"value_{number}")
-    graph.output(tuple(copies[node] for node in gives))
-    return fx.GraphModule({}, graph)
-
-
-def empty_like(node: fx.Node) -> Tensor:
-    size, strides, dtype, device = node.meta[LIKE]
-    return torch.empty_strided(size, strides, dtype=dtype, device=device)
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    constants = {node: constant(graph, node).detach() for node in weights}
+    present = constants | dict(zip(inputs, example))
+    calls = []
+    for part in parts:
+        module = part.module()
+        key = f"{module.code} {[node.meta[LIKE] for node in part.reads]}"
+        program = shared.get(key)
+        if program is None:
+            reads = [present[node] if node in present else empty_like(node) for node in part.reads]
+            program = compiled(module, reads)
+            shared[key] = program
+        calls.append((program, part))
+    needed = {*present, *outputs}
+    for part in reversed(parts):
+        part.spent = [node for node in (*part.gives, *part.reads) if node not in needed]
+        needed.update(part.spent)
+    return Chain(inputs, constants, outputs, calls)
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -302,16 +302,14 @@ class Captured:
     overwrites results.
     """
 
-    warm_ups = (
-        3  # runs before the capture, so that libraries have allocated and tuned what they need
-    )
+    warm_ups = 3
+    """Runs before the capture, so that libraries have allocated and tuned what they need."""
 
     def __init__(
         self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]
     ) -> None:
-        self.program = (
-            program  # the graph reads its constants where they lie, so that they have to live on
-        )
+        # The graph reads its constants where they lie, so that they have to live on.
+        self.program = program
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
         self.device = self.inputs[0].device  # the current one may be another

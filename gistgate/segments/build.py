@@ -39,9 +39,7 @@ OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase],
     "logprob": lambda _probes, _target, _tokenizer: MeanLogprob(),
     "score": lambda _probes, target, tokenizer: Score(target, tokenizer),
 }
-"""Opinions by the name that a setting gives them. `segment_decoder` takes opinions that need a
-further model.
-"""
+"""Opinions by the name that a setting gives them."""
 DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment": RewritingDrafter}
 """Drafters by what the target writes in place of a refused segment before it judges the next one:
 one token, or its own segment to the end."""

@@ -1,6 +1,6 @@
-"""Segments accepted or refused as a whole (arXiv 2602.03708), by probes or as SpecReason (arXiv
-2504.07891), RSD (2501.19324) and Lookahead Reasoning (2506.19830) do, each an opinion on the
-draft's segment.
+"""Segments accepted or refused as a whole (arXiv 2602.03708), by an opinion on the draft's
+segment: that of probes, of token probabilities, or of the target that is asked (SpecReason, arXiv
+2504.07891).
 
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,14 +19,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.reader import Reader, context_of, left_padded
-from gistgate.core.request import Row
+from gistgate.core.request import Row, Statistics
 from gistgate.core.rule import Rule, State, own_token
 from gistgate.core.session import Observer
 from gistgate.core.utils import Amount, PositiveShare, UserError
 from gistgate.segments.probes import Probe
-from gistgate.segments.writing import SegmentDrafter, SegmentWriter
+from gistgate.segments.writing import SegmentDrafter
 
-NO_SEGMENT = -1.0  # in place of an opinion where there is no finished segment; 0 is an opinion
+NO_SEGMENT = -1.0
+"""In place of an opinion where there is no finished segment; 0 is an opinion."""
 GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
@@ -37,17 +37,14 @@ class SegmentRule(
 ):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
-    threshold: Amount = (
-        0.9  # least opinion; 1 leaves refused segments to a token gate, above 1 refuses all
-    )
-    shortcut: Literal["none", "top2"] = (
-        "none"  # top2: passes when all its tokens are the target's two most probable
-    )
-    # of a refused segment the tokens up to the first refused one stay; False drops all of it
+    threshold: Amount = 0.9
+    """Least opinion; 1 leaves refused segments to a token gate, above 1 refuses all."""
+    shortcut: Literal["none", "top2"] = "none"
+    """top2: passes when all its tokens are the target's two most probable."""
     partial: bool = True
-    ratio: PositiveShare = (
-        1.0  # in a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict
-    )
+    """Of a refused segment the tokens up to the first refused one stay; False drops all of it."""
+    ratio: PositiveShare = 1.0
+    """In a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +65,7 @@ class SegmentRule(
         stays_BK = self.passes(block, block.gate_probs)
         if self.ratio == 1:
             return stays_BK
-        return stays_BK | (block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.ratio))
+        return stays_BK | (log_ratio(block) >= math.log(self.ratio))
 
     def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
         """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]."""
@@ -109,20 +106,24 @@ class SegmentDraw(
         return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK
 
 
+def log_ratio(block: Block) -> Tensor:
+    """ln p(x) - ln p(t*) [B, K]."""
+    return block.draft_logprob - block.top_logprob[:, :-1]
+
+
 class Opinion:
     """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for
     it.
     """
 
     layers: frozenset[str] = frozenset()
-    spent: Sequence[
-        int
-    ] = ()  # forwards of the target that the last call took for each row, where it takes any
-    notes: Sequence[str | None] = ()  # what the last call says of each row, to be counted
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         """The opinions [B]."""
         raise NotImplementedError
+
+    def count(self, row: int, statistics: Statistics) -> None:
+        """Add what the last call took for this row of the block, where it judged a segment."""
 
 
 class Semantic(Opinion):
@@ -136,161 +137,76 @@ class Semantic(Opinion):
         self.draft = None if draft is None else draft.eval()
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        device = block.logits.device
-        for probe in (self.target, self.draft):
-            if (
-                probe is not None and probe.first.weight.device != device
-            ):  # a folder is read into main memory
-                probe.to(device)
-        target: Tensor = self.target(block.hidden["post"][:, :-1].to(device), block.valid).sigmoid()
+        target = probability(self.target, block.hidden["post"][:, :-1], block)
         if self.draft is None:
             return target
-        draft: Tensor = self.draft(drafter.states.to(device), block.valid).sigmoid()
+        draft = probability(self.draft, drafter.states, block)
         return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
+
+
+def probability(probe: Probe, states: Tensor, block: Block) -> Tensor:
+    """What a probe makes of the states [B, K, D] of a block's segments [B], where the block
+    lies.
+    """
+    device = block.logits.device
+    logits: Tensor = probe.to(device)(states.to(device), block.valid)
+    return logits.sigmoid()
 
 
 class MeanLogprob(Opinion):
     """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        gap = (block.draft_logprob - block.top_logprob[:, :-1]).masked_fill(~block.valid, 0.0)
+        gap = log_ratio(block).masked_fill(~block.valid, 0.0)
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
 
-class StepOpinion(Opinion):
-    """What the opinions below share: they look at texts, and only at those of finished segments."""
-
-    spent: list[int]
-    notes: list[str | None]
-
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        valid = block.valid.sum(-1).tolist()
-        rows = [row for row, length in enumerate(drafter.lengths) if 0 < length == valid[row]]
-        self.spent = [0] * len(valid)
-        self.notes = [None] * len(valid)
-        scores = torch.zeros(len(valid), device=block.logits.device)
-        if rows:
-            steps = [block.draft_ids[row, : valid[row]].tolist() for row in rows]
-            found = self.judge(rows, [list(drafter.texts[row]) for row in rows], steps)
-            scores[torch.tensor(rows, device=scores.device)] = torch.tensor(
-                found, device=scores.device
-            )
-        return scores
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        """A number in [0, 1] for each of these rows' steps, which follow `texts`."""
-        raise NotImplementedError
-
-
-class Score(StepOpinion):
+class Score(Opinion):
     """The target is asked for one digit, reading the text (its end, if too long) without a cache; a
     non-digit is 0.
     """
 
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        question: str = QUESTION,
-        expected: bool = False,
-    ) -> None:
-        """Ask by `question`; `expected` takes the mean digit over its probabilities, not the most
-        probable one.
-        """
+    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.target = target
-        self.expected = expected
         self.context = context_of(target.config.get_text_config()) or sys.maxsize
-        self.question = tokenizer.encode(question, add_special_tokens=False)
-        digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
-        if any(len(ids) != 1 for ids in digits):
-            raise UserError(
-                "A score is one digit, and this tokenizer has no token for each. Choose another"
-                " opinion."
-            )
-        self.digits = [ids[0] for ids in digits]
+        self.question = tokenizer.encode(self.QUESTION, add_special_tokens=False)
+        self.digits: dict[int, int] = {}
+        """The digit of each token that is one."""
+        for digit in range(10):
+            ids = tokenizer.encode(str(digit), add_special_tokens=False)
+            if len(ids) != 1:
+                raise UserError(
+                    "A score is one digit, and this tokenizer has no token for each. Choose another"
+                    " opinion."
+                )
+            self.digits[ids[0]] = digit
+        self.found: dict[int, int | None] = {}
+        """What the last call found for each row that it asked about; None is no digit."""
 
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        asked = [
-            [*text, *step, *self.question][-self.context :]
-            for text, step in zip(texts, steps, strict=True)
-        ]
-        z_BV = Reader(self.target, len(asked)).read(
-            *left_padded(asked, self.target.device), keep=1
-        )[:, -1]
-        p_BV = z_BV.softmax(-1)[:, self.digits]
-        best = z_BV.argmax(-1).tolist()
-        mean = (p_BV * torch.arange(10, device=p_BV.device)).sum(-1) / p_BV.sum(-1).clamp_min(1e-12)
-        digits = [self.digits.index(token) if token in self.digits else None for token in best]
-        for row, digit in zip(rows, digits, strict=True):
-            self.spent[row] = 1
-            self.notes[row] = f"score_{'none' if digit is None else digit}"
-        return [
-            one / 9
-            for one in (mean.tolist() if self.expected else (float(digit or 0) for digit in digits))
-        ]
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        scores = torch.zeros(len(block.valid), device=block.logits.device)
+        questions = {}
+        lengths = zip(drafter.lengths, block.valid.sum(-1).tolist(), strict=True)
+        for row, (length, valid) in enumerate(lengths):
+            if 0 < length == valid:
+                step = block.draft_ids[row, :length].tolist()
+                text = [*drafter.texts[row], *step, *self.question]
+                questions[row] = text[-self.context :]
+        self.found = {}
+        if questions:
+            ids, valid = left_padded([*questions.values()], self.target.device)
+            z_BV = Reader(self.target, len(questions)).read(ids, valid, keep=1)[:, -1]
+            for row, token in zip(questions, z_BV.argmax(-1).tolist(), strict=True):
+                self.found[row] = self.digits.get(token)
+                scores[row] = (self.found[row] or 0) / 9
+        return scores
 
-
-class Reward(StepOpinion):
-    """A reward model reads the text up to the step's end: any sequence-classification model with
-    one or two labels.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        source: PreTrainedTokenizerBase,
-    ) -> None:
-        """Judge by `model`, which reads with `tokenizer` what `source` decodes."""
-        if (labels := model.config.num_labels) > 2:
-            raise UserError(
-                f"A reward model has one label or two, and this has {labels}. Use another."
-            )
-        self.model = model.eval()
-        self.tokenizer = deepcopy(tokenizer)
-        self.source = source
-        self.tokenizer.truncation_side = (  # the step that is judged stands at the end of a long text
-            "left"
-        )
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]
-        found = []
-        for text in (
-            read
-        ):  # one at a time: what a padded row gets depends on where its model looks for the end
-            inputs = self.tokenizer(
-                text, return_tensors="pt", truncation=True, return_token_type_ids=False
-            )
-            z = self.model(**inputs.to(self.model.device)).logits[0].float()
-            found.append(float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]))
-        return found
-
-
-class Pair(StepOpinion):
-    """The target writes its own step from the same place; equal ones pass, others are compared by
-    `aligned`.
-    """
-
-    def __init__(self, writer: SegmentWriter, aligned: Callable[[str, str], float]) -> None:
-        """`writer` writes the target's steps; `aligned` says of two texts, own and drafted, how
-        alike they are.
-        """
-        self.writer = writer
-        self.aligned = aligned
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        own = [ids for ids, _ in self.writer.write(texts, range(len(texts)))]
-        for row, ids in zip(rows, own, strict=True):
-            self.spent[row] = len(ids)
-        decode = self.writer.decoder.tokenizer.decode  # type: ignore[union-attr]
-        said = [(decode(ids), decode(step)) for ids, step in zip(own, steps, strict=True)]
-        equal = [a.lower().split() == b.lower().split() for a, b in said]
-        return [
-            1.0 if same else self.aligned(*pair) for same, pair in zip(equal, said, strict=True)
-        ]
+    def count(self, row: int, statistics: Statistics) -> None:
+        digit = self.found[row]
+        statistics.forwards += 1
+        statistics.count(f"score_{'none' if digit is None else digit}")
 
 
 class SegmentJudge:
@@ -308,39 +224,32 @@ class SegmentJudge:
         self.risk = risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
         self.wants_q = token_gate is not None and token_gate.wants_q
-        self.lengths: list[
-            int
-        ] = []  # tokens of the segment that was judged last in each row; 0 without one
-        self.opinions = torch.zeros(
-            0
-        )  # the opinion on it [B], before the token gate spoke; NO_SEGMENT without one
+        self.lengths: list[int] = []
+        """Tokens of the segment that was judged last in each row; 0 without one."""
+        self.opinions = torch.zeros(0)
+        """The opinion on it [B], before the token gate spoke; NO_SEGMENT without one."""
 
     def __call__(self, block: Block) -> Tensor:
         """The opinion on each row's segment [B, K], NO_SEGMENT without one; 1 where the token gate
         is sure.
         """
-        device = block.logits.device
         valid = block.valid.sum(-1).tolist()
         drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
-        self.lengths = [
-            length if length == most else 0 for length, most in zip(drafted, valid, strict=True)
-        ]
-        self.opinions = torch.full((len(valid),), NO_SEGMENT, device=device)
+        pairs = zip(drafted, valid, strict=True)
+        self.lengths = [length if length == most else 0 for length, most in pairs]
+        finished = torch.tensor(self.lengths, device=block.logits.device) > 0
+        self.opinions = torch.full_like(finished, NO_SEGMENT, dtype=torch.float32)
         if any(self.lengths):
-            finished = torch.tensor(self.lengths, device=device) > 0
-            self.opinions = torch.where(
-                finished, self.opinion.score(block, self.drafter), NO_SEGMENT
-            )
-        score = self.opinions[:, None].expand(block.draft_ids.shape)
+            score = self.opinion.score(block, self.drafter)
+            self.opinions = torch.where(finished, score, NO_SEGMENT)
+        opinion_BK = self.opinions[:, None].expand(block.draft_ids.shape)
         if self.token_gate is None or not block.draft_ids.shape[1]:
-            return score
-        return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
+            return opinion_BK
+        return opinion_BK.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
 
 
 class Counting:
-    """Adds to every row's statistics (docs/segments.md) and target forwards of opinions; then
-    another looks.
-    """
+    """Adds segments to every row's statistics, and what opinions took; then another looks."""
 
     def __init__(
         self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None
@@ -356,26 +265,22 @@ class Counting:
         return Counting(self.rule, self.judge, observer)
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        judge = self.judge
-        opinion = self.judge.opinion
-        if block.draft_ids.shape[1] and any(judge.lengths):  # a plain round judges nothing
-            passed = self.rule.passes(block, judge.opinions[:, None]).all(-1)
-            told = torch.stack([passed.long(), acceptance.length], dim=1).tolist()
-            for at, (row, length, (whole, kept)) in enumerate(
-                zip(rows, judge.lengths, told, strict=True)
-            ):
-                if not length:
-                    continue
-                counts = {
-                    "segments": 1,
-                    "segments_passed": whole,
-                    "segments_kept": int(kept >= length),
-                }
-                if opinion.spent:
-                    row.statistics.forwards += opinion.spent[at]
-                if opinion.notes and (note := opinion.notes[at]):
-                    counts[note] = 1
-                for name, count in counts.items():
-                    row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + count
+        if any(self.judge.lengths):  # a plain round judges nothing
+            self._count(block, acceptance, rows)
         if self.then is not None:
             self.then(block, acceptance, rows)
+
+    def _count(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1).tolist()
+        accepted = acceptance.length.tolist()
+        for number, (row, length) in enumerate(zip(rows, self.judge.lengths, strict=True)):
+            if length:
+                counts = {
+                    "segments": True,
+                    "segments_passed": passed[number],
+                    "segments_kept": accepted[number] >= length,
+                }
+                extra = row.statistics.extra
+                for name, count in counts.items():
+                    extra[name] = extra.get(name, 0.0) + count
+                self.judge.opinion.count(number, row.statistics)

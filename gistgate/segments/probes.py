@@ -20,6 +20,7 @@ from gistgate.core.files import (
     write_sealed,
 )
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
+from gistgate.core.rule import row_at
 from gistgate.core.utils import UserError, dataclass_from
 from gistgate.gate import Gate
 
@@ -29,9 +30,7 @@ POOLINGS = ("mean", "last", "attention")  # how the states of a segment become o
 class Probe(nn.Module):
     """Pooling and an MLP with one hidden layer; the output is a logit."""
 
-    def __init__(
-        self, width: int, hidden_size: int = 64, pooling: str = "mean", dropout: float = 0.1
-    ) -> None:
+    def __init__(self, width: int, hidden_size: int = 64, pooling: str = "mean") -> None:
         super().__init__()
         if pooling not in POOLINGS:
             raise UserError(f"There is no pooling '{pooling}'. Known: {', '.join(POOLINGS)}.")
@@ -41,7 +40,7 @@ class Probe(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.query = nn.Linear(width, 1, bias=False) if pooling == "attention" else None
         self.first = nn.Linear(width, hidden_size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.1)
         self.last = nn.Linear(hidden_size, 1)
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
@@ -56,8 +55,7 @@ class Probe(nn.Module):
         """One vector per segment [N, D]."""
         lengths = valid.sum(-1).clamp_min(1)
         if self.pooling == "last":
-            at = (lengths - 1)[:, None, None].expand(-1, 1, states.shape[-1])
-            return states.gather(1, at).squeeze(1)
+            return row_at(states, lengths - 1)
         if self.query is None:
             return (states * valid[..., None]).sum(1) / lengths[:, None]
         scores = self.query(states).squeeze(-1).masked_fill(~valid, torch.finfo(states.dtype).min)
@@ -66,8 +64,10 @@ class Probe(nn.Module):
         return pooled
 
 
-FORMAT = 1  # version of the folder's layout
-GATE = "gate"  # folder of the token gate inside an exported folder of probes
+FORMAT = 1
+"""Version of the folder's layout."""
+GATE = "gate"
+"""Folder of the token gate inside an exported folder of probes."""
 ROLES = ("target", "draft")
 
 
@@ -77,35 +77,40 @@ class Probes:
 
     target: Probe
     draft: Probe
-    style: str  # setting of the boundaries (gistgate.segments.writing)
-    limit: int  # longest segment in tokens
+    style: str
+    """Setting of the boundaries (gistgate.segments.writing)."""
+    limit: int
+    """Longest segment in tokens."""
     certificate: dict[str, Any] = field(default_factory=dict)
     """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate
     (None without one), budget, confidence, n, bound; empty where nothing is certified."""
-    gate: Gate | None = None  # the token gate inside the folder; None without one
+    gate: Gate | None = None
+    """The token gate inside the folder; None without one."""
 
     def save(
         self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any
     ) -> None:
         """Write the folder; `notes` say where the probes come from."""
-        place = Path(folder) / "config.json"
-        weights = Path(folder) / "model.safetensors"
         config: dict[str, Any] = {
             "format": FORMAT,
             "style": self.style,
             "limit": self.limit,
             "notes": notes,
+            "certificate": self.certificate,
         }
         tensors: dict[str, Tensor] = {}
         for role, probe, model in zip(
             ROLES, (self.target, self.draft), (target, draft), strict=True
         ):
-            described = {"pooling": probe.pooling, "hidden_size": probe.hidden_size}
-            config[role] = {**described, "model": asdict(identify_model(model))}
+            config[role] = {
+                "pooling": probe.pooling,
+                "hidden_size": probe.hidden_size,
+                "model": asdict(identify_model(model)),
+            }
             tensors |= {f"{role}.{name}": tensor for name, tensor in probe.state_dict().items()}
-        config["certificate"] = self.certificate
+        weights = Path(folder) / "model.safetensors"
         save_tensors(weights, tensors)
-        write_sealed(place, config, fingerprint(weights))
+        write_sealed(Path(folder) / "config.json", config, fingerprint(weights))
 
 
 def load_probes(
@@ -115,13 +120,14 @@ def load_probes(
     given.
     """
     place = Path(folder) / "config.json"
-    weights = Path(folder) / "model.safetensors"
+    file = Path(folder) / "model.safetensors"
     config, sealed = read_sealed(place, "folder of probes", "Train them again.", FORMAT, "format")
-    tensors = load_tensors(weights)
-    check_sealed(place, sealed, config, fingerprint(weights))
+    tensors = load_tensors(file)
+    check_sealed(place, sealed, config, fingerprint(file))
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
-        identity = dataclass_from(ModelIdentity, config[role]["model"])
+        described = config[role]
+        identity = dataclass_from(ModelIdentity, described["model"])
         check_identity(role, identity, identify_model(model), "folder of probes")
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
@@ -130,23 +136,16 @@ def load_probes(
                 stacklevel=2,
             )
         width = model.config.get_text_config().hidden_size
-        probe = Probe(width, config[role]["hidden_size"], config[role]["pooling"])
-        probe.load_state_dict(
-            {
-                name.removeprefix(f"{role}."): t
-                for name, t in tensors.items()
-                if name.startswith(f"{role}.")
-            }
-        )
+        probe = Probe(width, described["hidden_size"], described["pooling"])
+        prefix = f"{role}."
+        weights = {
+            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
+        }
+        probe.load_state_dict(weights)
         probes[role] = probe.eval().requires_grad_(False)
+    gate_folder = Path(folder) / GATE
     gate = None
-    if tokenizer is not None and (Path(folder) / GATE).is_dir():
-        gate = Gate.load(Path(folder) / GATE, target, draft, tokenizer)
-    return Probes(
-        probes["target"],
-        probes["draft"],
-        config["style"],
-        config["limit"],
-        config["certificate"],
-        gate,
-    )
+    if tokenizer is not None and gate_folder.is_dir():
+        gate = Gate.load(gate_folder, target, draft, tokenizer)
+    settings = {name: config[name] for name in ("style", "limit", "certificate")}
+    return Probes(**probes, **settings, gate=gate)

@@ -18,6 +18,7 @@ from gistgate.core.reader import RowCache, context_of, num_ids
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import ragged
 
 STYLES = {
     "blank-line": r"\n[ \t]*\n\s*$",
@@ -27,9 +28,8 @@ STYLES = {
     "sentence": r"(?:(?<!\d)[.!?][\"')\]]*\s*|\n\s*)$",
 }
 """What a finished segment's text ends with, by the name of the setting."""
-TAIL = (
-    6  # tokens in which an ending is looked for: a blank line or a closing quote may take several
-)
+TAIL = 6
+"""Tokens in which an ending is looked for: a blank line or a closing quote may take several."""
 
 
 class Boundaries:
@@ -81,13 +81,12 @@ class SegmentDrafter(ModelDrafter):
 
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
-        self.texts: Texts = []  # what each row's segment follows
-        self.lengths: list[
-            int
-        ] = []  # tokens of each row's finished segment; 0 where the limit came first
-        self.states = torch.zeros(
-            0
-        )  # the draft model's last states that predicted x_1 .. x_K [B, K, D]
+        self.texts: Texts = []
+        """What each row's segment follows."""
+        self.lengths: list[int] = []
+        """Tokens of each row's finished segment; 0 where the limit came first."""
+        self.states = torch.zeros(0)
+        """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
         super().__init__(model)
 
     def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
@@ -98,21 +97,17 @@ class SegmentDrafter(ModelDrafter):
         with tap(self.model, ["post"]) as self._seen:
             draft = super().propose(texts, num_draft, **request)
         self.states = torch.stack(self._states, dim=1)
-        written = torch.tensor([len(chain) for chain in self._chains], device=draft.ids.device)
-        return replace(
-            draft,
-            valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None],
-        )
+        return replace(draft, valid=ragged(self._chains).valid.to(draft.ids.device))
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
         """Append to the rows that still write; True once all have ended their segment."""
         self._states.append(self._seen["post"][:, -1])
         for row, token in enumerate(drawn.tolist()):
-            if self.lengths[row]:
-                continue
-            self._chains[row].append(token)
-            if self.boundaries.ends(self._chains[row]):
-                self.lengths[row] = len(self._chains[row])
+            chain = self._chains[row]
+            if not self.lengths[row]:
+                chain.append(token)
+                if self.boundaries.ends(chain):
+                    self.lengths[row] = len(chain)
         return all(self.lengths)
 
 
@@ -123,40 +118,39 @@ class RewritingDrafter(SegmentDrafter):
 
     def start(self, batch: int) -> None:
         super().start(batch)
-        self._own: list[int | None] = [None] * batch
+        self._rewritten: list[int | None] = [None] * batch
         """Where in each row's text the segment begins that the target is writing; None: the next
         one may be judged.
         """
 
     def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
-        for row, (begin, text) in enumerate(zip(self._own, texts, strict=True)):
-            if begin is not None and any(
-                map(self.boundaries.ends, self.boundaries.cut(text[begin:]))
-            ):
-                self._own[row] = None
         draft = super().propose(texts, num_draft, **request)
-        self.lengths = [
-            length if own is None else 0
-            for own, length in zip(self._own, self.lengths, strict=True)
-        ]
-        self._behind = [len(text) for text in texts]
+        self._behind = [len(text) for text in texts]  # which grow until `keep`
+        for row, text in enumerate(texts):
+            begin = self._rewritten[row]
+            if begin is not None:
+                if any(map(self.boundaries.ends, self.boundaries.cut(text[begin:]))):
+                    self._rewritten[row] = None
+                else:
+                    self.lengths[row] = 0
         return draft
 
     def keep(self, accepted: Sequence[int]) -> None:
         super().keep(accepted)
-        for row, kept in enumerate(accepted):
-            if self._own[row] is None and not 0 < self.lengths[row] <= kept:
-                self._own[row] = self._behind[row]
+        for row, length in enumerate(accepted):
+            is_whole = 0 < self.lengths[row] <= length
+            if self._rewritten[row] is None and not is_whole:
+                self._rewritten[row] = self._behind[row]
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
-        self._own = [self._own[row] for row in rows]
+        self._rewritten = [self._rewritten[row] for row in rows]
 
     def admit(
         self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
     ) -> None:
         super().admit(present, texts, caches, lengths)
-        self._own += [None] * len(texts)
+        self._rewritten += [None] * len(texts)
 
 
 class SegmentWriter:
@@ -165,7 +159,7 @@ class SegmentWriter:
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         boundaries: Boundaries,
         limit: int,
         **ends: Any,
@@ -173,19 +167,14 @@ class SegmentWriter:
         """Write at most `limit` tokens with `model`; `ends` (eos_ids, stops) end a segment as they
         end an answer.
         """
-        self.decoder = Decoder(
-            model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer)
-        )
+        vocabulary = num_ids(tokenizer)
+        self.decoder = Decoder(model, None, Exact(), tokenizer=tokenizer, vocabulary=vocabulary)
         self.boundaries = boundaries
         self.limit = limit
         self.ends = ends
 
     def write(
-        self,
-        texts: Texts,
-        behind: Sequence[int],
-        sampling: Sampling | None = None,
-        seeds: Sequence[int] | None = None,
+        self, texts: Texts, behind: Sequence[int], sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[list[int], bool]]:
         """A segment for each entry of `behind`, the number of its text (read once); none if one
         fills the context.
@@ -193,17 +182,17 @@ class SegmentWriter:
         With each goes whether it is finished; one that the limit cut is no segment.
         """
         context = context_of(self.decoder.target.config.get_text_config())
-        longest = max(map(len, texts), default=0)
-        limit = self.limit if context is None else min(self.limit, context - longest)
+        limit = self.limit
+        if context is not None:
+            limit = min(limit, context - max(map(len, texts), default=0))
         if limit < 1:
             return [([], False) for _ in behind]
-        needed = sorted(set(behind))
-        memories = dict(
-            zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True)
-        )
-        lengths = [len(texts[index]) for index in behind]
-        done = self.decoder.resume(
-            [memories[index] for index in behind],
+        numbers = sorted(set(behind))
+        memories = self.decoder.remember([texts[number] for number in numbers])
+        memory_of = dict(zip(numbers, memories, strict=True))
+        lengths = [len(texts[number]) for number in behind]
+        answers = self.decoder.resume(
+            [memory_of[number] for number in behind],
             [(length, []) for length in lengths],
             lengths,
             max_new_tokens=limit,
@@ -214,5 +203,6 @@ class SegmentWriter:
             **self.ends,
         )
         return [
-            (one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done
+            (answer.ids, answer.finish != "length" or self.boundaries.ends(answer.ids))
+            for answer, _ in answers
         ]

@@ -2,13 +2,21 @@
 not changed.
 """
 
-from functools import wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
-# key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`
+from gistgate.core.utils import UserError
+
 KEY = "gistgate"
-MARK = "_gistgate"  # attribute of a function that is wrapped already
+"""Key of our configuration in `--additional-config`, and of a request's wishes in its
+`extra_args`."""
+MARK = "_gistgate"
+"""Attribute of a function that is wrapped already."""
 
 
 def register() -> None:
@@ -45,12 +53,55 @@ def refusing(native: Any) -> Any:
 
     def validate(self: Any, params: Any, *more: Any) -> Any:
         if KEY in (self.vllm_config.additional_config or {}):
-            from gistgate.vllm.judge import refusal
+            from gistgate.vllm.requests import check_wish
 
-            if sentence := refusal(getattr(params, "extra_args", None)):
-                raise import_module("vllm.exceptions").VLLMValidationError(
-                    sentence, parameter="vllm_xargs"
-                )
+            try:
+                check_wish(getattr(params, "extra_args", None))
+            except UserError as error:
+                refusal = import_module("vllm.exceptions").VLLMValidationError
+                raise refusal(str(error), parameter="vllm_xargs") from error
         return native(self, params, *more)
 
     return validate
+
+
+CALL: ContextVar[Any] = ContextVar("gistgate_call", default=None)
+"""The step of the engine that runs now; None outside, as in profiling and warm-up."""
+
+
+@contextmanager
+def during(call: Any) -> Iterator[None]:
+    """Let the replaced `rejection_sample` find this step."""
+    token = CALL.set(call)
+    try:
+        yield
+    finally:
+        CALL.reset(token)
+
+
+def wrap_once(module: Any, verify: Callable[..., Any]) -> None:
+    """Replace `module.rejection_sample`, once per process: `verify(call, native, **parameters)`
+    judges inside a step, and calls `native` without arguments.
+    """
+    native = module.rejection_sample
+    if hasattr(native, MARK):
+        return
+    names = [*signature(native).parameters]
+    read = signature(verify).parameters.values()
+    missing = [it.name for it in read if it.kind is it.KEYWORD_ONLY and it.name not in names]
+    if missing:
+        raise UserError(
+            f"gistgate cannot hook this vLLM: rejection_sample should have {', '.join(missing)},"
+            f" but has {', '.join(names)}. Install a version that gistgate was tested with."
+        )
+
+    @wraps(native)
+    def rejection_sample(*arguments: Any, **options: Any) -> Any:
+        unchanged = partial(native, *arguments, **options)
+        call = CALL.get()
+        if call is None:
+            return unchanged()
+        return verify(call, unchanged, **dict(zip(names, arguments)), **options)
+
+    setattr(rejection_sample, MARK, True)
+    module.rejection_sample = rejection_sample

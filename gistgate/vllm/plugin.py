@@ -93,7 +93,7 @@ def check_engine(config: Any) -> None:
     if speculation is None:
         raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
     method = speculation.rejection_sample_method
-    hindrances = {
+    features = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
         "data parallelism": parallel.data_parallel_size > 1,
@@ -103,18 +103,23 @@ def check_engine(config: Any) -> None:
         "watermarking": getattr(config, "watermark_config", None) is not None,
         "LoRA": config.lora_config is not None,
     }
-    off = "is not served yet. Switch it off, or serve without the gate."
+    lossy = (
+        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is"
+        " closed. Leave the option away."
+    )
     check(
         {
             "'extract_hidden_states' drafts nothing. Take a method that drafts.": (
                 speculation.method == "extract_hidden_states"
             ),
-            f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is closed. Leave the option away.": (
-                method != "standard"
-            ),
-            **{f"{name} {off}": has for name, has in hindrances.items()},
+            lossy: method != "standard",
         }
     )
+    for name, is_on in features.items():
+        if is_on:
+            raise UserError(
+                f"gistgate: {name} is not served yet. Switch it off, or serve without the gate."
+            )
 
 
 def check_draft(config: Any, tokenizer: Any) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gistgate.rules.divergence import Ensemble
-from gistgate.vllm.judge import CALL, VllmJudge, during, wrap_once
+from gistgate.vllm import CALL, during, wrap_once
+from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.rows import Rows
 
 
@@ -21,9 +22,12 @@ class Call:
 
     judge: VllmJudge
     runner: Any
-    hidden: Tensor | None  # states of all logits rows [T + B, D]
-    metadata: Any = None  # vLLM's `SpecDecodeMetadata`, once its sampler was called
-    logits: Tensor | None = None  # raw logits of all rows [T + B, V]
+    hidden: Tensor | None
+    """States of all logits rows [T + B, D]."""
+    metadata: Any = None
+    """vLLM's `SpecDecodeMetadata`, once its sampler was called."""
+    logits: Any = None
+    """Raw logits of all rows [T + B, V]."""
 
 
 def install(runner: Any, judge: VllmJudge) -> None:
@@ -39,16 +43,16 @@ def install(runner: Any, judge: VllmJudge) -> None:
 
     def noting_states(*arguments: Any, **options: Any) -> Any:
         state = runner.execute_model_state
-        with during(Call(judge, runner, None if state is None else state.sample_hidden_states)):
+        hidden = None if state is None else state.sample_hidden_states
+        with during(Call(judge, runner, hidden)):
             return sample_tokens(*arguments, **options)
 
-    def noting_rows(
-        metadata: Any, draft_probs: Any, logits: Tensor, *more: Any, **options: Any
-    ) -> Any:
-        if (call := CALL.get()) is not None:
+    def noting_rows(metadata: Any, draft_probs: Any, logits: Tensor, *more: Any) -> Any:
+        call = CALL.get()
+        if call is not None:
             call.metadata = metadata
             call.logits = logits
-        return forward(metadata, draft_probs, logits, *more, **options)
+        return forward(metadata, draft_probs, logits, *more)
 
     runner.sample_tokens = noting_states
     runner.rejection_sampler.forward = noting_rows
@@ -60,9 +64,9 @@ def show_greedy_drafts(drafter: Any) -> None:
     """
     draft = drafter._sample_draft_tokens
 
-    def naming(hidden_BD: Tensor, sampling: Any) -> tuple[Tensor, Tensor | None]:
+    def naming(hidden_BD: Tensor, sampling: Any) -> Any:
         if not sampling.all_greedy:
-            return draft(hidden_BD, sampling)  # type: ignore[no-any-return]
+            return draft(hidden_BD, sampling)
         logits_BV = drafter.model.compute_logits(hidden_BD)
         return logits_BV.argmax(-1), logits_BV.softmax(-1, dtype=torch.float32)
 
@@ -77,105 +81,59 @@ def expand(
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     expanded = x.repeat_interleave(counts, output_size=num_tokens)
-    return torch.where(
-        expanded == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), expanded
-    )
+    return expanded.masked_fill(expanded == replace_from, replace_to)
 
 
 def verify(
     call: Call,
-    native: Callable[..., Tensor],
+    native: Callable[[], Tensor],
+    *,
     draft_token_ids: Tensor,
     num_draft_tokens: list[int],
     max_spec_len: int,
-    cu_num_draft_tokens: Tensor,
     draft_probs: Tensor | None,
     target_logits: Tensor,
-    bonus_token_ids: Tensor,
     sampling_metadata: Any,
-    *more: Any,
-    **options: Any,
+    **_: Any,
 ) -> Tensor:
     """vLLM's `rejection_sample` with the verdict in force."""
-
-    def unchanged() -> Tensor:
-        return native(
-            draft_token_ids,
-            num_draft_tokens,
-            max_spec_len,
-            cu_num_draft_tokens,
-            draft_probs,
-            target_logits,
-            bonus_token_ids,
-            sampling_metadata,
-            *more,
-            **options,
-        )
-
     if call.metadata is None or not len(draft_token_ids):
-        return unchanged()
+        return native()
     num_B = torch.tensor(num_draft_tokens, device=draft_token_ids.device)
-    rows, valid_BK = read_rows(
-        call, num_B, max_spec_len, draft_token_ids, draft_probs, target_logits, sampling_metadata
-    )
-    # The rows of a request are consecutive among all rows and end with its bonus row.
-    last_B1 = call.metadata.bonus_logits_indices[:, None]
-    at_R = torch.arange(max_spec_len + 1, device=last_B1.device)
-    row_BR = torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)
-    hidden_BRD = None if call.hidden is None else call.hidden[row_BR]
-    requests = call.runner.requests
-    with call.judge.verdict(
-        rows, valid_BK, hidden_BRD, lambda name: requests[name].sampling_params
-    ) as settle:
-        result_BR = unchanged()
-        settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
-    return result_BR
-
-
-def read_rows(
-    call: Call,
-    num_B: Tensor,
-    num_K: int,
-    ids_T: Tensor,
-    probs_TV: Tensor | None,
-    logits_TV: Tensor,
-    sampling: Any,
-) -> tuple[Rows, Tensor]:
-    """The rows of a call, and which positions hold a draft token [B, K]."""
-    total = len(ids_T)
-    num_requests = len(num_B)
-    device = ids_T.device
-    at_R = torch.arange(num_K + 1, device=device)
-    start_B1 = (num_B.cumsum(0) - num_B)[:, None]
-    behind_B1 = total + torch.arange(num_requests, device=device)[:, None]
+    at_R = torch.arange(max_spec_len + 1, device=num_B.device)
     drafted_BR = at_R < num_B[:, None]
-    place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
-    own_T = ids_T.long()
+    start_B1 = (num_B.cumsum(0) - num_B)[:, None]
+    behind_B = len(draft_token_ids) + torch.arange(len(num_B), device=num_B.device)
+    # The rows of a request are consecutive among all rows and end with its bonus row.
     bonus_B = call.metadata.bonus_logits_indices
-    before_B = call.metadata.logits_indices[bonus_B - num_B]
+    first_B = bonus_B - num_B
+    row_BR = torch.minimum(first_B[:, None] + at_R, bonus_B[:, None])
+    before_B = call.metadata.logits_indices[first_B]
     names = list(call.runner.input_batch.req_ids)
-
-    def text(number: int) -> tuple[list[int], list[int]]:
-        request = call.runner.requests[names[number]]
-        return request.prompt_token_ids or [], request.output_token_ids
-
-    greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
+    requests = [call.runner.requests[name] for name in names]
+    greedy_B = torch.ones_like(num_B, dtype=torch.bool)
+    if not sampling_metadata.all_greedy:
+        greedy_B = sampling_metadata.temperature == 0
     rows = Rows(
-        logits_TV,
-        own_T.clamp_min(0),
-        place_BR,
-        names,
-        greedy_B if sampling.all_greedy else sampling.temperature == 0,
-        bool(sampling.all_greedy),
-        bool(sampling.all_random),
-        tail=lambda: call.logits[bonus_B],  # type: ignore[index]
-        draft_q=None
-        if probs_TV is None
-        else lambda: probs_TV.gather(1, rows.ids[:, None])[:, 0][rows.draft_places],
-        draft_logits=None if probs_TV is None else lambda row_n: probs_TV[row_n].log(),
+        logits=target_logits,
+        judged=draft_token_ids.long(),
+        places=torch.where(drafted_BR, start_B1 + at_R, behind_B[:, None]),
+        drafted=drafted_BR[:, :-1],
+        hidden=None if call.hidden is None else call.hidden[row_BR],
+        params=dict(zip(names, [request.sampling_params for request in requests])),
+        greedy=greedy_B,
+        has_greedy=not sampling_metadata.all_random,
+        has_sampled=not sampling_metadata.all_greedy,
         read=call.runner.input_ids.gpu[before_B],
         at=call.runner.positions[before_B],
-        text=text,
+        text=lambda number: (
+            requests[number].prompt_token_ids or [],
+            requests[number].output_token_ids,
+        ),
+        draft_probs=None if draft_probs is None else draft_probs.__getitem__,
+        tail=lambda: call.logits[bonus_B],
     )
-    given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)
-    return rows, given_BK.cumprod(1).bool()
+    with call.judge.verdict(rows) as settle:
+        result_BR = native()
+        settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
+    return result_BR

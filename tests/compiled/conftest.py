@@ -16,8 +16,9 @@ def programs() -> Any:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, programs: Any):
     """Programs as traced, not compiled: the same operations, built in a fraction of a second."""
-    build = program.build
-    monkeypatch.setattr(
-        memory, "build", lambda *given, **named: build(*given, **{**named, "compiles": False})
-    )
+
+    def build(function: Any, example: Any, layers: Any, _compiles: bool, shared: Any) -> Any:
+        return program.build(function, example, layers, False, shared)
+
+    monkeypatch.setattr(memory, "build", build)
     monkeypatch.setattr(memory, "_stores", programs)

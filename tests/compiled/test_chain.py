@@ -3,7 +3,6 @@ same to the bit.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, fx, nn
 from gistgate.compiled import memory, program
 from gistgate.compiled.memory import allocate, attending_to_slots, forward, layers_of
 from gistgate.compiled.program import Chain, chained, trace
-from gistgate.compiled.rounds import draft_token
+from gistgate.compiled.rounds import DraftSteps
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
@@ -60,8 +59,8 @@ def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(
     with attending_to_slots(model):
         slots = allocate(model, 2, 64)
         inputs = [torch.tensor([[5, 7], [9, 2]]), torch.tensor([[0, 1], [3, 4]]), torch.zeros(2, 0)]
-        token = partial(draft_token, model, 259, Sampling(), True)
-        graph = trace(token, [*slots, *inputs], layers_of(model))
+        steps = DraftSteps(model, 259, Sampling(), gives_q=True, draws=False)
+        graph = trace(steps.token, [*slots, *inputs], layers_of(model))
     chain = chained(graph, [*slots, *inputs], {})
     assert (
         chain is not None and len(parts.graphs) == 3

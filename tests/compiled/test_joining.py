@@ -39,7 +39,7 @@ def test_joined_products_are_the_single_ones(kind: str):
             read,
         ):  # the model's own weights are views of the joined ones and say the same
             torch.testing.assert_close(run(*fresh())[0], expected)
-    whole = graphs[0].get_buffer("joined_0_0")
-    assert whole.data_ptr() == graphs[1].get_buffer("joined_0_0").data_ptr()
+    whole = graphs[0].get_buffer("joined_0")
+    assert whole.data_ptr() == graphs[1].get_buffer("joined_0").data_ptr()
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     assert whole.untyped_storage().data_ptr() in own

@@ -1,6 +1,8 @@
 """Run by test_export in a process of its own: plain transformers, no gistgate.
 
-python -I plain.py FOLDER     FOLDER holds target/, draft/, gate/ and requests.json; writes answers.json
+python -I plain.py FOLDER
+
+FOLDER holds target/, draft/, gate/ and requests.json; the answers go to answers.json.
 """
 
 import json

@@ -167,10 +167,9 @@ def test_stock_lm_eval_serves_the_exported_gate(
         "import sys; sys.modules['gistgate'] = None; from lm_eval.__main__ import cli_evaluate;"
         " cli_evaluate()"
     )
-    shared = [
-        sys.executable, "-c", code, "run", "--model", "hf", "--model_args", "pretrained=target,dtype=float32",
-        "--tasks", "sums", "--include_path", str(tasks), "--batch_size", "2", "--device", "cpu", "--log_samples",
-    ]  # fmt: skip
+    model = ["--model", "hf", "--model_args", "pretrained=target,dtype=float32", "--device", "cpu"]
+    task = ["--tasks", "sums", "--include_path", str(tasks), "--batch_size", "2", "--log_samples"]
+    shared = [sys.executable, "-c", code, "run", *model, *task]
     gated = [
         "custom_generate=gate",
         "trust_remote_code=True",

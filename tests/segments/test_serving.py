@@ -166,8 +166,8 @@ def test_lm_evals_model_decodes_by_segments(place, parts):
     names = {
         name: str(place / folder) for name, folder in (("pretrained", "target"), ("draft", "draft"))
     }
-    lm = GatedLM(**names, segments=str(place / "probes"), device="cpu", max_length=256, threshold=0.4, risk=0.2,
-                 opinion="probe")  # fmt: skip
+    settings = {"threshold": 0.4, "risk": 0.2, "opinion": "probe"}
+    lm = GatedLM(**names, **settings, segments=str(place / "probes"), device="cpu", max_length=256)
     ids = parts[2](PROMPTS[:1], return_tensors="pt").input_ids
     out = lm._model_generate(ids, ids.shape[1] + LENGTH, [])
     assert out[0, ids.shape[1] :].tolist() == library(place, parts, "by hand")[0]

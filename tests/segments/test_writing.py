@@ -5,6 +5,7 @@ writes its own.
 import pytest
 import torch
 
+from gistgate.core.block import Sampling
 from gistgate.core.utils import UserError
 from gistgate.segments.judging import SegmentDraw
 from gistgate.segments.writing import Boundaries
@@ -53,8 +54,8 @@ def test_behind_a_text_that_fills_the_context_no_step_is_written():
     write = writer().write
     context = TARGET.config.max_position_embeddings
     full, nearly = ([7] * length for length in (context, context - 3))
-    assert write([full], [0]) == [([], False)]
-    ((ids, _),) = write([nearly], [0])
+    assert write([full], [0], Sampling(), [0]) == [([], False)]
+    ((ids, _),) = write([nearly], [0], Sampling(), [0])
     assert 1 <= len(ids) <= 3
 
 

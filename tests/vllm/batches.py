@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.vllm import v1, v2
+from gistgate.vllm import during, v1, v2, wrap_once
 from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.policy import Policy
 
@@ -32,9 +32,15 @@ def accepted(best: list[int], drafted: list[int]) -> list[int]:
 
 
 def native_v1(
-    draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, _ends: Tensor, _probs: Any,
-    target_logits: Tensor, bonus_token_ids: Tensor, _sampling: Any, *_more: Any,
-) -> Tensor:  # fmt: skip
+    draft_token_ids: Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: Tensor,
+    draft_probs: Any,
+    target_logits: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+) -> Tensor:
     """vLLM's `rejection_sample` in the first runner, for greedy requests."""
     result = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
     best, drafted = (
@@ -48,16 +54,30 @@ def native_v1(
 
 
 def native_v2(
-    target_logits: Tensor, _draft: Any, draft_sampled: Tensor, cu_num_logits: Tensor, *more: Any
+    target_logits: Tensor,
+    draft_logits: Any,
+    draft_sampled: Tensor,
+    cu_num_logits: Tensor,
+    pos: Tensor,
+    idx_mapping: Tensor,
+    expanded_idx_mapping: Tensor,
+    temperature: Tensor,
+    num_speculative_steps: int,
 ) -> tuple[Tensor, Tensor]:
     """The same for the second runner."""
     sizes = cu_num_logits.diff().tolist()
     best, read = target_logits.argmax(-1).split(sizes), draft_sampled.split(sizes)
     texts = [accepted(b.tolist(), r[1:].tolist()) for b, r in zip(best, read, strict=True)]
-    num = more[6]
-    return torch.tensor([text + [0] * (num + 1 - len(text)) for text in texts]), torch.tensor(
-        [*map(len, texts)]
-    )
+    padded = [text + [0] * (num_speculative_steps + 1 - len(text)) for text in texts]
+    return torch.tensor(padded), torch.tensor([*map(len, texts)])
+
+
+def hooked(native: Any, verify: Any, call: Any, *arguments: Any, **options: Any) -> Any:
+    """What a replaced `rejection_sample` returns within a step of the engine."""
+    module = SimpleNamespace(rejection_sample=native)
+    wrap_once(module, verify)
+    with during(call):
+        return module.rejection_sample(*arguments, **options)
 
 
 class Batch:
@@ -104,9 +124,11 @@ class Batch:
             bonus_logits_indices=self.bonus, logits_indices=rows, target_logits_indices=self.targets
         )
         runner = SimpleNamespace(
-            requests=self.running(), input_batch=SimpleNamespace(req_ids=list(self.params)),
-            input_ids=SimpleNamespace(gpu=self.read), positions=self.places,
-        )  # fmt: skip
+            requests=self.running(),
+            input_batch=SimpleNamespace(req_ids=list(self.params)),
+            input_ids=SimpleNamespace(gpu=self.read),
+            positions=self.places,
+        )
         call = v1.Call(judge, runner, self.hidden, metadata, self.logits)
         logits, bonus = self.logits[self.targets], self.logits[self.bonus].argmax(-1, keepdim=True)
         ends = torch.tensor(self.lengths).cumsum(0)
@@ -115,9 +137,9 @@ class Batch:
             if draft is None
             else torch.cat([z[:n] for z, n in zip(draft, self.lengths)]).softmax(-1)
         )
-        found = v1.verify(
-            call, native_v1, ids, self.lengths, max(self.lengths), ends, q, logits, bonus, sampling
-        )
+        widest = max(self.lengths)
+        drafted = (ids, self.lengths, widest, ends, q)
+        found = hooked(native_v1, v1.verify, call, *drafted, logits, bonus, sampling)
         assert torch.equal(logits, self.logits[self.targets])
         return [[token for token in row if token >= 0] for row in found.tolist()]
 
@@ -142,11 +164,20 @@ class Batch:
             low, high = int(self.ends[start]), int(self.ends[stop])
             expanded = torch.repeat_interleave(mapping, torch.tensor(self.lengths) + 1)[low:high]
             logits = self.logits[low:high].clone()
-            tokens, lengths = v2.verify(
-                call, native_v2, logits, draft, self.read[low:high], self.ends[start : stop + 1] - low,
-                self.places[low:high], mapping[start:stop], expanded, torch.zeros(high - low), torch.zeros(8),
-                torch.zeros(8), NUM,
-            )  # fmt: skip
+            tokens, lengths = hooked(
+                native_v2,
+                v2.verify,
+                call,
+                logits,
+                draft,
+                self.read[low:high],
+                self.ends[start : stop + 1] - low,
+                self.places[low:high],
+                mapping[start:stop],
+                expanded,
+                temperature=torch.zeros(8),
+                num_speculative_steps=NUM,
+            )
             assert torch.equal(logits, self.logits[low:high])
             texts += [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
         return texts
@@ -156,9 +187,12 @@ class Batch:
         places = torch.minimum(self.ends[:-1, None] + torch.arange(NUM + 1), self.bonus[:, None])
         following = (places[:, :-1] + 1).clamp_max(self.num_rows - 1)
         return Block(
-            self.read[following], torch.arange(NUM) < torch.tensor(self.lengths)[:, None], self.logits[places],
-            hidden={"post": self.hidden[places]}, protocol=torch.tensor(protected, dtype=torch.long),
-        )  # fmt: skip
+            self.read[following],
+            torch.arange(NUM) < torch.tensor(self.lengths)[:, None],
+            self.logits[places],
+            hidden={"post": self.hidden[places]},
+            protocol=torch.tensor(protected, dtype=torch.long),
+        )
 
 
 class Head:

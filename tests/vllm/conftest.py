@@ -27,9 +27,10 @@ collect_ignore = (
 
 WIDTH = 128
 FEATURES = {
-    "gate": {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}, "inner": {"h_tok:layer:1": WIDTH},
+    "gate": {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8},
+    "inner": {"h_tok:layer:1": WIDTH},
     "asking": {"h_tok:post": WIDTH, "draft": 3},
-}  # fmt: skip
+}
 """Inputs of the gates: one that fits, one on an inner layer, one that reads q."""
 
 
@@ -43,10 +44,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=259, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=259,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     target = LlamaForCausalLM(config).eval()
     save_pair(folder, target, noisy_copy(target, 0.03), byte_tokenizer())
     saved = identify_model(LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32))
@@ -76,9 +86,13 @@ def ask(
         folder = tmp_path_factory.mktemp("job")
         speculation = {"method": "draft_model", "model": str(place / "draft")}
         written = {
-            "target": str(place / "target"), "block": BLOCK, "speculation": speculation, "cache": str(folder / "cache"),
-            "phases": [{"gistgate": value, "requests": requests} for value, requests in phases], **job,
-        }  # fmt: skip
+            "target": str(place / "target"),
+            "block": BLOCK,
+            "speculation": speculation,
+            "cache": str(folder / "cache"),
+            "phases": [{"gistgate": value, "requests": requests} for value, requests in phases],
+            **job,
+        }
         (folder / "job.json").write_text(json.dumps(written))
         command = [
             sys.executable,

@@ -18,10 +18,16 @@ from typing import Any
 def prepare(job: dict[str, Any]) -> None:
     """Everything that vLLM reads before it is imported."""
     os.environ.update(
-        HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
-        VLLM_CACHE_ROOT=job["cache"], VLLM_LOGGING_LEVEL="WARNING", TOKENIZERS_PARALLELISM="false",
-        VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1",
-    )  # fmt: skip
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        DO_NOT_TRACK="1",
+        VLLM_CACHE_ROOT=job["cache"],
+        VLLM_LOGGING_LEVEL="WARNING",
+        TOKENIZERS_PARALLELISM="false",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        OMP_NUM_THREADS="1",
+    )
     if job.get("alone", True):  # engine and worker in this process
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if job.get("tensor_parallel", 1) > 1:
@@ -43,12 +49,18 @@ def start(job: dict[str, Any]) -> Any:
     first = job["phases"][0]["gistgate"]
     speculation = {"num_speculative_tokens": job["block"], **job["speculation"]}
     return LLM(
-        job["target"], speculative_config=speculation if job["block"] else None, seed=0,
-        enforce_eager=True, max_model_len=256, max_num_seqs=8, disable_log_stats=False,
-        skip_tokenizer_init=not job.get("reads"), tensor_parallel_size=job.get("tensor_parallel", 1),
+        job["target"],
+        speculative_config=speculation if job["block"] else None,
+        seed=0,
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=8,
+        disable_log_stats=False,
+        skip_tokenizer_init=not job.get("reads"),
+        tensor_parallel_size=job.get("tensor_parallel", 1),
         additional_config={} if first is None else {"gistgate": first},
         **{"enable_prefix_caching": False, "dtype": "float32", **job.get("engine", {})},
-    )  # fmt: skip
+    )
 
 
 def hook(llm: Any, value: Any) -> None:
@@ -58,9 +70,9 @@ def hook(llm: Any, value: Any) -> None:
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
     runner = worker.model_runner
-    for owner, name in ((runner, "sample_tokens"), (runner.rejection_sampler, "forward"), (runner, "sample"),
-                        (runner, "add_requests")):  # fmt: skip
-        vars(owner).pop(name, None)
+    vars(runner.rejection_sampler).pop("forward", None)
+    for name in ("sample_tokens", "sample", "add_requests"):
+        vars(runner).pop(name, None)
     if value is not None:
         install(worker, core.vllm_config, value)
 

@@ -19,10 +19,14 @@ BLOCK = 5
 OPEN = {"rule": "prob", "settings": {"r": 1e-30}, "loop_guard": False}
 CLOSED = {"rule": "prob", "settings": {"r": 1.0}}
 RULES: dict[str, dict[str, Any]] = {
-    "prob": {"r": 0.1}, "prob-ratio": {"r": 0.3}, "typical": {"greedy": "raw"}, "fly": {"theta": 0.3, "window": 1},
-    "trt-relaxed": {"delta": 0.3, "k": 3, "scope": "all"}, "csd": {"tau_c": 0.3, "min_count": 0},
+    "prob": {"r": 0.1},
+    "prob-ratio": {"r": 0.3},
+    "typical": {"greedy": "raw"},
+    "fly": {"theta": 0.3, "window": 1},
+    "trt-relaxed": {"delta": 0.3, "k": 3, "scope": "all"},
+    "csd": {"tau_c": 0.3, "min_count": 0},
     "autojudge": {"risk": 0.5},
-}  # fmt: skip
+}
 BUDGET = 0.03
 """Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
 NUM = 24

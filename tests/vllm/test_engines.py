@@ -22,10 +22,15 @@ pytestmark = pytest.mark.vllm
 
 NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 MIXED: list[dict[str, Any]] = [
-    {"extra_args": {"gistgate": {"strict": True}}}, {}, {"extra_args": {"gistgate": "strict"}},
-    {"temperature": 1.0}, {"extra_args": {"gistgate": {"r": 1.0}}}, {"presence_penalty": 0.5},
-    {"extra_args": {"gistgate": {"r": "what?"}}}, {"temperature": 0.7},
-]  # fmt: skip
+    {"extra_args": {"gistgate": {"strict": True}}},
+    {},
+    {"extra_args": {"gistgate": "strict"}},
+    {"temperature": 1.0},
+    {"extra_args": {"gistgate": {"r": 1.0}}},
+    {"presence_penalty": 0.5},
+    {"extra_args": {"gistgate": {"r": "what?"}}},
+    {"temperature": 0.7},
+]
 """Every other request wants strictness; of the rest, some are sampled and some have penalties."""
 SAMPLED: list[dict[str, Any]] = [{"temperature": 1.0, "seed": seed} for seed in range(8)]
 
@@ -111,10 +116,10 @@ def test_log_probabilities_are_those_of_the_target_without_forcing(
         torch.testing.assert_close(torch.tensor(scores), expected.detach(), atol=1e-3, rtol=1e-3)
 
 
-def test_the_ensemble_is_that_of_our_decoder_and_accepts_every_sampled_draft_without_weight_on_the_target(
-    ask: Any, requests: list[dict[str, Any]], place: Path
-):
-    """Triton's interpreter cannot run V2 with draft probabilities, so V1 does it."""
+def test_the_ensemble_is_that_of_our_decoder(ask: Any, requests: list[dict[str, Any]], place: Path):
+    """Without weight on the target it accepts every sampled draft. Triton's interpreter cannot run
+    V2 with draft probabilities, so V1 does it.
+    """
     speculation = {
         "method": "draft_model",
         "model": str(place / "draft"),
@@ -292,9 +297,10 @@ def test_nothing_is_drafted_while_many_requests_run(
     short, long = 8, 40
     crowd = asking(requests, [{"max_tokens": long}] * 2 + [{"max_tokens": short}] * 6)
     speculation = {
-        "method": "draft_model", "model": str(place / "draft"),
+        "method": "draft_model",
+        "model": str(place / "draft"),
         "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 1000, 0]],
-    }  # fmt: skip
+    }
     phases = [(OPEN, crowd), (None, crowd), (CLOSED, crowd)]
     opened, plain, closed = ask(phases, speculation=speculation, runner=runner)
     assert closed["ids"] == plain["ids"]

@@ -9,16 +9,23 @@ import pytest
 import torch
 
 from gistgate.core.rule import allowed
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm.judge import Requests, VllmJudge, refusal
+from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.policy import Policy
+from gistgate.vllm.requests import Requests, check_wish
 from tests.vllm.batches import ANSWER, LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
 
 RULES = [
-    make_rule("prob", r=0.05), make_rule("prob-ratio", r=0.2), make_rule("top-k", k=4), make_rule("fly", window=1),
-    make_rule("typical", greedy="raw"), make_rule("trt-relaxed", scope="all", delta=0.3), make_rule("fly", window=0),
+    make_rule("prob", r=0.05),
+    make_rule("prob-ratio", r=0.2),
+    make_rule("top-k", k=4),
+    make_rule("fly", window=1),
+    make_rule("fly", window=0),
     make_rule("fly", window=1, entropy="normalised", theta=0.6),
-]  # fmt: skip
+    make_rule("typical", greedy="raw"),
+    make_rule("trt-relaxed", scope="all", delta=0.3),
+]
 OPEN = make_rule("prob", r=1e-30)
 OF_ROWS = ("top_ids", "top_logprob", "entropy", "entropy3")
 OF_DRAFTS = ("draft_logit", "draft_logprob", "draft_rank", "match", "strict", "draft_q")
@@ -110,10 +117,10 @@ def test_a_masked_draft_token_is_never_accepted_and_an_invalid_one_ends_the_draf
 
 
 def test_no_statistic_of_a_flat_block_differs_from_the_padded_one(monkeypatch: pytest.MonkeyPatch):
-    batch, judge, seen = Batch(2), make_judge(make_rule("prob", r=0.5)), []
-    judge.tail, opinion = True, judge.opinion
+    batch, judge, seen = Batch(2), make_judge(make_rule("prob", r=0.5), gate=Head()), []
+    opinion = judge.opinion
     monkeypatch.setattr(
-        judge, "opinion", lambda rule, block, rows: seen.append(block) or opinion(rule, block, rows)
+        judge, "opinion", lambda block, entries: seen.append(block) or opinion(block, entries)
     )
     batch.through_v1(judge)
     block, padded = seen[0], batch.padded()
@@ -176,11 +183,18 @@ def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
     )
 
 
-@pytest.mark.parametrize("runner, known, wish, loose", [
-    ("V1", ANSWER, "thinking", True), ("V1", [-1, -1], {"scope": "thinking"}, False), ("V1", ANSWER, "prose", True),
-    ("V2", ANSWER, '{"scope": "thinking"}', True), ("V2", [9, 4], "thinking", False),
-    ("V1", ANSWER, {"scope": "prose", "strict": True}, False), ("V1", ANSWER, {"scope": "thought"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "runner, known, wish, loose",
+    [
+        ("V1", ANSWER, "thinking", True),
+        ("V1", [-1, -1], {"scope": "thinking"}, False),
+        ("V1", ANSWER, "prose", True),
+        ("V2", ANSWER, '{"scope": "thinking"}', True),
+        ("V2", [9, 4], "thinking", False),
+        ("V1", ANSWER, {"scope": "prose", "strict": True}, False),
+        ("V1", ANSWER, {"scope": "thought"}, False),
+    ],
+)
 def test_a_scope_reads_the_text_of_its_request_alone(
     runner: str, known: list[int], wish: Any, loose: bool
 ):
@@ -202,16 +216,15 @@ def test_a_scope_reads_the_text_of_its_request_alone(
 def test_a_scope_without_a_tokenizer_or_beside_a_grammar_is_strict():
     prose, grammar = ({"extra_args": {"gistgate": "prose"}}, {"structured_outputs": "json"})
     for tokenizer, more in ((None, {}), (object(), grammar)):
-        assert (
-            Requests(OPEN, 4, tokenizer=tokenizer).find("a", SimpleNamespace(**prose, **more)).rule
-            is None
-        )
+        requests = Requests(Policy(OPEN), 4, tokenizer=tokenizer)
+        assert requests.find("a", SimpleNamespace(**prose, **more)).rule is None
+
+
+def test_a_scope_that_does_not_exist_is_refused_and_other_nonsense_is_not():
     for extra in ({}, None, {"gistgate": "{"}, {"gistgate": '{"scope": "all"}'}):
-        assert not refusal(extra)
-    assert (
-        refusal({"gistgate": '{"scope": 7}'})
-        == "There is no scope '7'. Known: prose, thinking, all."
-    )
+        check_wish(extra)
+    with pytest.raises(UserError, match="no scope '7'. Known: prose, thinking, all."):
+        check_wish({"gistgate": '{"scope": 7}'})
 
 
 def test_a_share_of_the_requests_is_strict_and_both_arms_are_counted():
@@ -279,10 +292,17 @@ def test_a_looping_request_is_closed_for_a_while():
 
 @pytest.mark.parametrize(
     ("asked", "judged"),
-    [({}, True), ({"repetition_penalty": 1.0, "logit_bias": None}, True), ({"repetition_penalty": 1.1}, False),
-     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False),
-     ({"stop": ["Q:"]}, True), ({"stop": []}, False)],
-)  # fmt: skip
+    [
+        ({}, True),
+        ({"repetition_penalty": 1.0, "logit_bias": None}, True),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.5}, False),
+        ({"logit_bias": {5: 2.0}}, False),
+        ({"min_tokens": 3}, False),
+        ({"stop": ["Q:"]}, True),
+        ({"stop": []}, False),
+    ],
+)
 def test_a_certificate_covers_no_request_that_changes_the_logits(
     asked: dict[str, Any], judged: bool
 ):
@@ -291,6 +311,7 @@ def test_a_certificate_covers_no_request_that_changes_the_logits(
     """
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
     stops = ["Q:"] if "stop" in asked else None
-    certified, named = Requests(rule, 4, covered_only=True, stops=stops), Requests(rule, 4)
+    certified = Requests(Policy(rule, covered_only=True, stops=stops), 4)
+    named = Requests(Policy(rule), 4)
     assert certified.find("a", params).rule is (rule if judged else None)
     assert named.find("a", params).rule is rule

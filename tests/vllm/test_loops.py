@@ -3,27 +3,30 @@ tokens.
 """
 
 from random import Random
+from typing import Any
 
 import torch
 
 from gistgate.core.guards import LoopGuard
-from gistgate.vllm.judge import DeviceLoopGuard
+from gistgate.vllm.loops import DeviceLoopGuard
 
 WINDOW = 8
 LOOP = [1, 2] * 4
 """A loop of period 2 at the end of its last token alone."""
 
 
-def guard(window: int = WINDOW, slots: int = 1, **settings: int) -> DeviceLoopGuard:
-    return DeviceLoopGuard(slots, torch.device("cpu"), window=window, **settings)
+def guard(slots: int = 1, **settings: int) -> DeviceLoopGuard:
+    kind: Any = type("Guard", (DeviceLoopGuard,), {"window": WINDOW, **settings})
+    made: DeviceLoopGuard = kind(slots, torch.device("cpu"))
+    return made
 
 
 def write(
-    made: DeviceLoopGuard, *ids: int, loose: bool = False, slot: int = 0, read: int | None = None
+    made: DeviceLoopGuard, *ids: int, loose: bool = False, slot: int = 0, read: int = -1
 ) -> bool:
     """Let a request write tokens in one round; returns whether its gate is closed behind them."""
-    before = None if read is None else torch.tensor([read])
-    made.saw(torch.tensor([slot]), before, torch.tensor([[*ids, -1]]), torch.tensor([loose]))
+    round_ = [[slot], [read], [[*ids, -1]], [loose]]
+    made.saw(*map(torch.tensor, round_))
     return bool(made.closed_S[slot] > 0)
 
 
@@ -78,7 +81,7 @@ def test_random_texts_are_loops_where_the_librarys_guard_finds_a_period():
     """
     rng, slots = Random(0), 40
     ours, theirs = (
-        guard(1, slots, period=PERIOD, repeats=REPEATS),
+        guard(slots, window=1, period=PERIOD, repeats=REPEATS),
         LoopGuard(PERIOD, REPEATS, span=10**6),
     )
     texts, ends = [wandering(rng) for _ in range(slots)], [0] * slots
@@ -90,7 +93,7 @@ def test_random_texts_are_loops_where_the_librarys_guard_finds_a_period():
             [*texts[slot][ends[slot] :][: lengths[slot]], *[-1] * (LONGEST - lengths[slot])]
             for slot in order
         ]
-        read_B = torch.tensor([texts[slot][ends[slot] - 1] for slot in order]) if number else None
+        read_B = torch.tensor([texts[slot][ends[slot] - 1] if number else -1 for slot in order])
         ours.saw(
             torch.tensor(order), read_B, torch.tensor(rows), torch.ones(slots, dtype=torch.bool)
         )

@@ -43,7 +43,9 @@ ROLLOUTS = """
 engine = VllmEngine(source, {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8})
 runner = EngineRunner(engine, byte_tokenizer(), Cost(), **job["request"])
 rollouts = [Rollout(**one) for one in job["rollouts"]]
-found = {str(rejoin): [asdict(ended) for ended in ends(runner, rollouts, rejoin)] for rejoin in (None, 8)}
+found = {}
+for rejoin in (None, 8):
+    found[str(rejoin)] = [asdict(ended) for ended in ends(runner, rollouts, rejoin)]
 Path(sys.argv[2]).write_text(json.dumps(found))
 """
 STATES = """

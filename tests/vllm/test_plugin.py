@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from gistgate.core.identity import weights_fingerprint
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.vllm import plugin, v1
-from gistgate.vllm.judge import VllmJudge, wrap_once
+from gistgate.vllm import plugin, v1, wrap_once
+from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.policy import Policy, folder_fingerprint, is_rounded, read_served
 from tests.tiny import byte_tokenizer, tiny_pair
 
@@ -42,15 +42,17 @@ def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
     parallel = {"pipeline_parallel_size": 1, "data_parallel_size": 1, **changes.pop("parallel", {})}
     asked = {"method": "draft_model", "rejection_sample_method": "standard", **(speculation or {})}
     return SimpleNamespace(
-        speculative_config=SimpleNamespace(**asked), parallel_config=SimpleNamespace(**parallel),
+        speculative_config=SimpleNamespace(**asked),
+        parallel_config=SimpleNamespace(**parallel),
         **{"lora_config": None, "watermark_config": None, **changes},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
     "config, words",
     [
-        (engine(lora_config=object()), "LoRA"), (engine(watermark_config=object()), "watermarking"),
+        (engine(lora_config=object()), "LoRA"),
+        (engine(watermark_config=object()), "watermarking"),
         (engine({"use_heterogeneous_vocab": True}), "heterogeneous"),
         (engine({"method": "extract_hidden_states"}), "drafts"),
         (engine({"rejection_sample_method": "synthetic"}), "synthetic"),
@@ -58,7 +60,7 @@ def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
         (engine(parallel={"data_parallel_size": 2}), "data parallelism"),
         (SimpleNamespace(speculative_config=None, parallel_config=None), "does not speculate"),
     ],
-)  # fmt: skip
+)
 def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
     off = {
         "prefill_context_parallel_size": 1,
@@ -92,17 +94,24 @@ def test_parameters_are_expanded_to_tokens():
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("model, draft, cache, expected", [
-    (None, None, "bfloat16", False), ("fp8", None, "auto", True), (None, "awq", "auto", True),
-    (None, None, "fp8_e4m3", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, draft, cache, expected",
+    [
+        (None, None, "bfloat16", False),
+        ("fp8", None, "auto", True),
+        (None, "awq", "auto", True),
+        (None, None, "fp8_e4m3", True),
+    ],
+)
 def test_an_engine_that_rounds_is_known(
     model: str | None, draft: str | None, cache: str, expected: bool
 ):
+    draft_config = SimpleNamespace(quantization=draft)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(quantization=model), cache_config=SimpleNamespace(cache_dtype=cache),
-        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(quantization=draft)),
-    )  # fmt: skip
+        model_config=SimpleNamespace(quantization=model),
+        cache_config=SimpleNamespace(cache_dtype=cache),
+        speculative_config=SimpleNamespace(draft_model_config=draft_config),
+    )
     assert is_rounded(config) is expected
 
 
@@ -133,23 +142,33 @@ def config_of(folder: Path, draft: str, skips: bool) -> Any:
         model_type="llama", hidden_size=32, num_hidden_layers=2, vocab_size=259, eos_token_id=2
     )
     common = {
-        "tokenizer": str(folder / "target"), "tokenizer_revision": None, "trust_remote_code": False, "revision": None,
+        "tokenizer": str(folder / "target"),
+        "tokenizer_revision": None,
+        "trust_remote_code": False,
+        "revision": None,
         "quantization": None,
-    }  # fmt: skip
+    }
     config = engine(
         {
-            "num_speculative_tokens": 5, "draft_sample_method": "greedy", "prompt_lookup_min": 1,
-            "prompt_lookup_max": 4, "num_speculative_tokens_per_batch_size": None,
+            "num_speculative_tokens": 5,
+            "draft_sample_method": "greedy",
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 4,
+            "num_speculative_tokens_per_batch_size": None,
             "draft_model_config": SimpleNamespace(**common, model=str(folder / draft)),
         },
-        use_v2_model_runner=False, scheduler_config=SimpleNamespace(max_num_seqs=8),
+        use_v2_model_runner=False,
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
         cache_config=SimpleNamespace(cache_dtype="auto"),
-    )  # fmt: skip
+    )
     config.model_config = SimpleNamespace(
-        **common, model=str(folder / "target"), dtype=torch.float32, skip_tokenizer_init=skips,
+        **common,
+        model=str(folder / "target"),
+        dtype=torch.float32,
+        skip_tokenizer_init=skips,
         hf_config=SimpleNamespace(get_text_config=lambda: text),
         try_get_generation_config=lambda: {"eos_token_id": 2},
-    )  # fmt: skip
+    )
     return config
 
 

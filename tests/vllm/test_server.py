@@ -190,7 +190,8 @@ def test_lm_eval_gets_the_answers_of_one_process_from_a_server(
     words = shlex.split(line)
     loose = samples(words, tasks, tmp_path / "loose")
     strict = samples([*words, "--gen_kwargs", STRICTLY], tasks, tmp_path / "strict")
-    pair = f"pretrained={place / 'target'},dtype=float32,draft={place / 'draft'},rule=exact,block={BLOCK}"
+    models = f"pretrained={place / 'target'},dtype=float32,draft={place / 'draft'}"
+    pair = f"{models},rule=exact,block={BLOCK}"
     alone = samples(["--model", "gistgate", "--model_args", pair], tasks, tmp_path / "alone")
     assert alone == strict != loose
 
