@@ -31,7 +31,12 @@ class SlotLayer(CacheLayerMixin):
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+    ) -> None:
         super().__init__()
         self.keys = keys
         self.values = values
@@ -43,7 +48,11 @@ class SlotLayer(CacheLayerMixin):
         """Nothing to do: the memory is there."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         self.keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
         self.values[self.rows, :, self.slots] = value_states.transpose(1, 2)
@@ -96,7 +105,11 @@ def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
 
 
 def forward(
-    model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int
+    model: PreTrainedModel,
+    memory: Sequence[Tensor],
+    ids: Tensor,
+    positions: Tensor,
+    keep: int,
 ) -> Tensor:
     """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last
     `keep`, float32.
@@ -105,7 +118,7 @@ def forward(
     # the memory.
     last = memory[0].shape[-2] - 1
     slots = torch.where(positions < 0, last, positions).clamp_max(last)
-    pairs = zip(memory[::2], memory[1::2], strict=True)
+    pairs = zip(memory[::2], memory[1::2])
     layers = [SlotLayer(keys, values, slots) for keys, values in pairs]
     places = positions.clamp_min(0)
     hidden = torch.arange(last + 1, device=ids.device) > places[..., None]
@@ -142,7 +155,12 @@ class Store:
         self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()
         """Parts that the programs share."""
 
-    def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
+    def memory(
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        slots: int,
+    ) -> list[Tensor]:
         """Keys and values of `model` for a batch; what they hold is of no interest."""
         size = (batch, slots)
         memory = self.memories.pop(size, None)

@@ -60,7 +60,9 @@ def build(
 
 
 def trace(
-    function: Program, example: Sequence[Tensor], layers: Sequence[nn.Module]
+    function: Program,
+    example: Sequence[Tensor],
+    layers: Sequence[nn.Module],
 ) -> fx.GraphModule:
     """The operations of `function` as a graph module; a new part begins before and behind each of
     `layers`.
@@ -142,27 +144,35 @@ def join_products(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def join(graph: fx.GraphModule, products: Sequence[Any], name: str) -> None:
+def join(
+    graph: fx.GraphModule,
+    products: Sequence[Any],
+    name: str,
+) -> None:
     """Put one product in place of several with the same input, and slices of it behind it."""
     first = products[0]
     weights = [product.args[-1].args[0] for product in products]
     biases = [product.args[:-2] for product in products]
     create = graph.graph.call_function
     with graph.graph.inserting_before(first):
-        bias = [joined(graph, part, f"{name}_bias") for part in zip(*biases, strict=True)]
+        bias = [joined(graph, part, f"{name}_bias") for part in zip(*biases)]
         weight = create(aten.t.default, (joined(graph, weights, name),))
         whole = create(first.target, (*bias, first.args[-2], weight))
         whole.meta = weight.meta = {LIKE: None, PART: first.meta[PART]}
         start = 0
-        for product, part in zip(products, weights, strict=True):
+        for product, part in zip(products, weights):
             end = start + part.meta[LIKE][0][0]
-            slice_ = create(aten.slice.Tensor, (whole, 1, start, end))
-            slice_.meta = dict(product.meta)
-            product.replace_all_uses_with(slice_)
+            piece = create(aten.slice.Tensor, (whole, 1, start, end))
+            piece.meta = dict(product.meta)
+            product.replace_all_uses_with(piece)
             start = end
 
 
-def joined(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
+def joined(
+    graph: fx.GraphModule,
+    nodes: Sequence[Any],
+    name: str,
+) -> fx.Node:
     """A node for the tensors of these nodes one behind the other; they become views of it, unless
     they are already.
     """
@@ -174,7 +184,7 @@ def joined(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
         whole = first.as_strided(size, first.stride(), first.storage_offset())
     else:
         whole = torch.cat(tensors)
-        for tensor, part in zip(tensors, whole.split(sizes), strict=True):
+        for tensor, part in zip(tensors, whole.split(sizes)):
             tensor.data = part
     graph.register_buffer(name, whole)
     node = graph.graph.get_attr(name)
@@ -188,7 +198,11 @@ def follows(before: Tensor, behind: Tensor) -> bool:
     return len(storages) == 1 and behind.data_ptr() == before.data_ptr() + before.nbytes
 
 
-def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
+def compiled(
+    graph: fx.GraphModule,
+    example: Sequence[Tensor],
+    small: bool = False,
+) -> Program:
     """The graph as machine code; on a processor small ones, where it pays, are called from C++."""
     import torch._inductor as inductor
 
@@ -226,6 +240,21 @@ class Part:
         graph.output(tuple(copies[node] for node in self.gives))
         return fx.GraphModule({}, graph)
 
+    def program(
+        self,
+        present: dict[fx.Node, Tensor],
+        shared: MutableMapping[str, Program],
+    ) -> Program:
+        """The part compiled, or an equal one that is already; some tensors are `present`."""
+        module = self.module()
+        key = f"{module.code} {[node.meta[LIKE] for node in self.reads]}"
+        program = shared.get(key)
+        if program is None:
+            reads = [present[node] if node in present else empty_like(node) for node in self.reads]
+            program = compiled(module, reads)
+            shared[key] = program
+        return program
+
 
 @dataclass
 class Chain:
@@ -247,7 +276,9 @@ class Chain:
 
 
 def chained(
-    graph: fx.GraphModule, example: Sequence[Tensor], shared: MutableMapping[str, Program]
+    graph: fx.GraphModule,
+    example: Sequence[Tensor],
+    shared: MutableMapping[str, Program],
 ) -> Chain | None:
     """The graph as a chain in which equal parts are compiled once; None with few parts, or if one
     gives no tensor.
@@ -258,23 +289,14 @@ def chained(
         groups.setdefault(group, []).append(node)
     weights = groups.pop("get_attr", [])
     inputs = groups.pop("placeholder")
-    (outputs,) = groups.pop("output")[0].args
+    outputs: Any = groups.pop("output")[0].args[0]
     parts = [Part(nodes) for nodes in groups.values()]
     tensors = chain.from_iterable([weights, *(part.gives for part in parts)])
     if len(parts) < FEWEST_LAYERS or not all(node.meta[LIKE] for node in tensors):
         return None
     constants = {node: constant(graph, node).detach() for node in weights}
     present = constants | dict(zip(inputs, example))
-    calls = []
-    for part in parts:
-        module = part.module()
-        key = f"{module.code} {[node.meta[LIKE] for node in part.reads]}"
-        program = shared.get(key)
-        if program is None:
-            reads = [present[node] if node in present else empty_like(node) for node in part.reads]
-            program = compiled(module, reads)
-            shared[key] = program
-        calls.append((program, part))
+    calls = [(part.program(present, shared), part) for part in parts]
     needed = {*present, *outputs}
     for part in reversed(parts):
         part.spent = [node for node in (*part.gives, *part.reads) if node not in needed]
@@ -306,7 +328,10 @@ class Captured:
     """Runs before the capture, so that libraries have allocated and tuned what they need."""
 
     def __init__(
-        self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]
+        self,
+        program: Program,
+        fixed: Sequence[Tensor],
+        example: Sequence[Tensor],
     ) -> None:
         # The graph reads its constants where they lie, so that they have to live on.
         self.program = program
@@ -342,7 +367,7 @@ class Captured:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay for `fixed`, which is known, and fresh inputs."""
-        for held, fresh in zip(self.inputs, tensors[len(self.fixed) :], strict=True):
+        for held, fresh in zip(self.inputs, tensors[len(self.fixed) :]):
             held.copy_(fresh, non_blocking=True)
         with torch.cuda.device(self.device):
             self.graph.replay()

@@ -56,7 +56,11 @@ class DraftSteps:
             return z_BV.argmax(-1), q_BV
         return draw(q_BV, uniform[:, 0]), q_BV
 
-    def program(self, num: int, memory: Sequence[Tensor]) -> Program:
+    def program(
+        self,
+        num: int,
+        memory: Sequence[Tensor],
+    ) -> Program:
         """`draft_steps` of `num` tokens as a program."""
         about = (self.vocabulary, self.sampling, self.gives_q, self.draws)
         ids = memory[0].new_zeros(len(memory[0]), FEED, dtype=torch.long)
@@ -75,7 +79,12 @@ class DraftSteps:
         return program_of(self.model, key, steps, memory, [ids, uniforms], builds=is_whole)
 
 
-def draft_steps(num: int, first: Program, later: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+def draft_steps(
+    num: int,
+    first: Program,
+    later: Program,
+    *tensors: Tensor,
+) -> tuple[Tensor, ...]:
     """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K], q [B, K, V]; the `first` of `num` steps
     reads two tokens.
     """
@@ -93,7 +102,7 @@ def draft_steps(num: int, first: Program, later: Program, *tensors: Tensor) -> t
         q.append(q_BV)
         ids = x_B[:, None]
         positions = positions[:, -1:] + 1
-    return torch.stack(drawn, dim=1), torch.stack(q, dim=1)
+    return torch.stack(drawn, 1), torch.stack(q, 1)
 
 
 def anew(columns: Tensor) -> Tensor:
@@ -104,7 +113,10 @@ def anew(columns: Tensor) -> Tensor:
 
 
 def verify_round(
-    parts: DecoderParts, sampling: Sampling, protocol: Tensor, *tensors: Tensor
+    parts: DecoderParts,
+    sampling: Sampling,
+    protocol: Tensor,
+    *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
     """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B,
     2K + 2].
@@ -113,7 +125,7 @@ def verify_round(
     """
     *memory, feed, x_BK, valid_BK, q_BKV, uniforms = tensors
     _, last_B1, at_B1, room_B1, begins_B1 = feed.split(1, dim=1)
-    ids = torch.cat([last_B1, x_BK], dim=1)
+    ids = torch.cat([last_B1, x_BK], 1)
     num = ids.shape[1]
     steps = torch.arange(num, device=ids.device)
     with tap(parts.target, parts.layers) as states:
@@ -136,8 +148,8 @@ def verify_round(
         raise UnsupportedError(
             f"the rule '{parts.rule.id}' remembers something from round to round"
         )
-    own = torch.stack([acceptance.length, acceptance.own_ids], dim=1)
-    return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
+    ends = torch.stack([acceptance.length, acceptance.own_ids], 1)
+    return (torch.cat([x_BK, acceptance.reasons, ends], 1),)
 
 
 STRETCH = {"cpu": 64}
@@ -171,7 +183,11 @@ class PromptReader:
     faster at that.
     """
 
-    def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        memory: Sequence[Tensor],
+    ) -> None:
         self.model = model
         self.memory = memory
         self.width = stretch_of(model)

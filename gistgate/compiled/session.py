@@ -125,7 +125,12 @@ class CompiledSession:
     """
 
     def __init__(
-        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
+        self,
+        parts: DecoderParts,
+        rows: list[Row],
+        stop: Stop,
+        sampling: Sampling,
+        slots: Slots,
     ) -> None:
         self.parts = parts
         self.rows = rows
@@ -218,9 +223,9 @@ class CompiledSession:
         verified = perf_counter()
         lengths = []
         for row in live:  # 4. commit   cut at the stop, count
-            *answer, length, own = answers[self.places[row.index]]
+            *answer, length, own_id = answers[self.places[row.index]]
             reasons = answer[self.num : self.num + length]
-            commit(row, answer[:length], reasons, own, self.stop, forwards)
+            commit(row, answer[:length], reasons, own_id, self.stop, forwards)
             lengths.append(length)
         if self.text_drafter is not None:
             self.text_drafter.keep(lengths)
@@ -253,7 +258,7 @@ class CompiledSession:
 
     def _accepting(self, uniforms: Tensor) -> Tensor:
         """Those for accepting and for the own token [B, K + 1]."""
-        return torch.cat([uniforms[:, self.num : 2 * self.num], uniforms[:, -1:]], dim=1)
+        return torch.cat([uniforms[:, self.num : 2 * self.num], uniforms[:, -1:]], 1)
 
     def _undrafted(self) -> tuple[Tensor, Tensor, Tensor]:
         """A draft of no token: ids [B, K], which of them count [B, K], and q [B, K, V or 0]."""
@@ -261,16 +266,19 @@ class CompiledSession:
         return ids, ids.bool(), ids.new_ones(*ids.shape, self.q_width, dtype=torch.float32)
 
     def _draft(
-        self, live: Sequence[Row], feed: Tensor, uniforms: Tensor
+        self,
+        live: Sequence[Row],
+        feed: Tensor,
+        uniforms: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Drafted ids, which of them count, q, and the forwards that they took."""
-        ids, valid, q = self._undrafted()
-        room = max(row.room(self.stop.max_new_tokens) for row in live)
-        if not self.num or room < 1:
-            return ids, valid, q, 0
-        if self._steps is not None:
+        has_room = any(row.room(self.stop.max_new_tokens) > 0 for row in live)
+        if has_room and self._steps is not None:
             ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
-            return ids, ~valid, q, self.num
+            return ids, torch.ones_like(ids, dtype=torch.bool), q, self.num
+        ids, valid, q = self._undrafted()
+        if not self.num or not has_room:
+            return ids, valid, q, 0
         assert self.text_drafter is not None
         places = [self.places[row.index] for row in live]
         draft = self.text_drafter.propose(

@@ -3,16 +3,15 @@ modules can load. The copy follows imports at the top of modules: gistgate/core/
 core_block.py. An import in a function of something that is not copied becomes an error that says to
 install the package."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from inspect import getsource
 from pathlib import Path
 from typing import TypeGuard
 
-import gistgate
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import read_certificate
@@ -82,11 +81,9 @@ def flatten(extra: Sequence[str] = ()) -> dict[str, str]:
     while queue:
         module = queue.pop()
         if module not in texts:
-            path = Path(gistgate.__file__ or "").parent.joinpath(*module.split(".")[1:])
-            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-            texts[module] = path.read_text(encoding="utf-8")
+            texts[module] = getsource(import_module(module))
             queue += [node.module or "" for node in ast.parse(texts[module]).body if is_ours(node)]
-    files = {module: "_".join(module.split(".")[1:]) for module in texts}
+    files = {module: module.removeprefix("gistgate.").replace(".", "_") for module in texts}
     files[ENTRY] = "generate"
     references = {match for text in texts.values() for match in REFERENCE.findall(text)}
     carried = sorted(match for match in references if match[0] in files)

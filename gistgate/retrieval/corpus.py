@@ -5,12 +5,10 @@ Axis letters: N tokens of the corpus with its end marks, M those that are no end
     tokens behind each.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,18 +37,18 @@ class SuffixArray:
     """Tokens that count for the order: the longest run that can be found."""
 
     @classmethod
-    def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> SuffixArray:
-        """Sort the token ids of documents; takes about 60 bytes of memory for every token
+    def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> Self:
+        """Sort the token ids of documents; takes about 4 `depth` bytes of memory for every token
         meanwhile.
         """
-        parts = [np.array([*document, END]) for document in documents if len(document)]
-        if not parts:
-            raise UserError("The corpus is empty. Give at least one document with a token in it.")
+        parts = [np.array([*document, END], np.int32) for document in documents]
         tokens_N = np.concatenate(parts)
-        order_N = sorted_places(tokens_N, depth)
+        padded = np.append(tokens_N, np.full(depth, END, np.int32))
+        columns = [padded[offset : offset + len(tokens_N)] for offset in range(depth)]
+        order_N = np.lexsort(columns[::-1])
         order_M = order_N[tokens_N[order_N] != END]
         size = np.int32 if len(tokens_N) < 2**31 else np.int64
-        return cls(tokens_N.astype(np.int32), order_M.astype(size), depth)
+        return cls(tokens_N, order_M.astype(size), depth)
 
     def find(self, run: list[int]) -> tuple[int, int]:
         """The part of the order, from and up to, where `run` of at most `depth` tokens begins;
@@ -63,7 +61,12 @@ class SuffixArray:
         first = bisect_left(self.order, run, key=begins)
         return first, bisect_right(self.order, run, first, key=begins)
 
-    def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
+    def longest_end(
+        self,
+        text: Sequence[int],
+        n_min: int,
+        n_max: int,
+    ) -> tuple[int, int, int]:
         """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs;
         part of the order.
         """
@@ -83,26 +86,9 @@ class SuffixArray:
 
 
 def spaced(first: int, last: int, most: int) -> np.ndarray:
-    """At most `most` numbers from `first` to `last` - 1, evenly spaced; there is one at least."""
+    """At most `most` numbers from `first` to `last` - 1, evenly spaced."""
     chosen = min(last - first, most)
-    return first + np.arange(chosen) * (last - first) // chosen
-
-
-def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
-    """The places of a corpus in the order of the `depth` tokens or more that begin there [N], by
-    prefix doubling.
-    """
-    rank_N = np.unique(tokens_N, return_inverse=True)[1] + 1
-    order_N = np.argsort(rank_N, kind="stable")
-    length = 1
-    while length < depth and rank_N.max() < len(rank_N):
-        behind_N = np.zeros_like(rank_N)  # 0: the corpus ends before
-        behind_N[:-length] = rank_N[length:]
-        key_N = rank_N * (len(rank_N) + 1) + behind_N
-        order_N = np.argsort(key_N, kind="stable")
-        rank_N[order_N] = 1 + np.cumsum(np.diff(key_N[order_N], prepend=key_N[order_N[0]]) > 0)
-        length *= 2
-    return order_N
+    return first + np.arange(chosen) * (last - first) // max(1, chosen)
 
 
 class CorpusDrafter(Drafter):
@@ -121,7 +107,14 @@ class CorpusDrafter(Drafter):
         self.corpus = corpus
         self._largest = int(corpus.tokens.max())
 
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
+    def propose(
+        self,
+        texts: Texts,
+        num_draft: int,
+        *,
+        vocabulary: int,
+        **_: Any,
+    ) -> Draft:
         if self._largest >= vocabulary:
             raise UserError(
                 f"corpus: it holds the token id {self._largest}, but the target has only"
@@ -135,8 +128,6 @@ class CorpusDrafter(Drafter):
         """
         corpus = self.corpus
         length, first, last = corpus.longest_end(text, self.n_min, self.n_max)
-        if not length:
-            return []
         begin_H = corpus.order[spaced(first, last, self.max_hits)].astype(np.int64) + length
         next_HK = tokens_behind(corpus.tokens, begin_H, num_draft)
         ids = []
@@ -155,4 +146,6 @@ def tokens_behind(tokens: np.ndarray, begin_H: np.ndarray, num: int) -> np.ndarr
     """The `num` tokens from each of these places on [H, num]; `tokens` ends with an end mark, which
     fills up.
     """
-    return tokens[(begin_H[:, None] + np.arange(num)).clip(max=len(tokens) - 1)]
+    index_HK = begin_H[:, None] + np.arange(num)
+    behind_HK: np.ndarray = tokens[index_HK.clip(max=len(tokens) - 1)]
+    return behind_HK

@@ -35,12 +35,20 @@ WITHOUT_FAISS = "Run `pip install '.[retrieval]'` in the clone of GistGate."
 class ExactIndex:
     """Compares the query with every key, in chunks."""
 
-    def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
         on_cpu = torch.device(device).type == "cpu"
         self.keys = keys.to(device, torch.float32 if on_cpu else torch.float16)
 
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def search(
+        self,
+        queries: Tensor,
+        k: int,
+    ) -> tuple[Tensor, Tensor]:
         """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are
         fewer.
 
@@ -52,8 +60,8 @@ class ExactIndex:
         for start in range(0, len(self.keys), CHUNK):
             cosines_QN = queries @ self.keys[start : start + CHUNK].T
             values, places = cosines_QN.topk(min(k, cosines_QN.shape[1]))
-            best = torch.cat([best, values], dim=1)
-            numbers = torch.cat([numbers, places + start], dim=1)
+            best = torch.cat([best, values], 1)
+            numbers = torch.cat([numbers, places + start], 1)
             best, places = best.topk(min(k, best.shape[1]))
             numbers = numbers.gather(1, places)
         return best.float().cpu(), numbers.cpu()
@@ -67,22 +75,30 @@ class FaissIndex:
     refine = 64
     """How many times as many neighbours as asked for are ranked by the stored keys."""
 
-    def __init__(self, index: Any, keys: Tensor) -> None:
+    def __init__(
+        self,
+        index: Any,
+        keys: Tensor,
+    ) -> None:
         """Rank what `index` finds by `keys [N, P]`, float16."""
         self.index = index
         self.keys = keys
 
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def search(
+        self,
+        queries: Tensor,
+        k: int,
+    ) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
         parameters = import_faiss().SearchParametersIVF(nprobe=self.effort)
-        most = min(k * self.refine, len(self.keys))
+        num = min(k * self.refine, len(self.keys))
         queries = queries.float().cpu().contiguous()
-        _, found = self.index.search(queries.numpy(), most, params=parameters)
-        numbers_QR = torch.from_numpy(found)
+        _, numbers = self.index.search(queries.numpy(), num, params=parameters)
+        numbers_QR = torch.from_numpy(numbers)
         keys_QRP = self.keys[numbers_QR.clamp_min(0)].float()
         cosines_QR = torch.einsum("qp,qrp->qr", queries, keys_QRP)
         cosines_QR[numbers_QR < 0] = -torch.inf
-        values, places = cosines_QR.topk(min(k, most))
+        values, places = cosines_QR.topk(min(k, num))
         return values, numbers_QR.gather(1, places)
 
 

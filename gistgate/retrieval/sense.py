@@ -6,8 +6,6 @@ its nearest states fill up, whatever their text.
 Axis letters: B rows, H candidates, K tokens of each, P width of a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +35,11 @@ class Votes:
     weights: list[float]
     """A positive number for each candidate."""
 
-    def branches(self, followers: Sequence[int], depth: int) -> list[tuple[float, int, list[int]]]:
+    def branches(
+        self,
+        followers: Sequence[int],
+        depth: int,
+    ) -> list[tuple[float, int, list[int]]]:
         """What these candidates go on with at `depth`, the smallest token first: the weight of a
         token, the token, and the candidates that have it.
         """
@@ -68,7 +70,11 @@ def chain(votes: Votes, min_share: float) -> list[int]:
     return ids
 
 
-def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[int]]:
+def trie(
+    votes: Votes,
+    nodes: int,
+    min_share: float,
+) -> tuple[list[int], list[int]]:
     """Tokens and parents (-1: none) of the candidates' trie: the heaviest nodes that have
     `min_share` of all votes.
     """
@@ -78,7 +84,11 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
     ties = count()
     heap: list[tuple[float, int, int, int, int, list[int]]] = []
 
-    def grow(node: int, depth: int, followers: Sequence[int]) -> None:
+    def grow(
+        node: int,
+        depth: int,
+        followers: Sequence[int],
+    ) -> None:
         for weight, token, group in votes.branches(followers, depth):
             if weight >= least:
                 heappush(heap, (-weight, next(ties), token, node, depth + 1, group))
@@ -100,7 +110,8 @@ class RowStates:
     """One [P] for every token of `tokens`; the last is the query."""
     tokens: list[int] = field(default_factory=list)
     note: str = ""
-    """Why the latest proposal was made without states."""
+    """Why the latest proposal was made without states: "sen_no_state", "sen_not_finite",
+    "sen_empty_store" or ""."""
 
 
 class SenseDrafter(RowDrafter):
@@ -129,7 +140,11 @@ class SenseDrafter(RowDrafter):
     """Share of the votes that the request's own text has where it and the store have
     candidates."""
 
-    def __init__(self, store: Datastore, semantic: bool = True) -> None:
+    def __init__(
+        self,
+        store: Datastore,
+        semantic: bool = True,
+    ) -> None:
         """Look up texts in `store`, and states where it is `semantic`; else all votes weigh the
         same.
         """
@@ -148,24 +163,30 @@ class SenseDrafter(RowDrafter):
         """
         return index_for(self.store, self.projection.bias.device)
 
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        candidates = self.candidates(texts, num_draft, vocabulary)
-        draft = ragged([chain(votes, self.min_share) for votes in candidates])
-        return replace(draft, notes=self.notes)
+    def propose(
+        self,
+        texts: Texts,
+        num_draft: int,
+        *,
+        vocabulary: int,
+        **_: Any,
+    ) -> Draft:
+        rows = self.rows_of(texts)
+        pairs = zip(rows, texts)
+        candidates = [self.votes(row, text, num_draft, vocabulary) for row, text in pairs]
+        return replace(self.elected(candidates), notes=[row.note for row in rows])
 
-    @property
-    def notes(self) -> list[str]:
-        """Of each row why states were not asked: "sen_no_state", "sen_not_finite",
-        "sen_empty_store" or "".
-        """
-        return [row.note for row in self.rows]
+    def elected(self, candidates: list[Votes]) -> Draft:
+        """The draft that these votes of every row make."""
+        return ragged([chain(votes, self.min_share) for votes in candidates])
 
-    def candidates(self, texts: Texts, num: int, vocabulary: int) -> list[Votes]:
-        """What votes in every row."""
-        rows = zip(self.rows_of(texts), texts, strict=True)
-        return [self.votes(row, text, num, vocabulary) for row, text in rows]
-
-    def votes(self, row: RowStates, text: Sequence[int], num: int, vocabulary: int) -> Votes:
+    def votes(
+        self,
+        row: RowStates,
+        text: Sequence[int],
+        num: int,
+        vocabulary: int,
+    ) -> Votes:
         """All candidates of at most `num` tokens, none of them outside the vocabulary."""
         query = self.query(row, text)
         begin_H, stored_H = self.stored(row, text, query)
@@ -180,38 +201,41 @@ class SenseDrafter(RowDrafter):
         rows = np.pad(ids_HK, ((0, 0), (0, 1)), constant_values=END)
         return Votes(rows.tolist(), [*stored_H.tolist(), *own_H.tolist()])
 
-    def query(self, row: RowStates, text: Sequence[int]) -> np.ndarray | None:
+    def query(
+        self,
+        row: RowStates,
+        text: Sequence[int],
+    ) -> np.ndarray | None:
         """The state [P] that predicted the latest token, or None; the row notes why."""
         row.note = ""
-        if not self.semantic:
-            return None
-        if not row.keys or row.tokens[-1] != text[-1]:
-            row.note = "sen_no_state"
-        elif not np.isfinite(row.keys[-1]).all():
-            row.note = "sen_not_finite"
-        else:
-            return row.keys[-1]
+        if self.semantic:
+            if not row.keys or row.tokens[-1] != text[-1]:
+                row.note = "sen_no_state"
+            elif not np.isfinite(row.keys[-1]).all():
+                row.note = "sen_not_finite"
+            else:
+                return row.keys[-1]
         return None
 
     def stored(
-        self, row: RowStates, text: Sequence[int], query: np.ndarray | None
+        self,
+        row: RowStates,
+        text: Sequence[int],
+        query: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where the store goes on behind the longest end of the text, and near the query where that
         is rare: places and weights, each [H].
         """
-        numbers_H = np.zeros(0, dtype=np.int64)
-        scores_H = np.zeros(0)
         if self.lexicon is None:
             row.note = "sen_empty_store"
-            return numbers_H, scores_H
+            return self.store.places, np.zeros(0)
         n_min = 1 if query is None else self.n_min
         length, first, last = self.lexicon.longest_end(text, n_min, self.n_max)
-        if length:
-            begin_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64)
-            numbers_H = np.searchsorted(self.store.places, begin_H + length - 1)
-            scores_H = np.full(len(numbers_H), self.priority)
-            if query is not None:
-                scores_H += self.store.keys.numpy()[numbers_H].astype(np.float32) @ query
+        begin_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64)
+        numbers_H = np.searchsorted(self.store.places, begin_H + length - 1)
+        scores_H = np.full(len(numbers_H), self.priority)
+        if query is not None:
+            scores_H += self.store.keys.numpy()[numbers_H].astype(np.float32) @ query
         missing = self.fill - len(numbers_H)
         if query is not None and missing > 0:
             cosines, near = self.index.search(torch.from_numpy(query)[None], self.fill)
@@ -223,7 +247,10 @@ class SenseDrafter(RowDrafter):
         return self.store.places[numbers_H] + 1, self.weights(scores_H)
 
     def earlier(
-        self, row: RowStates, text: Sequence[int], query: np.ndarray | None
+        self,
+        row: RowStates,
+        text: Sequence[int],
+        query: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where the text goes on behind earlier occurrences of its longest end: places and weights,
         each [H]. The cosine is 0 where no state is known.
@@ -239,26 +266,36 @@ class SenseDrafter(RowDrafter):
 
     def weights(self, scores_H: np.ndarray) -> np.ndarray:
         """What votes of these scores weigh; the best of them 1."""
-        return np.exp((scores_H - scores_H.max(initial=-np.inf)) / self.temperature)
+        best = scores_H.max(initial=-np.inf)
+        weights_H: np.ndarray = np.exp((scores_H - best) / self.temperature)
+        return weights_H
 
-    def observe(self, block: Block, acceptance: Acceptance) -> None:
+    def observe(
+        self,
+        block: Block,
+        acceptance: Acceptance,
+    ) -> None:
         """Remember the states that predicted the tokens which stayed, and those tokens."""
         if not self.semantic or not self.rows:
             return
         h_BKD = block.hidden[self.store.config.layer]
-        weight, bias = (part.to(h_BKD.device) for part in vars(self.projection).values())
-        self.projection = Projection(weight, bias)
+        parts = vars(self.projection).values()
+        self.projection = Projection(*(part.to(h_BKD.device) for part in parts))
         keys_BKP = self.projection(h_BKD).cpu().numpy()
         drafts = block.draft_ids.tolist()
         lengths = acceptance.length.tolist()
         own_ids = acceptance.own_ids.tolist()
         columns = (self.rows, keys_BKP, drafts, lengths, own_ids)
-        for row, keys_KP, draft, length, own_id in zip(*columns, strict=True):
+        for row, keys_KP, draft, length, own_id in zip(*columns):
             row.keys.extend(keys_KP[: length + 1])
             row.tokens.extend([*draft[:length], own_id])
 
 
-def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
+def longest_matches(
+    text: Sequence[int],
+    n_min: int,
+    n_max: int,
+) -> list[int]:
     """Where the text goes on behind earlier occurrences of its longest end of n_min .. n_max tokens
     that has any.
     """
@@ -292,7 +329,6 @@ class SenseTree(SenseDrafter):
     priority = 0.1
     """What an occurrence of the text is worth, in cosines."""
 
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        candidates = self.candidates(texts, num_draft, vocabulary)
-        ids, parents = zip(*(trie(votes, self.nodes, self.min_share) for votes in candidates))
-        return replace(tree(ids, parents), notes=self.notes)
+    def elected(self, candidates: list[Votes]) -> Draft:
+        tries = [trie(votes, self.nodes, self.min_share) for votes in candidates]
+        return tree([ids for ids, _ in tries], [parents for _, parents in tries])

@@ -3,13 +3,11 @@
 Axis letters: N keys, P width of a key, T stored tokens with an end mark behind every answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,8 +61,12 @@ class Projection:
 
     @classmethod
     def compose(
-        cls, mean_D: Tensor, deviation_D: Tensor, components_PD: Tensor, centre_D: Tensor
-    ) -> Projection:
+        cls,
+        mean_D: Tensor,
+        deviation_D: Tensor,
+        components_PD: Tensor,
+        centre_D: Tensor,
+    ) -> Self:
         """One matrix for ((h - mean) / deviation - centre) components^T; a constant dimension
         counts for nothing.
         """
@@ -95,7 +97,7 @@ class Datastore:
         projection: Projection,
         keys: Tensor,
         answers: Sequence[Sequence[int]],
-    ) -> Datastore:
+    ) -> Self:
         """A store of these answers, whose tokens `keys` [N, P] predicted in order."""
         tokens = chain.from_iterable([*answer, END] for answer in answers)
         tokens_T = np.fromiter(tokens, np.int32)
@@ -123,7 +125,7 @@ class Datastore:
         write_atomic(folder, write)
 
     @classmethod
-    def load(cls, folder: str | Path, target: PreTrainedModel) -> Datastore:
+    def load(cls, folder: str | Path, target: PreTrainedModel) -> Self:
         """Open a folder of this target's states; the keys are mapped, not read."""
         folder = Path(folder)
         place = folder / "config.json"

@@ -5,8 +5,6 @@ segment: that of probes, of token probabilities, or of the target that is asked 
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection
@@ -58,7 +56,11 @@ class SegmentRule(
     def superset(self) -> bool:  # type: ignore[override]
         return self.partial
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(
+        self,
+        block: Block,
+        state: State,
+    ) -> Tensor:
         assert block.gate_probs is not None, "decoders with this rule are made by segment_decoder()"
         if not block.draft_ids.shape[1]:
             return block.valid
@@ -67,7 +69,11 @@ class SegmentRule(
             return stays_BK
         return stays_BK | (log_ratio(block) >= math.log(self.ratio))
 
-    def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
+    def passes(
+        self,
+        block: Block,
+        opinion_BK: Tensor,
+    ) -> Tensor:
         """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]."""
         stays_BK = self._stays(block, opinion_BK)
         if self.shortcut == "none":
@@ -76,7 +82,11 @@ class SegmentRule(
         among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
         return stays_BK | (finished_B & among_B)[:, None]
 
-    def own(self, block: Block, length_B: Tensor) -> Tensor:
+    def own(
+        self,
+        block: Block,
+        length_B: Tensor,
+    ) -> Tensor:
         if self.partial or block.greedy or not block.draft_ids.shape[1]:
             return own_token(block, length_B)
         # What was refused as a whole was never tested against p token by token: p itself follows,
@@ -84,7 +94,11 @@ class SegmentRule(
         tested_BK = block.valid & self.accept(block, {})[:, :1]
         return own_token(replace(block, valid=tested_BK), length_B)
 
-    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+    def _stays(
+        self,
+        block: Block,
+        opinion_BK: Tensor,
+    ) -> Tensor:
         """Where the opinion is good enough [B, K]; nowhere for NO_SEGMENT, since the threshold is
         not negative.
         """
@@ -99,7 +113,11 @@ class SegmentDraw(
     plays no part.
     """
 
-    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+    def _stays(
+        self,
+        block: Block,
+        opinion_BK: Tensor,
+    ) -> Tensor:
         assert block.uniforms is not None
         # The first position's number also decides its strict test; the fractional part of a
         # multiple is fresh enough.
@@ -118,11 +136,19 @@ class Opinion:
 
     layers: frozenset[str] = frozenset()
 
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+    def score(
+        self,
+        block: Block,
+        drafter: SegmentDrafter,
+    ) -> Tensor:
         """The opinions [B]."""
         raise NotImplementedError
 
-    def count(self, row: int, statistics: Statistics) -> None:
+    def count(
+        self,
+        row: int,
+        statistics: Statistics,
+    ) -> None:
         """Add what the last call took for this row of the block, where it judged a segment."""
 
 
@@ -131,12 +157,20 @@ class Semantic(Opinion):
 
     layers = frozenset({"post"})
 
-    def __init__(self, target: Probe, draft: Probe | None = None) -> None:
+    def __init__(
+        self,
+        target: Probe,
+        draft: Probe | None = None,
+    ) -> None:
         """With a draft probe the ratio is the opinion, without one P_t alone."""
         self.target = target.eval()
         self.draft = None if draft is None else draft.eval()
 
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+    def score(
+        self,
+        block: Block,
+        drafter: SegmentDrafter,
+    ) -> Tensor:
         target = probability(self.target, block.hidden["post"][:, :-1], block)
         if self.draft is None:
             return target
@@ -144,7 +178,11 @@ class Semantic(Opinion):
         return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
 
 
-def probability(probe: Probe, states: Tensor, block: Block) -> Tensor:
+def probability(
+    probe: Probe,
+    states: Tensor,
+    block: Block,
+) -> Tensor:
     """What a probe makes of the states [B, K, D] of a block's segments [B], where the block
     lies.
     """
@@ -156,7 +194,11 @@ def probability(probe: Probe, states: Tensor, block: Block) -> Tensor:
 class MeanLogprob(Opinion):
     """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
 
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+    def score(
+        self,
+        block: Block,
+        drafter: SegmentDrafter,
+    ) -> Tensor:
         gap = log_ratio(block).masked_fill(~block.valid, 0.0)
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
@@ -168,7 +210,11 @@ class Score(Opinion):
 
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
 
-    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
         self.target = target
         self.context = context_of(target.config.get_text_config()) or sys.maxsize
         self.question = tokenizer.encode(self.QUESTION, add_special_tokens=False)
@@ -185,10 +231,14 @@ class Score(Opinion):
         self.found: dict[int, int | None] = {}
         """What the last call found for each row that it asked about; None is no digit."""
 
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+    def score(
+        self,
+        block: Block,
+        drafter: SegmentDrafter,
+    ) -> Tensor:
         scores = torch.zeros(len(block.valid), device=block.logits.device)
         questions = {}
-        lengths = zip(drafter.lengths, block.valid.sum(-1).tolist(), strict=True)
+        lengths = zip(drafter.lengths, block.valid.sum(-1).tolist())
         for row, (length, valid) in enumerate(lengths):
             if 0 < length == valid:
                 step = block.draft_ids[row, :length].tolist()
@@ -198,12 +248,16 @@ class Score(Opinion):
         if questions:
             ids, valid = left_padded([*questions.values()], self.target.device)
             z_BV = Reader(self.target, len(questions)).read(ids, valid, keep=1)[:, -1]
-            for row, token in zip(questions, z_BV.argmax(-1).tolist(), strict=True):
+            for row, token in zip(questions, z_BV.argmax(-1).tolist()):
                 self.found[row] = self.digits.get(token)
                 scores[row] = (self.found[row] or 0) / 9
         return scores
 
-    def count(self, row: int, statistics: Statistics) -> None:
+    def count(
+        self,
+        row: int,
+        statistics: Statistics,
+    ) -> None:
         digit = self.found[row]
         statistics.forwards += 1
         statistics.count(f"score_{'none' if digit is None else digit}")
@@ -213,7 +267,11 @@ class SegmentJudge:
     """An opinion as the gate of a decoder, beside a token gate where one is given."""
 
     def __init__(
-        self, opinion: Opinion, drafter: SegmentDrafter, token_gate: Any = None, risk: float = 0.1
+        self,
+        opinion: Opinion,
+        drafter: SegmentDrafter,
+        token_gate: Any = None,
+        risk: float = 0.1,
     ) -> None:
         """Judge by `opinion`; inside refused segments a token passes where P(harm) <= `risk` for
         the token gate.
@@ -235,8 +293,9 @@ class SegmentJudge:
         """
         valid = block.valid.sum(-1).tolist()
         drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
-        pairs = zip(drafted, valid, strict=True)
-        self.lengths = [length if length == most else 0 for length, most in pairs]
+        # A segment that its row has no room for is cut.
+        pairs = zip(drafted, valid)
+        self.lengths = [length if length == width else 0 for length, width in pairs]
         finished = torch.tensor(self.lengths, device=block.logits.device) > 0
         self.opinions = torch.full_like(finished, NO_SEGMENT, dtype=torch.float32)
         if any(self.lengths):
@@ -252,7 +311,10 @@ class Counting:
     """Adds segments to every row's statistics, and what opinions took; then another looks."""
 
     def __init__(
-        self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None
+        self,
+        rule: SegmentRule,
+        judge: SegmentJudge,
+        then: Observer | None = None,
     ) -> None:
         self.rule = rule
         self.judge = judge
@@ -260,20 +322,30 @@ class Counting:
         self.layers: Collection[str] = () if then is None else then.layers
         self.wants_q = then is not None and then.wants_q
 
-    def before(self, observer: Observer) -> Counting:
+    def before(self, observer: Observer) -> "Counting":
         """The same counts, behind which another observer looks."""
         return Counting(self.rule, self.judge, observer)
 
-    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+    def __call__(
+        self,
+        block: Block,
+        acceptance: Acceptance,
+        rows: list[Row],
+    ) -> None:
         if any(self.judge.lengths):  # a plain round judges nothing
             self._count(block, acceptance, rows)
         if self.then is not None:
             self.then(block, acceptance, rows)
 
-    def _count(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+    def _count(
+        self,
+        block: Block,
+        acceptance: Acceptance,
+        rows: list[Row],
+    ) -> None:
         passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1).tolist()
         accepted = acceptance.length.tolist()
-        for number, (row, length) in enumerate(zip(rows, self.judge.lengths, strict=True)):
+        for number, (row, length) in enumerate(zip(rows, self.judge.lengths)):
             if length:
                 counts = {
                     "segments": True,

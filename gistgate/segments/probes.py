@@ -21,19 +21,21 @@ from gistgate.core.files import (
 )
 from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.rule import row_at
-from gistgate.core.utils import UserError, dataclass_from
+from gistgate.core.utils import dataclass_from
 from gistgate.gate import Gate
-
-POOLINGS = ("mean", "last", "attention")  # how the states of a segment become one vector
 
 
 class Probe(nn.Module):
     """Pooling and an MLP with one hidden layer; the output is a logit."""
 
-    def __init__(self, width: int, hidden_size: int = 64, pooling: str = "mean") -> None:
+    def __init__(
+        self,
+        width: int,
+        hidden_size: int = 64,
+        pooling: str = "mean",
+    ) -> None:
+        """`pooling`, how the states of a segment become one vector, is mean, last or attention."""
         super().__init__()
-        if pooling not in POOLINGS:
-            raise UserError(f"There is no pooling '{pooling}'. Known: {', '.join(POOLINGS)}.")
         self.width = width
         self.hidden_size = hidden_size
         self.pooling = pooling
@@ -88,7 +90,11 @@ class Probes:
     """The token gate inside the folder; None without one."""
 
     def save(
-        self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any
+        self,
+        folder: str | Path,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        **notes: Any,
     ) -> None:
         """Write the folder; `notes` say where the probes come from."""
         config: dict[str, Any] = {
@@ -99,9 +105,7 @@ class Probes:
             "certificate": self.certificate,
         }
         tensors: dict[str, Tensor] = {}
-        for role, probe, model in zip(
-            ROLES, (self.target, self.draft), (target, draft), strict=True
-        ):
+        for role, probe, model in zip(ROLES, (self.target, self.draft), (target, draft)):
             config[role] = {
                 "pooling": probe.pooling,
                 "hidden_size": probe.hidden_size,
@@ -114,7 +118,10 @@ class Probes:
 
 
 def load_probes(
-    folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any = None
+    folder: str | Path,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: Any = None,
 ) -> Probes:
     """Read the folder and check it against both models; its token gate is read where a tokenizer is
     given.
@@ -124,23 +131,24 @@ def load_probes(
     config, sealed = read_sealed(place, "folder of probes", "Train them again.", FORMAT, "format")
     tensors = load_tensors(file)
     check_sealed(place, sealed, config, fingerprint(file))
-    probes = {}
-    for role, model in zip(ROLES, (target, draft), strict=True):
+    probes: dict[str, Any] = {}
+    for role, model in zip(ROLES, (target, draft)):
         described = config[role]
         identity = dataclass_from(ModelIdentity, described["model"])
-        check_identity(role, identity, identify_model(model), "folder of probes")
-        if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
+        present = identify_model(model)
+        check_identity(role, identity, present, "folder of probes")
+        if present.dtype != identity.dtype:
             warnings.warn(
-                f"The {role} computes in {dtype}, the probes were trained on states in"
+                f"The {role} computes in {present.dtype}, the probes were trained on states in"
                 f" {identity.dtype}. No certificate covers that.",
                 stacklevel=2,
             )
         width = model.config.get_text_config().hidden_size
         probe = Probe(width, described["hidden_size"], described["pooling"])
-        prefix = f"{role}."
-        weights = {
-            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
-        }
+        weights = {}
+        for name, tensor in tensors.items():
+            if name.startswith(f"{role}."):
+                weights[name.removeprefix(f"{role}.")] = tensor
         probe.load_state_dict(weights)
         probes[role] = probe.eval().requires_grad_(False)
     gate_folder = Path(folder) / GATE

@@ -36,7 +36,10 @@ class Boundaries:
     """Tells finished segments of one tokenizer from unfinished ones."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        style: str,
+        end_ids: Collection[int] = (),
     ) -> None:
         """Take a style of STYLES or "re:" and a pattern; `end_ids`, such as eos, end a segment
         whatever they read.
@@ -89,14 +92,19 @@ class SegmentDrafter(ModelDrafter):
         """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
         super().__init__(model)
 
-    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
+    def propose(
+        self,
+        texts: Texts,
+        num_draft: int,
+        **request: Any,
+    ) -> Draft:
         self.texts = texts
         self.lengths = [0] * len(texts)
         self._chains: list[list[int]] = [[] for _ in texts]
         self._states: list[Tensor] = []
         with tap(self.model, ["post"]) as self._seen:
             draft = super().propose(texts, num_draft, **request)
-        self.states = torch.stack(self._states, dim=1)
+        self.states = torch.stack(self._states, 1)
         return replace(draft, valid=ragged(self._chains).valid.to(draft.ids.device))
 
     def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
@@ -123,7 +131,12 @@ class RewritingDrafter(SegmentDrafter):
         one may be judged.
         """
 
-    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
+    def propose(
+        self,
+        texts: Texts,
+        num_draft: int,
+        **request: Any,
+    ) -> Draft:
         draft = super().propose(texts, num_draft, **request)
         self._behind = [len(text) for text in texts]  # which grow until `keep`
         for row, text in enumerate(texts):
@@ -147,7 +160,11 @@ class RewritingDrafter(SegmentDrafter):
         self._rewritten = [self._rewritten[row] for row in rows]
 
     def admit(
-        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
+        self,
+        present: int,
+        texts: Texts,
+        caches: list[RowCache],
+        lengths: Sequence[int],
     ) -> None:
         super().admit(present, texts, caches, lengths)
         self._rewritten += [None] * len(texts)
@@ -174,7 +191,11 @@ class SegmentWriter:
         self.ends = ends
 
     def write(
-        self, texts: Texts, behind: Sequence[int], sampling: Sampling, seeds: Sequence[int]
+        self,
+        texts: Texts,
+        behind: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
     ) -> list[tuple[list[int], bool]]:
         """A segment for each entry of `behind`, the number of its text (read once); none if one
         fills the context.
@@ -189,7 +210,7 @@ class SegmentWriter:
             return [([], False) for _ in behind]
         numbers = sorted(set(behind))
         memories = self.decoder.remember([texts[number] for number in numbers])
-        memory_of = dict(zip(numbers, memories, strict=True))
+        memory_of = dict(zip(numbers, memories))
         lengths = [len(texts[number]) for number in behind]
         answers = self.decoder.resume(
             [memory_of[number] for number in behind],

@@ -87,8 +87,9 @@ def wrap_once(module: Any, verify: Callable[..., Any]) -> None:
     if hasattr(native, MARK):
         return
     names = [*signature(native).parameters]
-    read = signature(verify).parameters.values()
-    missing = [it.name for it in read if it.kind is it.KEYWORD_ONLY and it.name not in names]
+    parameters = signature(verify).parameters.values()
+    read = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    missing = [name for name in read if name not in names]
     if missing:
         raise UserError(
             f"gistgate cannot hook this vLLM: rejection_sample should have {', '.join(missing)},"

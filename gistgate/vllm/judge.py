@@ -45,20 +45,28 @@ each arm requests and their tokens."""
 class Counters:
     """A row of counters per slot, and their sums; kept on the device, read on request."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: int,
+        device: torch.device,
+    ) -> None:
         self.slots_SC = torch.zeros(slots, len(NAMES), device=device)
         self.total_C = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
 
-    def add(self, slots_B: Tensor, counts: dict[str, Tensor]) -> None:
+    def add(
+        self,
+        slots_B: Tensor,
+        counts: dict[str, Tensor],
+    ) -> None:
         """Add the counts of a round, each [B]."""
-        counts_BC = torch.stack([counts[name].double() for name in NAMES], dim=-1)
+        counts_BC = torch.stack([counts[name].double() for name in NAMES], -1)
         self.slots_SC.index_add_(0, slots_B, counts_BC.float())
         self.total_C += counts_BC.sum(0)
 
     def total(self, slot: int | None = None) -> dict[str, float]:
         """All requests together, or the one of a slot; waits for the device."""
         counts_C = self.total_C if slot is None else self.slots_SC[slot]
-        return dict(zip(NAMES, counts_C.tolist(), strict=True))
+        return dict(zip(NAMES, counts_C.tolist()))
 
 
 class VllmJudge:
@@ -143,13 +151,17 @@ class VllmJudge:
             if self.guard is not None:
                 loose_B = counts["loose"] + counts["expected_loose"] > 0
                 self.guard.saw(slots_B, rows.read, written_BR, loose_B)
-            for entry, written in zip(entries, written_BR, strict=True):
+            for entry, written in zip(entries, written_BR):
                 entry.settle(written)
 
         with rows.forced(mask_BK):
             yield settle
 
-    def block(self, rows: Rows, entries: list[Entry]) -> RowBlock:
+    def block(
+        self,
+        rows: Rows,
+        entries: list[Entry],
+    ) -> RowBlock:
         """The rows as a block, with what the scopes of requests and the gate say about it."""
         gate = self.policy.gate
         nothing = torch.full((), torch.nan, device=rows.ids.device)
@@ -164,9 +176,13 @@ class VllmJudge:
         )
         if any(entry.scope is not None for entry in entries):
             block = block.having(inside=self.inside(block, entries))
-        return block if gate is None else block.with_gate(gate)
+        return block if gate is None else block.having(gate_probs=gate(block))
 
-    def inside(self, block: RowBlock, entries: list[Entry]) -> Tensor:
+    def inside(
+        self,
+        block: RowBlock,
+        entries: list[Entry],
+    ) -> Tensor:
         """Where the scopes of requests permit looseness [B, K]; this waits for the device."""
         rows = block.rows
         facts = (rows.at, rows.read, block.draft_ids, block.top_ids)
@@ -175,15 +191,19 @@ class VllmJudge:
         for number, entry in enumerate(entries):
             if entry.scope is not None:
                 at, read, draft, best = (column[number] for column in columns)
-                prompt, known = rows.text(number)
+                prompt, fetched = rows.text(number)
                 if entry.reading is None:
                     entry.reading = Reading(entry.scope.start(prompt))
-                answer = entry.answer(prompt, known, at, read)
+                answer = entry.answer(prompt, fetched, at, read)
                 inside = entry.scope.along(entry.reading, answer, draft, best)
                 inside_BK[number] = torch.tensor(inside)
         return inside_BK
 
-    def opinion(self, block: RowBlock, entries: list[Entry]) -> Tensor:
+    def opinion(
+        self,
+        block: RowBlock,
+        entries: list[Entry],
+    ) -> Tensor:
         """What the rules of requests accept [B, K]; of sampled requests only where the policy
         judges them.
         """

@@ -21,7 +21,11 @@ class DeviceLoopGuard:
     window = 128
     """Tokens for which a slot stays closed."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: int,
+        device: torch.device,
+    ) -> None:
         length = self.period * self.repeats
         self.tail_SL = torch.full((slots, length), -1, dtype=torch.long, device=device)
         self.closed_S = torch.zeros(slots, dtype=torch.long, device=device)
@@ -34,15 +38,21 @@ class DeviceLoopGuard:
         self.closed_S[slot] = 0
         self.loose_S[slot] = False
 
-    def saw(self, slots_B: Tensor, read_B: Tensor, written_BR: Tensor, loose_B: Tensor) -> None:
+    def saw(
+        self,
+        slots_B: Tensor,
+        read_B: Tensor,
+        written_BR: Tensor,
+        loose_B: Tensor,
+    ) -> None:
         """Take note of a round: the token before the draft, what was written (-1 behind its end),
         if loosely.
         """
         tail_BL = self.tail_SL[slots_B]
         # A step without drafts wrote the token before the draft, unless it is known.
         fresh_B = read_B.long().masked_fill(read_B == tail_BL[:, -1], -1)
-        written_BR = torch.cat([fresh_B[:, None], written_BR.long()], dim=1)
-        text_BE = torch.cat([tail_BL, written_BR], dim=1)
+        written_BR = torch.cat([fresh_B[:, None], written_BR.long()], 1)
+        text_BE = torch.cat([tail_BL, written_BR], 1)
         text_BE = text_BE.gather(1, (text_BE >= 0).int().argsort(dim=1, stable=True))
         new_B = (written_BR >= 0).sum(1)
         loose_B = loose_B | self.loose_S[slots_B]
@@ -52,7 +62,11 @@ class DeviceLoopGuard:
         left_B = (self.closed_S[slots_B] - new_B).clamp_min(0)
         self.closed_S[slots_B] = left_B.masked_fill(alarm_B, self.window)
 
-    def loops(self, text_BE: Tensor, new_B: Tensor) -> Tensor:
+    def loops(
+        self,
+        text_BE: Tensor,
+        new_B: Tensor,
+    ) -> Tensor:
         """Whether the text was a loop at one of its last `new_B` ends [B]; -1 is no token."""
         size = text_BE.shape[1]
         at_E = torch.arange(size, device=text_BE.device)

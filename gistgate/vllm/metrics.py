@@ -23,9 +23,12 @@ import typer
 
 from gistgate.core.utils import UserError, printable
 
-FOLDER = "GISTGATE_METRICS"  # environment variable that names the folder
-INTERVAL = 1.0  # seconds between two looks at the counters
-TIMEOUT = 10.0  # seconds to wait for the server
+FOLDER = "GISTGATE_METRICS"
+"""Environment variable that names the folder."""
+INTERVAL = 1.0
+"""Seconds between two looks at the counters."""
+TIMEOUT = 10.0
+"""Seconds to wait for the server."""
 
 
 def collect() -> None:
@@ -36,10 +39,9 @@ def collect() -> None:
         return
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="gistgate-")
     atexit.register(rmtree, os.environ[FOLDER], ignore_errors=True)
-    with suppress(ImportError):  # nobody asks for metrics then
-        from prometheus_client import REGISTRY
+    from prometheus_client import REGISTRY
 
-        REGISTRY.register(Collector(Path(os.environ[FOLDER])))
+    REGISTRY.register(Collector(Path(os.environ[FOLDER])))
 
 
 def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None) -> None:
@@ -49,10 +51,10 @@ def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None)
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
 
     def write() -> None:
-        part = path.with_suffix(
-            f".{get_ident()}"
-        )  # a process that serves several rules in turn has several writers
-        part.write_text(json.dumps({"about": about, "totals": {} if totals is None else totals()}))
+        report = {"about": about, "totals": {} if totals is None else totals()}
+        # A process that serves several rules in turn has several writers.
+        part = path.with_suffix(f".{get_ident()}")
+        part.write_text(json.dumps(report))
         part.replace(path)  # in one step, so that nobody reads half of it
 
     def keep_writing() -> None:
@@ -77,9 +79,8 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["rule", "setting", "runner", "source"]
-        active = GaugeMetricFamily(
-            "gistgate_active", "Workers in which the plug-in runs.", labels=labels
-        )
+        title = "Workers in which the plug-in runs."
+        active = GaugeMetricFamily("gistgate_active", title, labels=labels)
         kinds: Counter[tuple[str, ...]] = Counter()
         sums: Counter[str] = Counter()
         for path in sorted(self.folder.glob("*.json")):
@@ -90,37 +91,37 @@ class Collector:
             active.add_metric(list(kind), number)
         yield active
         for name, value in sums.items():
-            yield CounterMetricFamily(
-                f"gistgate_{name}", f"Counter '{name}' over all requests.", value=value
-            )
+            title = f"Counter '{name}' over all requests."
+            yield CounterMetricFamily(f"gistgate_{name}", title, value=value)
 
     def describe(self) -> list[Any]:
-        return []  # the names are known once workers have written
+        """Nothing: the names are known once workers have written."""
+        return []
 
 
 def check(url: str, strict: bool = False) -> dict[str, str]:
     """What the workers of a server say about themselves; `strict` demands that nothing lossy
     runs.
     """
+    page = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
     try:
-        with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
+        with urlopen(page, timeout=TIMEOUT) as answer:
             text = answer.read().decode()
     except (OSError, ValueError, HTTPException) as error:
         raise UserError(
             f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
         ) from error
-    found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
-    if found is None:
+    labels = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
+    if labels is None:
         raise UserError(
             f"The gistgate plug-in does not run in the server at {url}: look for 'gistgate' in the"
             ' server\'s log, and check that --additional-config names "gistgate" and that'
             " VLLM_PLUGINS, where set, does too."
         )
-    about = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
-    if strict and about["rule"] != "strict":
-        raise UserError(
-            f"The server at {url} runs the rule '{about['rule']}', but strict was expected."
-        )
+    about = dict(re.findall(r'(\w+)="([^"]*)"', labels[1]))
+    rule = about["rule"]
+    if strict and rule != "strict":
+        raise UserError(f"The server at {url} runs the rule '{rule}', but strict was expected.")
     return about
 
 

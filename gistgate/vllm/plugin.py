@@ -15,11 +15,12 @@ from gistgate.models.tokenizers import check_same_tokenizer, readable_tokenizer
 from gistgate.vllm import v1, v2
 from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.metrics import report
-from gistgate.vllm.policy import Policy, check, make_policy, read_served, read_settings
+from gistgate.vllm.policy import Policy, make_policy, read_served, read_settings
 
 log = logging.getLogger("vllm.gistgate")
 
-TESTED = ("0.32",)  # versions of vLLM that the hooks were tested with
+TESTED = "0.32"
+"""Version of vLLM that the hooks were tested with."""
 
 
 def install(worker: Any, config: Any, value: Any) -> None:
@@ -55,10 +56,10 @@ def install(worker: Any, config: Any, value: Any) -> None:
         """Totals and the counts of each remembered request; `LLM.collective_rpc("gistgate_counts")`
         calls it.
         """
-        requests = {
-            name: judge.counters.total(entry.slot) for name, entry in judge.requests.entries.items()
-        }
-        return {"totals": judge.counters.total(), "requests": requests}
+        total = judge.counters.total
+        entries = judge.requests.entries
+        requests = {name: total(entry.slot) for name, entry in entries.items()}
+        return {"totals": total(), "requests": requests}
 
     worker.gistgate_counts = counts
     is_first = tensor_parallel_group().rank_in_group == 0  # one rank counts for its group
@@ -67,11 +68,10 @@ def install(worker: Any, config: Any, value: Any) -> None:
 
 def check_version(version: str, any_version: bool) -> None:
     """Refuse a version of vLLM that was not tested, unless the configuration says otherwise."""
-    if not any_version and not version.startswith(tuple(f"{known}." for known in TESTED)):
+    if not any_version and not version.startswith(f"{TESTED}."):
         raise UserError(
-            f"gistgate was tested with vLLM {' and '.join(TESTED)}, and this is {version}: install"
-            ' that, or set "any_version" to true and compare its closed gate with plain vLLM'
-            " first."
+            f"gistgate was tested with vLLM {TESTED}, and this is {version}: install that, or set"
+            ' "any_version" to true and compare its closed gate with plain vLLM first.'
         )
 
 
@@ -92,7 +92,16 @@ def check_engine(config: Any) -> None:
     parallel = config.parallel_config
     if speculation is None:
         raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
+    if speculation.method == "extract_hidden_states":
+        raise UserError(
+            "gistgate: 'extract_hidden_states' drafts nothing. Take a method that drafts."
+        )
     method = speculation.rejection_sample_method
+    if method != "standard":
+        raise UserError(
+            f"gistgate: rejection_sample_method is '{method}', but only 'standard' is exact where"
+            " the gate is closed. Leave the option away."
+        )
     features = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
@@ -103,18 +112,6 @@ def check_engine(config: Any) -> None:
         "watermarking": getattr(config, "watermark_config", None) is not None,
         "LoRA": config.lora_config is not None,
     }
-    lossy = (
-        f"rejection_sample_method is '{method}', but only 'standard' is exact where the gate is"
-        " closed. Leave the option away."
-    )
-    check(
-        {
-            "'extract_hidden_states' drafts nothing. Take a method that drafts.": (
-                speculation.method == "extract_hidden_states"
-            ),
-            lossy: method != "standard",
-        }
-    )
     for name, is_on in features.items():
         if is_on:
             raise UserError(
@@ -133,34 +130,35 @@ def check_draft(config: Any, tokenizer: Any) -> None:
     draft = speculation.draft_model_config
     if tokenizer is None:
         tokenizer = readable_tokenizer("target", str(target.tokenizer), target.tokenizer_revision)
+    if tokenizer is None:
+        return
     # vLLM's configuration of the draft names the target's tokenizer, so the draft's own is read
     # from its model.
-    own = (
-        None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
-    )
-    if own is not None:
-        check_same_tokenizer(tokenizer, own)
+    draft_tokenizer = readable_tokenizer("draft", str(draft.model), draft.revision)
+    if draft_tokenizer is not None:
+        check_same_tokenizer(tokenizer, draft_tokenizer)
 
 
 def tensor_parallel_group() -> Any:
+    """The processes that share each layer of the model."""
     return import_module("vllm.distributed.parallel_state").get_tp_group()
 
 
 def share(mask: Tensor) -> Tensor:
     """The mask of the first rank: ranks that disagree in a last bit would corrupt the request."""
     group = tensor_parallel_group()
-    shared: Tensor = (
-        mask if group.world_size == 1 else group.broadcast(mask.to(torch.uint8), src=0).bool()
-    )
-    return shared
+    if group.world_size == 1:
+        return mask
+    shared: Tensor = group.broadcast(mask.to(torch.uint8), src=0)
+    return shared.bool()
 
 
 def announce(policy: Policy, kind: str, judge: VllmJudge | None) -> None:
     """One line in the log, and a sign of life for the metrics."""
     rule = policy.rule
-    setting = (
-        "" if rule is None or rule.knob is None else f"{rule.knob}={getattr(rule, rule.knob):g}"
-    )
+    setting = ""
+    if rule is not None and rule.knob is not None:
+        setting = f"{rule.knob}={getattr(rule, rule.knob):g}"
     about = {
         "rule": "strict" if rule is None else rule.id,
         "setting": setting,
@@ -169,12 +167,9 @@ def announce(policy: Policy, kind: str, judge: VllmJudge | None) -> None:
     }
     log.info("gistgate: %s", json.dumps(about))
     if judge is not None:
-        is_certified = policy.covered_only and not policy.source.startswith("uncertified")
-        proof = (
-            "certified for requests like its prompts"
-            if is_certified
-            else "and nothing is certified about it"
-        )
+        proof = "and nothing is certified about it"
+        if policy.covered_only and not policy.source.startswith("uncertified"):
+            proof = "certified for requests like its prompts"
         log.warning(
             "gistgate: verification is lossy: %s %s, %s, %s.",
             about["rule"],

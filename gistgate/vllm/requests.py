@@ -61,15 +61,21 @@ class Entry:
     written: dict[int, int] = field(default_factory=dict)
     """Tokens of the answer by their place, as far as met here."""
 
-    def answer(self, prompt: Sequence[int], known: Sequence[int], at: int, read: int) -> list[int]:
-        """The answer up to the draft, which follows the token `read` at the place `at` of the text;
-        the model runner has `known`, and -1 stands for tokens not yet fetched.
+    def answer(
+        self,
+        prompt: Sequence[int],
+        fetched: Sequence[int],
+        at: int,
+        read: int,
+    ) -> list[int]:
+        """The answer up to the draft, which follows the token `read` at the place `at` of the text.
+        The model runner has `fetched`, with -1 for tokens that have still to come.
         """
         self.end = at + 1 - len(prompt)
         self.written[self.end - 1] = read
-        missing = [-1] * (self.end - len(known))
-        fetched = [*known, *missing][: self.end]
-        return [self.written.get(place, token) for place, token in enumerate(fetched)]
+        missing = [-1] * (self.end - len(fetched))
+        answer = [*fetched, *missing][: self.end]
+        return [self.written.get(place, token) for place, token in enumerate(answer)]
 
     def settle(self, written: Tensor) -> None:
         """Note a round in which these tokens [R] were written, -1 behind the last one."""
@@ -111,7 +117,12 @@ class Requests:
         self.entries[name] = entry  # the last one
         return entry
 
-    def _made(self, slot: int, name: str, params: Any) -> Entry:
+    def _made(
+        self,
+        slot: int,
+        name: str,
+        params: Any,
+    ) -> Entry:
         rule, scope = wished(self.policy.rule, getattr(params, "extra_args", None))
         has_grammar = getattr(params, "structured_outputs", None) is not None
         if scope not in (ALL, *self.scopes) or (scope == PROSE and has_grammar):

@@ -4,8 +4,6 @@ padded [B, K, V] would cost gigabytes, so only results are padded.
 Axis letters: N flat rows, B requests, K drafted tokens, R = K + 1, V vocabulary, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,14 +76,22 @@ class Rows:
         """A number or truth value for each request [B]."""
         return torch.tensor(values, device=self.judged.device)
 
-    def each(self, function: Callable[..., Tensor], *more_N: Tensor) -> Tensor:
+    def each(
+        self,
+        function: Callable[..., Tensor],
+        *more_N: Tensor,
+    ) -> Tensor:
         """`function(logits [n, V] in float32, ...)` for all flat rows, a few at a time [N]."""
         size = max(1, CHUNK // self.logits.shape[-1])
         columns = [column.split(size) for column in more_N]
-        parts = zip(self.logits.split(size), *columns, strict=True)
+        parts = zip(self.logits.split(size), *columns)
         return torch.cat([function(z.float(), *part) for z, *part in parts])
 
-    def of_draft(self, function: Callable[..., Tensor], *more_N: Tensor) -> Tensor:
+    def of_draft(
+        self,
+        function: Callable[..., Tensor],
+        *more_N: Tensor,
+    ) -> Tensor:
         """A statistic of every draft token [B, K]: `function(logits [n, V], ids [n, 1], ...)`."""
         return self.each(function, self.ids[:, None], *more_N)[self.draft_places]
 
@@ -141,7 +147,11 @@ class RowBlock(Block):
         if draft_probs is None:
             return torch.ones_like(self.draft_logit)
 
-        def q_of_draft(_: Tensor, x_n1: Tensor, row_n: Tensor) -> Tensor:
+        def q_of_draft(
+            _: Tensor,
+            x_n1: Tensor,
+            row_n: Tensor,
+        ) -> Tensor:
             return draft_probs(row_n).gather(-1, x_n1).squeeze(-1)
 
         at_N = torch.arange(len(self.rows.ids), device=self.rows.ids.device)

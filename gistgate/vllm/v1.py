@@ -47,7 +47,12 @@ def install(runner: Any, judge: VllmJudge) -> None:
         with during(Call(judge, runner, hidden)):
             return sample_tokens(*arguments, **options)
 
-    def noting_rows(metadata: Any, draft_probs: Any, logits: Tensor, *more: Any) -> Any:
+    def noting_rows(
+        metadata: Any,
+        draft_probs: Any,
+        logits: Tensor,
+        *more: Any,
+    ) -> Any:
         call = CALL.get()
         if call is not None:
             call.metadata = metadata
@@ -74,7 +79,11 @@ def show_greedy_drafts(drafter: Any) -> None:
 
 
 def expand(
-    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    x: Tensor,
+    cu_num_tokens: Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
 ) -> Tensor:
     """`x [B]` repeated for each request's tokens [num_tokens], `replace_from` turned into
     `replace_to`.
@@ -111,6 +120,10 @@ def verify(
     before_B = call.metadata.logits_indices[first_B]
     names = list(call.runner.input_batch.req_ids)
     requests = [call.runner.requests[name] for name in names]
+
+    def text(number: int) -> tuple[list[int], list[int]]:
+        return requests[number].prompt_token_ids or [], requests[number].output_token_ids
+
     greedy_B = torch.ones_like(num_B, dtype=torch.bool)
     if not sampling_metadata.all_greedy:
         greedy_B = sampling_metadata.temperature == 0
@@ -126,10 +139,7 @@ def verify(
         has_sampled=not sampling_metadata.all_greedy,
         read=call.runner.input_ids.gpu[before_B],
         at=call.runner.positions[before_B],
-        text=lambda number: (
-            requests[number].prompt_token_ids or [],
-            requests[number].output_token_ids,
-        ),
+        text=text,
         draft_probs=None if draft_probs is None else draft_probs.__getitem__,
         tail=lambda: call.logits[bonus_B],
     )

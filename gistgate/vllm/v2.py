@@ -35,6 +35,11 @@ class Call:
     request: int = 0
     """Requests of the chunks that are done."""
 
+    def text(self, name: str, slot: Tensor, end: Tensor) -> tuple[list[int], list[int]]:
+        """Prompt of a request, and its answer up to `end`, a place in the text."""
+        prompt = self.running[name].prompt_token_ids or []
+        return prompt, self.states.all_token_ids.gpu[slot, len(prompt) : end].tolist()
+
 
 def install(runner: Any, judge: VllmJudge) -> None:
     """Hook a runner."""
@@ -89,7 +94,7 @@ def verify(
     last_B1 = ends_B[1:, None] - 1
     at_BR = ends_B[:-1, None] + torch.arange(num_speculative_steps + 1, device=ends_B.device)
     place_BR = torch.minimum(at_BR, last_B1)
-    running = {name: call.running[name] for name in call.batch.req_ids[chunk]}
+    names = call.batch.req_ids[chunk]
     cold = call.temperatures[call.batch.idx_mapping_np[chunk]] == 0
 
     def draft_probs(row_n: Tensor) -> Tensor:
@@ -101,25 +106,19 @@ def verify(
         z_nV = draft_logits[slot_n, step_n].float() / torch.where(warm_n1 == 0, 1.0, warm_n1)
         return z_nV.softmax(-1)
 
-    def text(number: int) -> tuple[list[int], list[int]]:
-        prompt = list(running.values())[number].prompt_token_ids or []
-        end = pos[ends_B[number]] + 1
-        stored = call.states.all_token_ids.gpu[slot_B[number], len(prompt) : end]
-        return prompt, stored.tolist()
-
     rows = Rows(
         logits=target_logits,
         judged=draft_sampled.long().roll(-1),
         places=place_BR,
         drafted=at_BR[:, :-1] < last_B1,
         hidden=hidden_ND[place_BR],
-        params={name: request.sampling_params for name, request in running.items()},
+        params={name: call.running[name].sampling_params for name in names},
         greedy=temperature[slot_B] == 0,
         has_greedy=bool(cold.any()),
         has_sampled=not cold.all(),
         read=draft_sampled[ends_B[:-1]],
         at=pos[ends_B[:-1]],
-        text=text,
+        text=lambda number: call.text(names[number], slot_B[number], pos[ends_B[number]] + 1),
         draft_probs=None if draft_logits is None else draft_probs,
     )
     with call.judge.verdict(rows) as settle:

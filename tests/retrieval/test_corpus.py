@@ -77,12 +77,6 @@ def test_strict_answers_are_the_greedy_ones(kind: str):
             assert num_accepted(answers) > 100
 
 
-@pytest.mark.parametrize("documents", [[], [[]], [[], []]])
-def test_an_empty_corpus_is_refused(documents: list[list[int]]):
-    with pytest.raises(UserError, match="The corpus is empty"):
-        SuffixArray.build(documents)
-
-
 def test_a_corpus_of_another_vocabulary_is_refused():
     drafter = CorpusDrafter(SuffixArray.build([[1, 2, 50]]))
     assert proposed(drafter, [[1, 2]], 4, vocabulary=51) == [[50]]

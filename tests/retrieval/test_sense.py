@@ -97,13 +97,13 @@ def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
     drafter = SenseDrafter(store_of("llama", BATCH))
     text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
     before = proposed(drafter, [text], 5, 259)
-    assert drafter.notes == ["sen_no_state"] and before[0], (
+    assert drafter.rows[0].note == "sen_no_state" and before[0], (
         "the first round of a request has no state yet"
     )
     drafter.rows[0].keys, drafter.rows[0].tokens = [np.full(32, np.nan, np.float32)], [text[-1]]
-    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_not_finite"]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.rows[0].note == "sen_not_finite"
     drafter.rows[0].tokens = [text[-1] + 1]
-    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_no_state"]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.rows[0].note == "sen_no_state"
 
 
 KEYS = torch.eye(32)[:4]

@@ -8,13 +8,13 @@ import torch
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import UserError
 from gistgate.segments.judging import Semantic
-from gistgate.segments.probes import POOLINGS, Probe, Probes, load_probes
+from gistgate.segments.probes import Probe, Probes, load_probes
 from tests.architectures import pair, tiny_model
 
 TARGET, DRAFT = pair("llama")
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", ["mean", "last", "attention"])
 def test_padding_does_not_count(pooling):
     torch.manual_seed(0)
     probe, states = Probe(8, 4, pooling).eval(), torch.randn(3, 5, 8)
