@@ -128,7 +128,7 @@ class Labeller:
         table = picked(table, table["chosen"] | is_asked_of(table))
         is_new = table["greedy_kept"] < 0
         table["greedy_kept"] = self.greedy_kept(table, texts)
-        labelled = is_intact(table, table["greedy_kept"]) & table["chosen"]
+        labelled = is_intact(table) & table["chosen"]
         self.tools.cost.labels += int((labelled & is_new).sum())
         table = picked(table, labelled)
         del table["accepted"], table["chosen"]
@@ -139,8 +139,8 @@ class Labeller:
         is taken over.
         """
         greedy_kept = table["greedy_kept"].clone()
-        unknown = (greedy_kept < 0).nonzero().flatten().tolist()
-        rollouts = [self._rollout(table, texts, n, "draft_id") for n in unknown]
+        unknown = greedy_kept < 0
+        rollouts = self._rollouts(picked(table, unknown), texts, "draft_id")
         judge = self.tools.judge(self.params.rejoin)
         verdicts = judge.kept(rollouts, f"{self.title}, greedy")
         greedy_kept[unknown] = torch.tensor(verdicts, dtype=torch.int8)
@@ -152,7 +152,7 @@ class Labeller:
         scores less, or is more than `label.longest` times as long), all [N]. `score` judges an
         answer to a problem.
         """
-        strict = [self._rollout(table, texts, n, "target_id") for n in range(num_rows(table))]
+        strict = self._rollouts(table, texts, "target_id")
         # A strict text is the answer behind the target's own token already.
         is_loose = (table["policy"] != Policy.STRICT).tolist()
         loose = list(compress(strict, is_loose))
@@ -199,16 +199,13 @@ class Labeller:
         columns = {"kept": label, "rollouts": rollouts}
         repeats = self.params.rollouts - 1
         unsure = (label == 0).nonzero().flatten()
-        rows = unsure.repeat_interleave(repeats).tolist()
-        if not rows:
+        repeated = picked(table, unsure.repeat_interleave(repeats))
+        behind_draft = self._rollouts(repeated, texts, "draft_id")
+        if not behind_draft:
             return columns
         meaning = self.tools.meaning
         sampled = RolloutList(
-            [  # both kinds share batches
-                self._rollout(table, texts, n, token, self.seed * 1_000_003 + place)
-                for token in ("draft_id", "target_id")
-                for place, n in enumerate(rows)
-            ],
+            behind_draft + self._rollouts(repeated, texts, "target_id"),  # they share batches
             lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
             lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
         )
@@ -220,13 +217,16 @@ class Labeller:
         rollouts[unsure] = 1 + repeats
         return columns
 
-    def _rollout(self, table: Table, texts: Texts, n: int, token: str, seed: int = 0) -> Rollout:
-        """The rollout behind the token of row `n` that the column `token` names."""
-        problem, policy, position, forced = (int(table[name][n]) for name in (*PLACE, token))
-        text = texts[problem, policy].ids
-        reference = self.tools.meaning.references[problem]
-        prompt = self.prompts[problem]["ids"]
-        return Rollout(problem, prompt, text, position, forced, reference, seed)
+    def _rollouts(self, table: Table, texts: Texts, token: str) -> list[Rollout]:
+        """The rollouts behind the tokens that the column `token` names; each has its own seed."""
+        rollouts = []
+        rows = plain_rows(table, *PLACE, token)
+        for seed, (problem, policy, position, forced) in enumerate(rows, self.seed * 1_000_003):
+            prompt = self.prompts[problem]["ids"]
+            text = texts[problem, policy].ids
+            reference = self.tools.meaning.references[problem]
+            rollouts.append(Rollout(problem, prompt, text, position, forced, reference, seed))
+        return rollouts
 
 
 def completed(rollout: Rollout, ids: list[int], num: int) -> list[int]:
@@ -259,7 +259,7 @@ def is_asked_of(table: Table) -> Tensor:
     return asked_of
 
 
-def is_intact(table: Table, greedy_kept: Tensor) -> Tensor:
+def is_intact(table: Table) -> Tensor:
     """Where the text in front of the record, gone on with strictly, still keeps the meaning [N].
     That continuation is the rollout of the last accepted record in front of it, since every token
     between them is the target's own.
@@ -267,8 +267,8 @@ def is_intact(table: Table, greedy_kept: Tensor) -> Tensor:
     intact = []
     is_fine = True
     text = None
-    rows = plain_rows(table, "problem", "policy", "accepted")
-    for (*place, accepted), kept in zip(rows, greedy_kept.tolist()):
+    rows = plain_rows(table, "problem", "policy", "accepted", "greedy_kept")
+    for *place, accepted, kept in rows:
         if place != text:
             is_fine = True
             text = place

@@ -157,9 +157,7 @@ class Walk:
     problem: int
     prompt: list[int]
     reference: list[int]  # the target's own answer, with which every other answer is compared
-    memory: (
-        PrefixState  # what both models remember of prompt and text as far as it was looked ahead
-    )
+    memory: PrefixState  # what both models remember of the text as far as it was looked ahead
     keep: int  # tokens of the memory's text, prompt included, that the next lookahead goes on from
     added: list[int] = field(default_factory=list)
     """Tokens behind the kept ones: the target's own one where the draft's did harm."""

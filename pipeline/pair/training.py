@@ -58,13 +58,13 @@ def lightning(
     return pl.Trainer(callbacks=[*callbacks, progress], **options)
 
 
-def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(g_BMN: Tensor) -> Tensor:
     """Replace the singular values of each matrix by about 1; needs M <= N. Shapes [B, M, N] -> [B,
     M, N].
     """
     a, b, c = COEFFICIENTS
     x: Tensor = g_BMN / (g_BMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x

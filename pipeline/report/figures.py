@@ -22,7 +22,6 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
     "font.size": 9,
-    "svg.hashsalt": "gistgate",
 }
 MARKERS = "osD^vPX*<>"
 LOSS = "accuracy lost against strict, points"

@@ -28,23 +28,23 @@ def write_features(
     state = torch.randn(num, WIDTH, generator=generator) * 4 + 1
     direction = torch.linspace(-1, 1, WIDTH)
     logit = (state - 1) @ direction * 2 + 4
-    kept = (torch.rand(num, generator=generator) < logit.sigmoid()).float()
+    label = (torch.rand(num, generator=generator) < logit.sigmoid()).float()
     third = torch.arange(num) % 3 == 0
-    kept = torch.where(third, logit.sigmoid(), kept)
+    label = torch.where(third, logit.sigmoid(), label)
     if shuffled:
-        kept = kept[torch.randperm(num, generator=generator)]
+        label = label[torch.randperm(num, generator=generator)]
     table = {
         "h_tok:post": state,
         "scalars": torch.randn(num, 8, generator=generator),
         "problem": torch.arange(num) // per_problem,
         "policy": torch.full((num,), policy, dtype=torch.int8),
         "position": torch.arange(num) % per_problem,
-        "kept": kept,
+        "kept": label,
         "kl": torch.rand(num, generator=generator),
     }
     if told:
         table["draft"] = torch.stack(
-            [kept * 4 - 2, *torch.randn(2, num, generator=generator)], dim=-1
+            [label * 4 - 2, *torch.randn(2, num, generator=generator)], dim=-1
         )
     half = num // 2
     for index, part in enumerate([slice(0, half), slice(half, num)]):

@@ -57,6 +57,6 @@ def test_the_rollouts_that_are_asked_for_settle_whether_a_text_is_intact():
     rolled = table["chosen"] | is_asked_of(table)
     assert int(rolled.sum()) < 300
     part = picked(table, rolled)
-    whole_intact = is_intact(table, table["greedy_kept"])[table["chosen"]]
-    part_intact = is_intact(part, part["greedy_kept"])[part["chosen"]]
+    whole_intact = is_intact(table)[table["chosen"]]
+    part_intact = is_intact(part)[part["chosen"]]
     assert torch.equal(whole_intact, part_intact)

@@ -32,7 +32,7 @@ def mismatches(decoder, prompts):  # noqa: F811
     return recorded_by(decoder, prompts, NAMES)
 
 
-def test_a_replay_shows_the_block_that_begins_with_the_mismatch(decoder, mismatches, prompts):  # noqa: F811
+def test_a_replay_begins_its_block_with_the_mismatch(decoder, mismatches, prompts):  # noqa: F811
     """The same token is proposed, the strict rule refuses it, and the target saw the same text in
     front of it.
     """

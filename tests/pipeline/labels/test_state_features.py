@@ -47,14 +47,11 @@ def test_they_equal_those_of_the_decoder(tmp_path, pair, prompts, recorded, agai
     reader = StateFeatures(
         states_of(pair.target, numbers), output, pair.draft, prompts, NAMES, numbers, 259
     )
-    found = reader.read(table, texts, 23)
-    assert num_rows(found) == num_rows(table) and found.keys() == again.keys() == {
-        *NAMES,
-        "kl",
-        "same_target",
-    }
+    features = reader.read(table, texts, 23)
+    assert num_rows(features) == num_rows(table)
+    assert features.keys() == {*NAMES, "kl", "same_target"}
     for name, column in again.items():
-        torch.testing.assert_close(found[name].float(), column.float(), rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(features[name].float(), column.float(), rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "qwen3", "phi"])
@@ -63,7 +60,8 @@ def test_the_end_of_a_model_is_read_alone(tmp_path, architecture):
     """The stored normalisation is not one of ones, and where the output layer has a bias, it gets
     that too.
     """
-    model, ids = tiny_model(architecture), torch.tensor([[1, 2, 3, 4]])
+    model = tiny_model(architecture)
+    ids = torch.tensor([[1, 2, 3, 4]])
     if architecture == "phi":
         model.lm_head.bias.normal_()
     if architecture == "llama":

@@ -60,8 +60,8 @@ def expected_loss(target, text, at, z):
     for start in starts:
         tokens = text.answer[start : start + WINDOW]
         if tokens:
-            own = logprob(target, text.prompt + text.answer[:start], tokens)
-            lost.append(own - logprob(target, [*front, z], tokens))
+            before = logprob(target, text.prompt + text.answer[:start], tokens)
+            lost.append(before - logprob(target, [*front, z], tokens))
     ratio = logprob(target, front, [text.answer[at]]) - logprob(target, front, [z])
     return min(lost) + ratio
 
