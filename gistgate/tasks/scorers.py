@@ -1,0 +1,326 @@
+"""What an answer is worth against a known right one: scorers by the names that inspect_ai has.
+
+Texts are compared after Unicode normalisation (NFKC), in one case and with single spaces; numbers are
+compared as numbers and choices as choices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from importlib import import_module
+from typing import Any, ClassVar
+
+from gistgate.core.utils import UserError, nearest
+
+LETTERS = "ABCDEFGHIJ"  # of choices
+LONG = 8
+"""Words above which a reference is a text of its own, which no other answer contains as it stands."""
+MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"))
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:[,\u00a0\u202f' ]\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d+)?", re.I)
+FINAL = re.compile(r"####|\\boxed\{|\b(?:final\s+)?answer\b\s*(?:is|:|=)?", re.I)
+"""Marks behind which an answer stands in a longer text."""
+BORDERLESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff]")
+"""Scripts that put no border between words: Thai, Lao, Burmese, Khmer, Chinese, Japanese."""
+
+
+def plain(text: str) -> str:
+    """A text in one normal form and case, with single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+class Scorer(ABC):
+    """Compares an answer with one right answer."""
+
+    id: ClassVar[str]
+
+    @abstractmethod
+    def score(self, text: str, answer: Any) -> float:
+        """What `text` is worth in [0, 1], where `answer` is right."""
+
+    def check(self, answer: Any) -> None:
+        """UserError if no text can be compared with this answer."""
+
+
+class Exact(Scorer):
+    """The text is the answer."""
+
+    id = "exact"
+
+    def score(self, text: str, answer: Any) -> float:
+        return float(plain(text) == plain(str(answer)))
+
+
+class Includes(Scorer):
+    """The answer stands in the text, as whole words where its script has such."""
+
+    id = "includes"
+
+    def score(self, text: str, answer: Any) -> float:
+        text = plain(text)
+        answer = plain(str(answer))
+        at = text.find(answer)
+        while at >= 0:
+            end = at + len(answer)
+            if is_border(text[:at], answer) and is_border(answer, text[end:]):
+                return 1.0
+            at = text.find(answer, at + 1)
+        return 0.0
+
+
+class Match(Scorer):
+    """The text ends with the answer, apart from punctuation."""
+
+    id = "match"
+
+    def score(self, text: str, answer: Any) -> float:
+        text = plain(text).rstrip(" .,;:!?\"'*`)]}")
+        answer = plain(str(answer)).rstrip(" .,;:!?\"'*`)]}")
+        return float(text.endswith(answer) and is_border(text[: -len(answer)], answer))
+
+
+class Number(Scorer):
+    """The number that the text gives as its answer: behind a mark such as ####, else the last."""
+
+    id = "number"
+
+    def score(self, text: str, answer: Any) -> float:
+        given = final_number(text)
+        return float(given is not None and given == number_of(str(answer)))
+
+    def check(self, answer: Any) -> None:
+        if number_of(str(answer)) is None:
+            raise UserError(f"the answer {answer!r} is no number, which the scorer 'number' reads")
+
+
+class Choice(Scorer):
+    """The letter that the text chooses."""
+
+    id = "choice"
+
+    def score(self, text: str, answer: Any) -> float:
+        return float(chosen_letter(text) == str(answer).strip(" ().").upper())
+
+    def check(self, answer: Any) -> None:
+        if not is_letter(answer):
+            raise UserError(
+                f"the answer {answer!r} is no letter from A to {LETTERS[-1]}, which the scorer"
+                " 'choice' reads"
+            )
+
+
+class Pattern(Scorer):
+    """The regular expression in place of an answer is found in the text."""
+
+    id = "pattern"
+
+    def score(self, text: str, answer: Any) -> float:
+        return float(re.search(str(answer), unicodedata.normalize("NFKC", text)) is not None)
+
+    def check(self, answer: Any) -> None:
+        try:
+            re.compile(str(answer))
+        except re.error as error:
+            raise UserError(f"the answer {answer!r} is no regular expression ({error})") from error
+
+
+class F1(Scorer):
+    """Harmonic mean of precision and recall of words, as for SQuAD (arXiv 1606.05250)."""
+
+    id = "f1"
+
+    def score(self, text: str, answer: Any) -> float:
+        words = Counter(words_of(text))
+        expected = Counter(words_of(str(answer)))
+        shared = sum((words & expected).values())
+        if not shared:
+            return 0.0
+        return 2 * shared / (sum(words.values()) + sum(expected.values()))
+
+
+class Json(Scorer):
+    """The JSON value in the text is that of the answer, whatever the order of its keys."""
+
+    id = "json"
+
+    def score(self, text: str, answer: Any) -> float:
+        expected = answer
+        if isinstance(answer, str):
+            with suppress(ValueError):
+                expected = json.loads(answer)
+        return float(json_in(text) == expected)
+
+
+@dataclass(frozen=True)
+class Function(Scorer):
+    """A Python function `module:name` of text and answer."""
+
+    function: Callable[[str, Any], float]
+    place: str
+
+    id = "function"
+
+    def score(self, text: str, answer: Any) -> float:
+        value = float(self.function(text, answer))
+        if not 0 <= value <= 1:
+            raise UserError(f"{self.place} gave {value}, and a score is from 0 to 1.")
+        return value
+
+
+SCORERS: dict[str, Scorer] = {
+    scorer.id: scorer
+    for scorer in (Exact(), Includes(), Match(), Number(), Choice(), Pattern(), F1(), Json())
+}
+
+
+def scorer_named(name: str) -> Scorer:
+    """A scorer by its name, or of a function as "module:function"."""
+    if name in SCORERS:
+        return SCORERS[name]
+    module, sign, function = name.partition(":")
+    if not sign:
+        raise UserError(f"There is no scorer '{name}'. {nearest(name, SCORERS)}")
+    try:
+        return Function(getattr(import_module(module), function), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"The scorer '{name}' could not be imported ({error}). Write module:function, and"
+            " start where the module is found."
+        ) from error
+
+
+def strictest(answers: Sequence[Any]) -> Scorer:
+    """The strictest scorer that fits all of these right answers."""
+    if all(is_letter(answer) for answer in answers):
+        return SCORERS["choice"]
+    if all(number_of(str(answer)) is not None for answer in answers):
+        return SCORERS["number"]
+    if all(isinstance(answer, dict) for answer in answers):
+        return SCORERS["json"]
+    if any(len(str(answer).split()) > LONG for answer in answers):
+        return SCORERS["f1"]
+    return SCORERS["includes"]
+
+
+def is_letter(answer: Any) -> bool:
+    """Whether an answer is the letter of a choice: "B", "(b)" or "b." alone."""
+    return isinstance(answer, str) and answer.strip(" ().").upper() in [*LETTERS]
+
+
+def chosen_letter(text: str) -> str | None:
+    """The letter of the choice that a text makes; None where it makes none."""
+    text = unicodedata.normalize("NFKC", text).strip()
+    alone = re.fullmatch(rf"[\W_]*([{LETTERS}{LETTERS.lower()}])[\W_]*", text)
+    if alone:
+        return alone[1].upper()
+    patterns = (
+        rf"(?:answer|choice|option)\W*(?:is|:|=)?[\s:*\"'(\[]*([{LETTERS}])\b(?!\s+[a-z])",
+        rf"[(\[]([{LETTERS}])[)\]]",
+        rf"^\W*([{LETTERS}])[).:]",
+        rf"\*\*([{LETTERS}])\b",
+        rf"(?<![\w'])([{LETTERS}])(?=[\s]*[.,;:!?)\]]|\s*$)(?!')",
+    )
+    for pattern in patterns:
+        letters = re.findall(pattern, text, re.I if pattern is patterns[0] else 0)
+        if letters:
+            return str(letters[-1]).upper()
+    return None
+
+
+def number_of(text: str) -> Decimal | None:
+    """The number that a text is, with its thousands marked or not, and with a currency or a percent
+    sign around it; None where it is something else.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(MINUS).strip()
+    text = re.sub(r"^(-?)\s*[$€£¥₹]\s*", r"\1", text)
+    text = re.sub(r"\s*[%$€£¥₹°]$", "", text).rstrip(".")
+    if not text or not NUMBER.fullmatch(text):
+        return None
+    try:
+        return Decimal(re.sub(r"[,' ]", "", text))
+    except InvalidOperation:
+        return None
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number that a text gives as its answer: the first behind its last mark, else its last."""
+    text = unicodedata.normalize("NFKC", text).translate(MINUS)
+    marks = [mark.end() for mark in FINAL.finditer(text)]
+    if marks:
+        behind = numbers_in(text[marks[-1] :])
+        if behind:
+            return behind[0]
+    numbers = numbers_in(text)
+    return numbers[-1] if numbers else None
+
+
+def numbers_in(text: str) -> list[Decimal]:
+    """All numbers of a text; a minus between two words or numbers is none of a number."""
+    numbers = []
+    for found in NUMBER.finditer(text):
+        digits = found[0]
+        if found.start() and re.match(r"[\w]", text[found.start() - 1]):
+            digits = digits.removeprefix("-")
+        value = number_of(digits)
+        if value is not None:
+            numbers.append(value)
+    return numbers
+
+
+def json_in(text: str) -> Any:
+    """The last whole JSON value in a text: of a block of code, or between brackets."""
+    blocks = re.findall(r"```(?:json)?\s*(.*?)```", text, re.S)
+    decoder = json.JSONDecoder()
+    value = None
+    for block in blocks or [text]:
+        at = 0
+        while match := re.compile(r"[{\[]").search(block, at):
+            try:
+                value, at = decoder.raw_decode(block, match.start())
+            except ValueError:
+                at = match.end()
+    if value is None:
+        with suppress(ValueError):
+            value = json.loads(text)
+    return value
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text without articles and punctuation; letters of scripts without borders are
+    words of their own.
+    """
+    words = re.findall(r"\w+", plain(text))
+    tokens: list[str] = []
+    for word in words:
+        if BORDERLESS.search(word):
+            tokens += list(word)
+        elif word not in ("a", "an", "the"):
+            tokens.append(word)
+    return tokens
+
+
+def is_border(left: str, right: str) -> bool:
+    """Whether a word may end between two texts."""
+    if not left or not right:
+        return True
+    before = left[-1]
+    after = right[0]
+    if BORDERLESS.match(before) or BORDERLESS.match(after):
+        return True
+    if before in "-" and after.isdigit():
+        return False
+    is_decimal = after in ".," and right[1:2].isdigit() and before.isdigit()
+    continues = before in ".," and after.isdigit() and left[-2:-1].isdigit()
+    return not (is_decimal or continues or (is_word(before) and is_word(after)))
+
+
+def is_word(letter: str) -> bool:
+    """Whether a letter, digit or mark is part of a word."""
+    return bool(re.match(r"\w", letter)) or unicodedata.category(letter).startswith("M")
