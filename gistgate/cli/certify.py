@@ -25,6 +25,13 @@ class Options(Promise):
             "In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known."
         ),
     ] = None
+    scorer: Annotated[
+        str | None,
+        plain_option(
+            "Compares answers of --file: exact, includes, match, number, choice, pattern, f1, json"
+            " or module:function; default: the strictest that fits."
+        ),
+    ] = None
     claim: Annotated[
         str | None,
         plain_option(

@@ -42,10 +42,12 @@ def compare(options: Options) -> tuple[ServedCertificate, Path]:
     spec = options.spec(gate)
     task: Task
     if options.file:
-        task = PromptFile([row for _, row in read_rows(options.file)], options.file, spec)
+        task = PromptFile(read_rows(options.file), spec, options.scorer)
     else:
         task = load_task(spec, TASKS)
     claim = claim_of(options, task.judges)
+    if options.file and claim.id == "score":
+        print(f"Answers are compared by the {task.metric}.")
     need = claim.needed(plan, options.changed)
     ledger = Ledger(options.ledger)
     docs = documents(options, task, ledger.taken_marks(gate), need)

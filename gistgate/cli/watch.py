@@ -70,7 +70,7 @@ def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[int, PromptFi
                 continue
             where = f"{options.file}, line {place},"
             try:
-                task = PromptFile([parsed(line, where)], where, spec)
+                task = PromptFile([(where, parsed(line, where))], spec, options.scorer)
                 claim_of(options, task.judges)
             except UserError as error:
                 note(f"{error} It is left out.")

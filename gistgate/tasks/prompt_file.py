@@ -2,47 +2,79 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gistgate.core.utils import UserError, refusing
+from gistgate.core.utils import UserError
+from gistgate.tasks.scorers import SCORERS, Scorer, plain, scorer_named, strictest
 from gistgate.tasks.task import Document, Messages, Task, TaskSpec
 
 EXAMPLE = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
+TEXTS = ("prompt", "question", "context", "text")  # keys under which files have their prompts
+REFERENCE = "f1"  # scorer of the last answer of a conversation that a file holds to its end
 
 
 class PromptFile(Task):
-    """Entries with `prompt` or `messages`, and an `answer` where one is known, or texts."""
+    """Entries with a prompt or the messages of a chat, and an `answer` where one is known.
+
+    An entry may have a system text of its own (`system`), several right answers (a list), and a
+    `scorer`; without one the strictest that fits all answers of the file is taken.
+    """
 
     name = "own prompts"
-    metric = "the text contains the answer"
 
-    def __init__(self, rows: Sequence[Any], place: str, spec: TaskSpec) -> None:
+    def __init__(
+        self, rows: Sequence[tuple[str, Any]], spec: TaskSpec, scorer: str | None = None
+    ) -> None:
+        """Read `rows`, each with its place in the file; UserError names the place of what cannot be
+        used.
+        """
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError(
                 "--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them"
                 " out."
             )
-        self.docs = [row if isinstance(row, dict) else {"prompt": row} for row in rows]
+        self.docs = [document_of(place, row) for place, row in rows]
+        if not self.docs:
+            raise UserError(f"There is no prompt in the file. Write lines such as {EXAMPLE}.")
         self.max_new_tokens = spec.max_new_tokens
-        with refusing(
-            f"{place} holds something else than prompts", f"Write lines such as {EXAMPLE}."
-        ):
-            is_chat = any("messages" in doc for doc in self.docs)
-            is_chat = is_chat or spec.prompting.chat_template
-            self.prompting = replace(spec.prompting, chat_template=is_chat)
-            self.judges = all("answer" in doc for doc in self.docs)
-            self.check_texts()
+        is_chat = spec.prompting.chat_template or any("messages" in doc for doc in self.docs)
+        self.prompting = replace(spec.prompting, chat_template=is_chat)
+        if not is_chat:
+            for doc in self.docs:
+                if "system" in doc:
+                    refuse(doc, "a system text needs a chat. Add --chat")
+        self.judges = any("answers" in doc for doc in self.docs)
+        if self.judges:
+            self.choose_scorers(scorer)
 
-    def check_texts(self) -> None:
-        """Refuse entries without a text."""
-        texts = []
+    def choose_scorers(self, name: str | None) -> None:
+        """Give each entry its scorer, and refuse answers that cannot be compared."""
         for doc in self.docs:
-            texts += [message["content"] for message in self.messages(doc)]
-        if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise ValueError("a prompt is empty or no text")
+            if "answers" not in doc:
+                refuse(doc, "it has no answer, and other entries have. Add one to each, or none")
+        usual = strictest([answer for doc in self.docs for answer in doc["answers"]])
+        if name is not None:
+            usual = scorer_named(name)
+        ids = set()
+        for doc in self.docs:
+            scorer = usual
+            if "scorer" in doc:
+                scorer = scorer_named(str(doc["scorer"]))
+            elif doc.get("is_reference") and name is None:
+                scorer = SCORERS[REFERENCE]
+            doc["scorer"] = scorer.id
+            ids.add(scorer.id)
+            for answer in doc["answers"]:
+                try:
+                    scorer.check(answer)
+                except UserError as error:
+                    refuse(doc, str(error))
+            doc["compares"] = scorer
+        self.metric = f"scorer {' and '.join(sorted(ids))}"
+
+    metric = "no score"
 
     def documents(self, split: str) -> list[Document]:
         """All entries, whatever the split."""
@@ -59,23 +91,78 @@ class PromptFile(Task):
         return str(doc["prompt"])
 
     def messages(self, doc: Document) -> Messages:
-        """The messages, behind the system text."""
+        """The messages, behind the system text of the entry, else that of all."""
         messages = doc.get("messages") or [{"role": "user", "content": doc["prompt"]}]
-        if self.prompting.system:
-            return [{"role": "system", "content": self.prompting.system}, *messages]
+        system = doc.get("system") or self.prompting.system
+        if system:
+            return [{"role": "system", "content": system}, *messages]
         return list(messages)
 
     def score(self, doc: Document, text: str) -> float:
-        """Whether the answer stands in the text, as whole words or numbers."""
-        answer = plain(str(doc["answer"]))
-        whole = rf"(?<!\w)(?<!\d[.,])(?<!-){re.escape(answer)}(?!\w|[.,]\d)"
-        return float(bool(re.search(whole, plain(text))))
+        """What an answer is worth: the best of what its right answers say."""
+        scorer: Scorer = doc["compares"]
+        return max(scorer.score(text, answer) for answer in doc["answers"])
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool:
         """Whether both texts have the same words."""
-        return text.split() == reference.split()
+        return plain(text) == plain(reference)
 
 
-def plain(text: str) -> str:
-    """A text in one case, with single spaces."""
-    return " ".join(text.casefold().split())
+def document_of(place: str, row: Any) -> Document:
+    """An entry of a file as a document: its prompt or messages, and its right answers."""
+    doc: Document = {"place": place, **(row if isinstance(row, dict) else {"prompt": row})}
+    if "messages" in doc:
+        check_messages(doc)
+    else:
+        texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
+        if not texts:
+            refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
+        doc["prompt"] = texts[0]
+        check_text(doc, texts[0], "prompt")
+    if "system" in doc:
+        check_text(doc, doc["system"], "system text")
+    if "answer" in doc:
+        doc["answers"] = answers_of(doc)
+    return doc
+
+
+def check_messages(doc: Document) -> None:
+    """Refuse messages that are no conversation; a last answer of the assistant becomes the right
+    one.
+    """
+    messages = doc["messages"]
+    is_list = isinstance(messages, list) and messages
+    if not is_list or not all(isinstance(turn, dict) and "role" in turn for turn in messages):
+        refuse(doc, "its messages are no list of turns with role and content")
+    if messages[-1]["role"] == "assistant":
+        doc["messages"] = messages[:-1]
+        if "answer" not in doc:
+            doc["answer"] = messages[-1].get("content")
+            doc["is_reference"] = True
+    for turn in doc["messages"]:
+        check_text(doc, turn.get("content"), "message")
+    if not doc["messages"] or doc["messages"][-1]["role"] != "user":
+        refuse(doc, "its messages do not end with a turn of the user")
+
+
+def check_text(doc: Document, text: Any, name: str) -> None:
+    """Refuse what is no text that a server can be sent."""
+    if not isinstance(text, str) or not text:
+        refuse(doc, f"its {name} is empty or no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        refuse(doc, f"its {name} holds half of a character (a lone surrogate). Write it whole")
+
+
+def answers_of(doc: Document) -> list[Any]:
+    """The right answers of an entry: one, or each of a list."""
+    answers = doc["answer"] if isinstance(doc["answer"], list) else [doc["answer"]]
+    if not answers or any(answer is None or plain(str(answer)) == "" for answer in answers):
+        refuse(doc, "its answer is empty. Write one, or leave the line out")
+    return answers
+
+
+def refuse(doc: Document, why: str) -> None:
+    """Raise a UserError about an entry."""
+    raise UserError(f"{doc['place']} cannot be used: {why}.")

@@ -1,7 +1,7 @@
 """What an answer is worth against a known right one: scorers by the names that inspect_ai has.
 
-Texts are compared after Unicode normalisation (NFKC), in one case and with single spaces; numbers are
-compared as numbers and choices as choices.
+Texts are compared after Unicode normalisation (NFKC), in one case and with single spaces; numbers
+are compared as numbers and choices as choices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gistgate.core.utils import UserError, nearest
 
 LETTERS = "ABCDEFGHIJ"  # of choices
 LONG = 8
-"""Words above which a reference is a text of its own, which no other answer contains as it stands."""
+"""Words above which a reference is a text of its own, which no answer contains as it stands."""
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"))
 NUMBER = re.compile(r"-?(?:\d{1,3}(?:[,\u00a0\u202f' ]\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d+)?", re.I)
 FINAL = re.compile(r"####|\\boxed\{|\b(?:final\s+)?answer\b\s*(?:is|:|=)?", re.I)
@@ -45,7 +45,7 @@ class Scorer(ABC):
     def score(self, text: str, answer: Any) -> float:
         """What `text` is worth in [0, 1], where `answer` is right."""
 
-    def check(self, answer: Any) -> None:
+    def check(self, answer: Any) -> None:  # noqa: B027
         """UserError if no text can be compared with this answer."""
 
 

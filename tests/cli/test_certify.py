@@ -26,8 +26,9 @@ from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
+from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.prompts import hashes_of
-from gistgate.tasks.task import TASKS, TaskSpec
+from gistgate.tasks.task import TASKS, Prompting, TaskSpec
 from tests.certify.scripted import Script, serving
 from tests.tiny import write_task
 
@@ -428,15 +429,36 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         run(Script(), Script(), **own(tmp_path / "chat.jsonl", chat), claim="score")
     with pytest.raises(UserError, match="belong to a task"):
         run(Script(), Script(), **asked, num_fewshot=1)
-    for rows in (
-        [{"question": "1 + 1?"}],
-        [{"prompt": ""}],
-        [3],
-        [{"messages": [{"role": "user"}]}],
-        [],
+    for rows, words in (
+        ([{"query": "1 + 1?"}], "line 1, cannot be used: it holds something else than a prompt"),
+        ([{"prompt": ""}], "its prompt is empty"),
+        ([3], "its prompt is empty or no text"),
+        ([{"messages": [{"role": "user"}]}], "its message is empty or no text"),
+        ([], "There is no prompt"),
+        ([{"prompt": "1?", "answer": 2}, {"prompt": "2?"}], "line 2, .* it has no answer"),
+        ([{"prompt": "1?", "answer": ""}], "its answer is empty"),
+        ([{"prompt": "1?", "answer": None}], "its answer is empty"),
+        ([{"prompt": "\ud83d?"}], "half of a character"),
+        ([{"prompt": "1?", "system": "Add."}], "a system text needs a chat"),
     ):
-        with pytest.raises(UserError, match="something else than prompts"):
+        with pytest.raises(UserError, match=words):
             run(Script(), Script(), **own(tmp_path / "bad.jsonl", rows))
+
+
+def test_entries_bring_their_own_system_text_scorer_and_last_answer():
+    """A file for fine-tuning ends with the assistant's answer, which is the reference."""
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "In Oslo."}]
+    rows = [
+        {"prompt": "2?", "answer": ["2", "two"], "scorer": "exact", "system": "Add."},
+        {"messages": turns},
+    ]
+    spec = TaskSpec("own", prompting=Prompting(chat_template=True))
+    task = PromptFile([(f"line {at}", row) for at, row in enumerate(rows)], spec)
+    first, second = task.docs
+    assert task.metric == "scorer exact and f1" and task.judges
+    assert task.messages(first)[0] == {"role": "system", "content": "Add."}
+    assert [task.score(first, text) for text in ("Two", "it is 2")] == [1.0, 0.0]
+    assert task.messages(second) == turns[:1] and task.score(second, "in Oslo") == 1.0
 
 
 def test_lengths_may_grow_by_a_share_on_average(run):
