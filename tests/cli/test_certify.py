@@ -430,7 +430,7 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
     with pytest.raises(UserError, match="belong to a task"):
         run(Script(), Script(), **asked, num_fewshot=1)
     for rows, words in (
-        ([{"query": "1 + 1?"}], "line 1, cannot be used: it holds something else than a prompt"),
+        ([{"query": "1 + 1?"}], "entry 1, cannot be used: it holds something else than a prompt"),
         ([{"prompt": ""}], "its prompt is empty"),
         ([3], "its prompt is empty or no text"),
         ([{"messages": [{"role": "user"}]}], "its message is empty or no text"),
