@@ -438,7 +438,6 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         ([{"prompt": "1?", "answer": 2}, {"prompt": "2?"}], "line 2, .* it has no answer"),
         ([{"prompt": "1?", "answer": ""}], "its answer is empty"),
         ([{"prompt": "1?", "answer": None}], "its answer is empty"),
-        ([{"prompt": "\ud83d?"}], "half of a character"),
         ([{"prompt": "1?", "system": "Add."}], "a system text needs a chat"),
     ):
         with pytest.raises(UserError, match=words):
@@ -459,6 +458,8 @@ def test_entries_bring_their_own_system_text_scorer_and_last_answer():
     assert task.messages(first)[0] == {"role": "system", "content": "Add."}
     assert [task.score(first, text) for text in ("Two", "it is 2")] == [1.0, 0.0]
     assert task.messages(second) == turns[:1] and task.score(second, "in Oslo") == 1.0
+    with pytest.raises(UserError, match="half of a character"):
+        PromptFile([("line 1", {"prompt": "\ud83d?"})], spec)
 
 
 def test_lengths_may_grow_by_a_share_on_average(run):
