@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gistgate import __version__
-from gistgate.core.decoder import ENGINES
+from gistgate.compiled import ENGINES
 from gistgate.core.files import write_json
 from gistgate.core.utils import UserError, nearest
 from gistgate.measure import baselines, speed

@@ -15,7 +15,7 @@ EXPORTS = {
     "Block": "gistgate.core.block",
     "Reason": "gistgate.core.block",
     "Sampling": "gistgate.core.block",
-    "Decoder": "gistgate.core.decoder",
+    "Decoder": "gistgate.build",
     "Generation": "gistgate.core.request",
     "Statistics": "gistgate.core.request",
     "decode_all": "gistgate.core.batches",
@@ -27,7 +27,7 @@ EXPORTS = {
     "make_rule": "gistgate.rules",
     "UserError": "gistgate.core.utils",
 }
-"""Public name -> module that defines it."""
+"""Public name -> module that defines it, or for `Decoder` also names the engines."""
 
 
 def __getattr__(name: str) -> Any:

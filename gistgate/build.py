@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gistgate.compiled import ENGINES
+from gistgate.core.architecture import num_ids
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import fingerprint
-from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.ask import UNKNOWN, Ask
 from gistgate.coverage.certificate import Certificate, load_certificate, read_certificate
@@ -71,6 +72,7 @@ class Builder:
     """The parts that a user names, each loaded when it is first asked for, and decoders of them."""
 
     def __init__(self, target: PreTrainedModel, tokenizer: Any, options: DecodeOptions) -> None:
+        _ = ENGINES[options.engine]  # a wrong name is refused before anything is loaded
         self.target = target
         self.tokenizer = tokenizer
         self.options = options

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistgate.core.architecture import context_of
 from gistgate.core.files import read_json_lines
-from gistgate.core.reader import context_of
 from gistgate.core.request import eos_ids
 from pipeline.pair.pair import Pair, PairSource, load_config
 from pipeline.params import Params

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from gistgate.core.block import Acceptance, Block, Sampling
 from gistgate.core.rule import settle
 
-SURE = {t: [9.0 if i == t else 0.0 for i in range(4)] for t in range(4)}
+SURE = dict(enumerate((9 * torch.eye(4)).tolist()))
 """Logits that leave no doubt about t."""
 TORN = [2.0, 2.0, 0.0, 0.0]
 """Undecided between 0 and 1; the argmax is 0."""
@@ -20,12 +20,12 @@ SPLIT = [2.5, 2.4, 2.3, -9.0]
 def block(*rows: list[float], draft: list[int], valid: int | None = None, **more: Any) -> Block:
     """One row (B = 1): the target's logits `rows` (K + 1 of them) and the drafted tokens."""
     ids = torch.tensor([draft], dtype=torch.long)
-    known = torch.arange(len(draft)) < (len(draft) if valid is None else valid)
+    is_there = torch.arange(len(draft)) < (len(draft) if valid is None else valid)
     more = {
         name: torch.tensor([value]) if isinstance(value, list) else value
         for name, value in more.items()
     }
-    return Block(ids, known[None], torch.tensor([rows], dtype=torch.float32), **more)
+    return Block(ids, is_there[None], torch.tensor([rows], dtype=torch.float32), **more)
 
 
 def random_block(

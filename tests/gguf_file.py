@@ -10,15 +10,17 @@ from tests.tiny import byte_tokenizer
 
 gguf = pytest.importorskip("gguf")
 
-WIDTH, LAYERS, INNER = 32, 1, 64
+WIDTH = 32
+LAYERS = 1
+INNER = 64
 
 
 def write_gguf(path: Path, tokens: list[str] | None = None, seed: int = 0) -> Path:
     """Random weights, matrices packed as Q8_0; `tokens` replaces the vocabulary of
     `byte_tokenizer`.
     """
-    known = byte_tokenizer().get_vocab()
-    tokens = [*(sorted(known, key=lambda token: known[token]) if tokens is None else tokens), "ab"]
+    ids = byte_tokenizer().get_vocab()
+    tokens = [*(sorted(ids, key=lambda token: ids[token]) if tokens is None else tokens), "ab"]
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_name("tiny")
     writer.add_context_length(512)

@@ -37,7 +37,8 @@ class Scripted(LlamaForCausalLM):
                 None
             ]
         out = super().forward(input_ids=input_ids, position_ids=position_ids, **inputs)
-        num, last = out.logits.shape[1], self.script.shape[0] - 1
+        num = out.logits.shape[1]
+        last = self.script.shape[0] - 1
         said_BN = self.script[(position_ids[:, -num:] + 1).clamp(0, last)].expand(
             input_ids.shape[0], -1
         )

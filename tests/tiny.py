@@ -27,9 +27,12 @@ filter_list:
   - name: answer
     filter: [{{function: regex, regex_pattern: "#### (-?[0-9.,]+)"}}, {{function: take_first}}]
   - name: loose
-    filter: [{{function: regex, regex_pattern: "(-?[0-9]+)", group_select: -1}}, {{function: take_first}}]
+    filter:
+      - {{function: regex, regex_pattern: "(-?[0-9]+)", group_select: -1}}
+      - {{function: take_first}}
 metric_list:
-  - {{metric: exact_match, aggregation: mean, higher_is_better: true, regexes_to_ignore: [",", "(?s).*#### "]}}
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true,
+     regexes_to_ignore: [",", "(?s).*#### "]}}
 """
 
 
@@ -73,10 +76,8 @@ def byte_tokenizer(bos: bool = True, reverse: bool = False) -> PreTrainedTokeniz
         *sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse),
     ]
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer, raw.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
     if bos:
         raw.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 1)]

@@ -13,10 +13,10 @@ from gistgate.build import Builder
 from gistgate.certificates.calibration import Method, decoding_scope
 from gistgate.certificates.ledger import hash_of
 from gistgate.certificates.outcomes import Answer, Decode, Ids, Outcomes, Scorer, cached
+from gistgate.core.architecture import context_of
 from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
-from gistgate.core.reader import context_of
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import BLOCK, GATED, STRICT, Choice

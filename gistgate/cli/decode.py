@@ -180,10 +180,10 @@ def load(
     `measures`: whether the command finds out itself up to how many rows speculation pays.
     """
     from gistgate.build import build, named_coverage
-    from gistgate.core.decoder import Engine
+    from gistgate.compiled import ENGINES
     from gistgate.models.loading import load_target
 
-    Engine(options.engine)
+    _ = ENGINES[options.engine]
     if options.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
     prompting = asking.of(prompts, temperature)

@@ -16,9 +16,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.compiled.program import Captured, Program, UnsupportedError, build, missing_compiler
+from gistgate.core.architecture import context_of
 from gistgate.core.attention import SPECIAL, attend, attending, configs_of
 from gistgate.core.features import decoder_layers
-from gistgate.core.reader import context_of, last_logits
+from gistgate.core.reader import last_logits
 from gistgate.core.utils import UserError
 
 ATTENTION = "gistgate_slots"

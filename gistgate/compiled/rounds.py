@@ -18,8 +18,8 @@ from gistgate.compiled.memory import attending_to_slots, forward, program_of
 from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_bytes
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import tap
+from gistgate.core.parts import DecoderParts
 from gistgate.core.rule import draw, settle
-from gistgate.core.session import DecoderParts
 from gistgate.drafters.text import right_padded
 
 FEED = 5

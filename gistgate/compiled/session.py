@@ -4,6 +4,7 @@ what came of it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
@@ -22,16 +23,52 @@ from gistgate.compiled.rounds import (
     stretch_of,
     verify_round,
 )
+from gistgate.core.architecture import counts_slots, has_window
 from gistgate.core.block import Sampling
+from gistgate.core.decoder import Engine
 from gistgate.core.drafter import Drafter
-from gistgate.core.reader import Reader, counts_slots, has_window
+from gistgate.core.parts import DecoderParts
+from gistgate.core.reader import Reader
 from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
-from gistgate.core.session import DecoderParts, commit
+from gistgate.core.session import commit
 from gistgate.core.utils import is_out_of_memory
 from gistgate.drafters.model import ModelDrafter
 
 MOST_ROWS = 32
 """Largest batch that gets programs of its own; larger ones keep the device busy without."""
+
+
+class CompiledEngine(Engine):
+    """Decodes each batch to its end with programs; the eager engine where that cannot be."""
+
+    name = "compiled"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: dict[tuple[object, ...], str] = {}  # shapes that cannot be programs, and why
+
+    def run(
+        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
+    ) -> list[Generation]:
+        answers = list[Generation]()
+        while len(answers) < len(rows):
+            waiting = rows[len(answers) :]
+            batch = waiting[: slots.most(len(rows))]
+            session = session_or_reason(parts, batch, stop, sampling, slots, self._failed)
+            if isinstance(session, str):
+                self._warn(session)
+                return answers + super().run(parts, waiting, stop, sampling, slots)
+            answers += session.run()
+        return answers
+
+    def _warn(self, reason: str) -> None:
+        """Say once why requests run on the eager engine."""
+        if reason not in self.fell_back:
+            self.fell_back.add(reason)
+            warnings.warn(
+                f"This runs on the eager engine instead of the compiled one: {reason}.",
+                stacklevel=5,
+            )
 
 
 def session_or_reason(
@@ -79,7 +116,7 @@ def reasons_against(parts: DecoderParts, num_rows: int) -> Iterator[str]:
         yield "the target keeps states besides keys and values"
     if parts.observer is not None:
         yield "an observer looks at every block"
-    if parts.guards is not None:
+    if parts.guards.guards:
         yield "guards look at every block"
     if parts.context.needs_eager:
         yield f"the rule '{parts.rule.id}' {parts.context.needs_eager}"

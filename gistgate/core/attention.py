@@ -1,11 +1,10 @@
-"""Attention of few new tokens on a processor: query heads in groups, which read their keys and
-values where they lie.
+"""Attention of few new tokens on a processor: query heads in groups read keys and values in place.
 
 PyTorch's fused kernel takes several times as long there, but a third less for single tokens in
 float32.
 
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per
-    key/value head.
+key/value head.
 """
 
 import ctypes
@@ -23,20 +22,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-FUSED = "sdpa"  # names in transformers: of PyTorch's fused kernel, and of `attend_to_few`
-FEW = "gistgate_few_tokens"
-MOST = (
-    64  # new tokens up to which two products are faster; for more the fused kernel keeps no scores
-)
+FUSED = "sdpa"  # the name of PyTorch's fused kernel in transformers
+FEW = "gistgate_few_tokens"  # the name of `attend_to_few`
+MOST = 64  # new tokens up to which two products are faster than the fused kernel
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not that of cuDNN: it plans about a millisecond in every layer for each number of slots that is
-new.
-"""
-SPECIAL = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # arguments that change scores or weights in ways unknown to `attend`
+"""Kernels without that of cuDNN, which plans about a millisecond in every layer for each number of
+slots that is new."""
+SPECIAL = ("softcap", "s_aux", "position_bias")  # arguments that `attend` does not know
 
 
 def attend(
@@ -50,20 +42,20 @@ def attend(
     """
     batch, heads, num, width = query.shape
     kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    grouped = (query * (width**-0.5 if scaling is None else scaling)).reshape(
-        batch, kv_heads, groups * num, width
-    )
-    scores = (grouped @ key.transpose(2, 3)).view(batch, kv_heads, groups, num, -1)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores + mask[:, :, None]
+    scaled = query * (width**-0.5 if scaling is None else scaling)
+    grouped = scaled.reshape(batch, kv_heads, -1, width)
+    scores = (grouped @ key.transpose(2, 3)).unflatten(2, (-1, num))
+    if mask is not None:
+        mask = mask[:, :, None]
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + mask
     # At least float32, as in transformers. The smallest float64 is -inf there: padding that sees
     # nothing would be NaN.
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(-1, dtype=wide).to(query.dtype).view(batch, kv_heads, groups * num, -1)
-    out = (weights @ value).view(batch, heads, num, value.shape[-1])
+    weights = scores.softmax(-1, dtype=wide).to(query.dtype).flatten(2, 3)
+    out = (weights @ value).view(batch, heads, num, -1)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -74,19 +66,17 @@ def attend_to_few(
     value: Tensor,
     attention_mask: Tensor | None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """`attend` for few new tokens; the fused kernel for many, for a causal order without a mask,
-    and for the rest.
+) -> Any:
+    """`attend` for few new tokens, and the fused kernel for everything else.
+
+    It keeps no scores of many tokens, and knows a causal order without a mask.
     """
     num = query.shape[2]
-    is_known = not any(kwargs.get(name) is not None for name in SPECIAL)
+    is_plain = not any(kwargs.get(name) is not None for name in SPECIAL)
     has_order = num == 1 or attention_mask is not None
-    if is_known and has_order and num <= MOST:
+    if is_plain and has_order and num <= MOST:
         return attend(query, key, value, attention_mask, kwargs.get("scaling"))
-    found: tuple[Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, attention_mask, **kwargs
-    )
-    return found
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 ALL_ATTENTION_FUNCTIONS.register(FEW, attend_to_few)
@@ -95,18 +85,18 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(FEW, sdpa_mask)
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """The configurations by which a model's modules choose their attention, each once."""
-    found = [module.config for module in model.modules() if hasattr(module, "config")]
-    return list({id(config): config for config in found}.values())
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    return list({id(config): config for config in configs}.values())
 
 
 def fused_on_cpu(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """The configurations that choose the fused kernel, of a model on a processor; none of one
-    elsewhere.
+    """The configurations that choose the fused kernel, of a model on a processor.
+
+    There are none of a model that has weights elsewhere.
     """
-    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return [
-        config for config in configs_of(model) if on_cpu and config._attn_implementation == FUSED
-    ]
+    if any(weight.device.type != "cpu" for weight in model.parameters()):
+        return []
+    return [config for config in configs_of(model) if config._attn_implementation == FUSED]
 
 
 def pays(num: int, dtype: torch.dtype) -> bool:
@@ -115,43 +105,37 @@ def pays(num: int, dtype: torch.dtype) -> bool:
 
 
 def unplanned(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """While open, forwards of a model on a GPU use kernels that plan nothing; elsewhere nothing
-    changes.
-    """
+    """While open, let forwards on a GPU use kernels that plan nothing."""
     return sdpa_kernel(UNPLANNED) if model.device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def attending(configs: Sequence[PreTrainedConfig], name: str = FEW) -> Iterator[None]:
-    """While open, forwards of the models with these configurations use the attention of that
-    name.
-    """
-    kept = [(config, config._attn_implementation) for config in configs]
+    """While open, forwards of the models with these configurations use the attention `name`."""
+    before = [config._attn_implementation for config in configs]
     for config in configs:
         config._attn_implementation = name
     try:
         yield
     finally:
-        for config, before in kept:
-            config._attn_implementation = before
+        for config, implementation in zip(configs, before):
+            config._attn_implementation = implementation
 
 
 MMAP_THRESHOLD = -3  # numbers of mallopt's parameters in glibc's malloc.h
 TRIM_THRESHOLD = -1
 LARGEST = 2**31 - 1  # the largest value that mallopt takes, in bytes
-OWN_CHOICE = (
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "GLIBC_TUNABLES",
-)  # a user's own decisions
+# Variables by which a user has decided already.
+OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
-    """Let this process keep up to 2 GiB that it frees on a processor with glibc; False where
-    nothing was changed.
+    """Let this process keep up to 2 GiB that it frees on a processor with glibc.
+
+    False where nothing was changed.
     """
-    chosen = any(name in os.environ for name in OWN_CHOICE)
-    if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":
+    is_glibc = torch.device(device).type == "cpu" and platform.libc_ver()[0] == "glibc"
+    if not is_glibc or any(name in os.environ for name in OWN_CHOICE):
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(MMAP_THRESHOLD, LARGEST)) and bool(mallopt(TRIM_THRESHOLD, LARGEST))
+    return bool(mallopt(MMAP_THRESHOLD, LARGEST) and mallopt(TRIM_THRESHOLD, LARGEST))

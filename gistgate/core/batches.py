@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gistgate.core.cache import Texts
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import (
     Generation,
     PrefixState,
     Slots,
-    Usage,
     check_ids,
     check_prompts,
     check_rows,
@@ -19,13 +19,12 @@ from gistgate.core.request import (
 
 def decode_all(
     decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Texts,
     *,
     batch_size: int,
     seeds: Sequence[int] | None = None,
     costs: Sequence[float] | None = None,
-    progress: Callable[[int], object] = lambda _finished: None,
-    usage: Usage | None = None,
+    progress: Callable[[int], object] = lambda _num: None,
     memory: PromptCache | None = None,
     **request: Any,
 ) -> list[Generation]:
@@ -41,35 +40,31 @@ def decode_all(
         seeds: one per prompt; default: the prompt's place.
         costs: one per prompt, as in `Decoder.generate`.
         progress: called with the number of prompts just finished, one prompt at a time.
-        usage: counts the slots, and those that had a row.
         memory: remembers the prompts for the next setting that decodes them; needs the eager
             engine, and no costs.
         request: the other arguments of `Decoder.generate`.
     """
-    check_ids(
-        decoder.parts.models, prompts
-    )  # before sorting, so that a refusal names the caller's own place
+    # Before sorting, so that a refusal names the caller's own place.
+    check_ids(decoder.parts.models, prompts)
     check_prompts(decoder.parts.models, [len(prompt) for prompt in prompts], 0)
     check_rows(len(prompts), seeds, costs)
     # The longest first: those that come in together need little padding, and memory that does not
     # suffice is noticed.
-    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    texts = [list(prompts[index]) for index in order]
-    slots = Slots(batch_size, progress, usage or Usage())
-    own_seeds = order if seeds is None else [seeds[index] for index in order]
+    order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+    texts = [list(prompts[place]) for place in order]
+    request["seeds"] = order if seeds is None else [seeds[place] for place in order]
+    request["slots"] = Slots(batch_size, progress)
     if memory is None:
-        own_costs = None if costs is None else [costs[index] for index in order]
-        done = decoder.generate(texts, seeds=own_seeds, costs=own_costs, slots=slots, **request)
+        ordered = None if costs is None else [costs[place] for place in order]
+        answers = decoder.generate(texts, costs=ordered, **request)
     else:
         prefixes = memory.prefixes(decoder, texts, batch_size)
         ends = [(len(text) - 1, text[-1:]) for text in texts]
         lengths = [len(text) for text in texts]
-        both = decoder.resume(
-            prefixes, ends, lengths, seeds=own_seeds, remember=False, slots=slots, **request
-        )
-        done = [answer for answer, _ in both]
-    answers = dict(zip(order, done, strict=True))
-    return [answers[index] for index in range(len(prompts))]
+        done = decoder.resume(prefixes, ends, lengths, remember=False, **request)
+        answers = [answer for answer, _ in done]
+    by_place = dict(zip(order, answers))
+    return [by_place[place] for place in range(len(prompts))]
 
 
 class PromptCache:
@@ -78,23 +73,24 @@ class PromptCache:
     """
 
     def __init__(self, limit_mb: int) -> None:
-        """Remember up to a limit of memory; the rest is read anew each time."""
+        """Remember up to a limit of memory; prompts beyond it are read anew each time."""
         self.room = limit_mb * 1_000_000
         self._known: dict[tuple[str, tuple[int, ...]], PrefixState] = {}
 
-    def prefixes(
-        self, decoder: Decoder, texts: list[list[int]], ahead: int
-    ) -> Iterator[PrefixState]:
+    def prefixes(self, decoder: Decoder, texts: Texts, ahead: int) -> Iterator[PrefixState]:
         """What both models of `decoder` remember of these texts; unknown ones are read `ahead` at a
         time.
         """
         kind = type(decoder.drafter).__name__
         for start in range(0, len(texts), ahead):
-            some = list(map(tuple, texts[start : start + ahead]))
-            missing = [text for text in some if (kind, text) not in self._known]
-            fresh = dict(zip(missing, decoder.remember(missing) if missing else [], strict=True))
-            for text, prefix in fresh.items():
-                if (size := prefix.num_bytes) <= self.room:
-                    self.room -= size
-                    self._known[kind, text] = prefix
-            yield from [fresh.get(text) or self._known[kind, text] for text in some]
+            keys = [(kind, tuple(text)) for text in texts[start : start + ahead]]
+            missing = [key for key in keys if key not in self._known]
+            fresh = {}
+            if missing:
+                fresh = dict(zip(missing, decoder.remember([text for _, text in missing])))
+            for key, prefix in fresh.items():
+                if prefix.num_bytes <= self.room:
+                    self.room -= prefix.num_bytes
+                    self._known[key] = prefix
+            for key in keys:
+                yield fresh.get(key) or self._known[key]

@@ -1,16 +1,15 @@
-"""The vocabulary that everything else shares: what was drafted, what the target says about it, what
-stays.
+"""What everything else talks about: what was drafted, what the target says about it, what stays.
 
 Axis letters: B rows, K drafted tokens, V vocabulary, D width. Row j of the target's logits predicts
-    the draft token x_j
-(j counts from 0), row j + 1 comes after reading it, row K is the bonus token's. `p` is the target,
-`q` the draft.
+the draft token x_j (j counts from 0), row j + 1 comes after reading it, row K is the bonus token's.
+`p` is the target, `q` the draft.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -28,8 +27,7 @@ class Reason(IntEnum):
     STRICT = 0  # a draft token that the strict rule accepts, before any loose accept of its block
     LOOSE = 1  # a draft token that the strict rule refuses and the loose rule accepts
     CARRIED = 2  # a strict accept behind a loose accept of the same block
-    # the target's own token: the correction after a refusal, or the bonus after a whole block
-    OWN = 3
+    OWN = 3  # the target's own: the correction after a refusal, or the bonus after a whole block
     LOOP = 4  # a strict accept while the loop guard kept the gate closed; counted as strict
 
 
@@ -46,7 +44,7 @@ class Sampling:
     top_p: float = 1.0  # keep the smallest set of tokens with at least this mass; 1 keeps all
 
     def __post_init__(self) -> None:
-        is_warm = self.temperature == 0 or COLDEST <= self.temperature < math.inf
+        is_warm = self.greedy or COLDEST <= self.temperature < math.inf
         if not (is_warm and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UserError(
                 "Impossible sampling: temperature is 0 or from 1e-06 on, top_k 0 or more, top_p in"
@@ -55,18 +53,21 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Whether nothing is drawn."""
+        return self.temperature == 0
 
     def logits(self, z: Tensor) -> Tensor:
-        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p; unchanged when
-        greedy.
+        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p.
+
+        Logits of a greedy request stay as they are.
         """
         if self.greedy:
             return z
         z = z / self.temperature
         if 0 < self.top_k < z.shape[-1]:
-            z = z.masked_fill(z < z.topk(self.top_k).values[..., -1:], -torch.inf)
-        if self.top_p < 1.0:
+            least = z.topk(self.top_k).values[..., -1:]
+            z = z.masked_fill(z < least, -torch.inf)
+        if self.top_p < 1:
             ordered, index = z.sort(dim=-1, descending=True)
             mass = ordered.softmax(-1)
             outside = mass.cumsum(-1) - mass >= self.top_p
@@ -79,22 +80,17 @@ class Draft:
     """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
 
     ids: Tensor  # x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid
-    # a prefix of True for each row [B, K], of a tree the nodes that there are [B, N]; all False:
-    # nothing
+    # A prefix of True for each row [B, K], of a tree the nodes that there are [B, N].
     valid: Tensor
-    q: Tensor | None = (
-        None  # processed probabilities [B, K, V] that tokens were drawn from; None: each is certain
-    )
+    # Processed probabilities [B, K, V] that tokens were drawn from; None: each token is certain.
+    q: Tensor | None = None
     forwards: int = 0  # forwards of a draft model that this took
     parents: Tensor | None = None
     """For each node the number of its parent, which stands before it, or -1 for those that follow
-    the text [B, N].
-    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of
-        each other, those of
-    a draft without probabilities differ."""
-    notes: Sequence[
-        str
-    ] = ()  # for each row why less was proposed than could have been, or ""; requests count them
+    the text [B, N]. None: a chain. Of siblings the first is tried first; sampled ones are drawn
+    independently of each other, those of a draft without probabilities differ."""
+    # For each row why less was proposed than could have been, or ""; requests count them.
+    notes: Sequence[str] = ()
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> Draft:
@@ -104,10 +100,14 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """This draft on a device."""
-        tensors: dict[str, Any] = {
-            name: value for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        moved = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                vars(moved)[name] = value.to(device)
+        return moved
+
+
+NOT_BY_ROW = {"protocol", "ends", "hidden"}  # fields of a block without a leading axis B
 
 
 @dataclass(frozen=True)
@@ -119,75 +119,49 @@ class Block:
     valid: Tensor
     # processed target logits z [B, K + 1, V], float32; -inf where the processors forbid a token
     logits: Tensor
-    q: Tensor | None = (
-        # processed draft probabilities [B, K, V]; None: the drafter has none, each x is certain
-        None
-    )
+    # processed draft probabilities [B, K, V]; None: the drafter has none, each x is certain
+    q: Tensor | None = None
     hidden: dict[str, Tensor] = field(default_factory=dict)
     """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked
-    for.
-    """
-    gate_probs: Tensor | None = (
-        None  # gate's calibrated probability that x_j keeps the meaning [B, K]; None: no gate
-    )
-    uniforms: Tensor | None = (
-        None  # numbers in (0, 1) [B, K + 1], the last for the own token; None: nothing random
-    )
+    for."""
+    # the gate's calibrated probability that x_j keeps the meaning [B, K]; None: no gate
+    gate_probs: Tensor | None = None
+    # numbers in (0, 1) [B, K + 1], the last for the own token; None: nothing is random
+    uniforms: Tensor | None = None
     greedy: bool = True  # True when the request takes the most probable token
-    protocol: Tensor | None = (
-        None  # token ids [P] that steer the protocol (eos, chat markers): always strict
-    )
+    # token ids [P] that steer the protocol (eos, chat markers): always strict
+    protocol: Tensor | None = None
     ends: Tensor | None = None  # those of them that end an answer [E]; None where nobody asks
-    begins: Tensor | None = (
-        None  # rows whose answer begins here [B], bool: its first token is strict; None: none
-    )
-    second: Tensor | None = (
-        None  # processed target logits [B, K, V] of a second reading, for rules that ask
-    )
-    inside: Tensor | None = (
-        None  # positions that the scope of the request covers [B, K], bool; None: all
-    )
-    thinking: Tensor | None = (
-        None  # positions between the think markers [B, K], bool; only for the rules that ask
-    )
-    cost: Tensor | None = (
-        None  # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
-    )
+    # rows whose answer begins here [B], bool: its first token is strict; None: no row's
+    begins: Tensor | None = None
+    # processed target logits [B, K, V] of a second reading, for rules that ask
+    second: Tensor | None = None
+    # positions that the scope of the request covers [B, K], bool; None: all
+    inside: Tensor | None = None
+    # positions between the think markers [B, K], bool; only for the rules that ask
+    thinking: Tensor | None = None
+    # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
+    cost: Tensor | None = None
 
     def having(self, **fields: Any) -> Self:
-        """Return this block with more fields filled; the statistics below depend on none of them
-        and stay known.
+        """Return this block with more fields filled.
+
+        The statistics below depend on none of them, and stay known.
         """
-        filled = replace(self, **fields)
-        known = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in self.__dataclass_fields__
-        }
-        filled.__dict__.update(known)
+        filled = copy(self)
+        vars(filled).update(fields)
         return filled
 
     def of_rows(self, index: Tensor) -> Block:
         """Only these rows, or those of a mask."""
-        fields = (
-            "draft_ids",
-            "valid",
-            "logits",
-            "q",
-            "gate_probs",
-            "uniforms",
-            "begins",
-            "inside",
-            "thinking",
-            "cost",
-        )
-        known = {name: getattr(self, name) for name in (*fields, "second")}
-        some: dict[str, Any] = {
-            name: values[index] for name, values in known.items() if values is not None
+        chosen: dict[str, Any] = {
+            "hidden": {layer: state[index] for layer, state in self.hidden.items()}
         }
-        return replace(
-            self, hidden={layer: state[index] for layer, state in self.hidden.items()}, **some
-        )
+        for name in self.__dataclass_fields__.keys() - NOT_BY_ROW:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                chosen[name] = value[index]
+        return replace(self, **chosen)
 
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
         """Return this block with `gate_probs` filled by `gate`."""
@@ -220,8 +194,7 @@ class Block:
         """
         if self.greedy:
             return self.match
-        if self.uniforms is None:
-            raise ValueError("A sampled block needs its uniforms.")
+        assert self.uniforms is not None
         p_x = self.draft_logprob.exp()
         return (self.uniforms[:, :-1] * self.draft_q <= p_x) & (p_x > 0) & self.valid
 
@@ -238,22 +211,22 @@ class Block:
         """q(x_j) [B, K]; 1 without draft probabilities."""
         if self.q is None:
             return torch.ones_like(self.draft_logprob)
-        return self.q.gather(-1, self.draft_ids[..., None]).squeeze(-1)
+        return of_tokens(self.q, self.draft_ids)
 
     @cached_property
     def draft_logprob(self) -> Tensor:
         """ln p(x_j) [B, K]."""
-        return self.logprobs[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+        return of_tokens(self.logprobs[:, :-1], self.draft_ids)
 
     @cached_property
     def top_logprob(self) -> Tensor:
         """ln p(t*) of every row [B, K + 1]."""
-        return self.logprobs.gather(-1, self.top_ids[..., None]).squeeze(-1)
+        return of_tokens(self.logprobs, self.top_ids)
 
     @cached_property
     def draft_logit(self) -> Tensor:
         """z(x_j) [B, K]; -inf where x_j is forbidden."""
-        return self.logits[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+        return of_tokens(self.logits[:, :-1], self.draft_ids)
 
     @cached_property
     def draft_rank(self) -> Tensor:
@@ -267,10 +240,13 @@ class Block:
 
     @cached_property
     def entropy3(self) -> Tensor:
-        """E3(p) = -sum p ln p over the three largest entries, not renormalised, of every row [B, K
-        + 1].
-        """
+        """E3(p) = -sum p ln p over the three largest entries, not renormalised [B, K + 1]."""
         return entropy_of(self.logprobs.topk(min(3, self.logprobs.shape[-1])).values)
+
+
+def of_tokens(values: Tensor, ids: Tensor) -> Tensor:
+    """Of `values [..., V]` those of the tokens `ids [...]`."""
+    return values.gather(-1, ids[..., None]).squeeze(-1)
 
 
 def entropy_of(logprobs: Tensor) -> Tensor:
@@ -280,9 +256,7 @@ def entropy_of(logprobs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What of a block stays: the longest accepted prefix of every row, and the target's own token
-    behind it.
-    """
+    """The longest accepted prefix of every row, and the target's own token behind it."""
 
     length: Tensor  # accepted draft tokens of every row, 0..K [B]
     # the target's own token [B]: the correction at the first refusal, or the bonus token

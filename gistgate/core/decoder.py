@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -16,17 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.core.architecture import fills_slots
 from gistgate.core.block import Sampling
+from gistgate.core.cache import Texts
 from gistgate.core.drafter import Drafter
-from gistgate.core.reader import (
-    Reader,
-    RowCache,
-    SingleReader,
-    fills_slots,
-    keeps_states,
-    num_ids,
-    remembered,
-)
+from gistgate.core.guard import Guard, Guards
+from gistgate.core.parts import DecoderParts, Observer, count_ids, models_of
+from gistgate.core.reader import SingleReader, remembered
 from gistgate.core.request import (
     Generation,
     PrefixState,
@@ -38,83 +33,8 @@ from gistgate.core.request import (
     check_rows,
 )
 from gistgate.core.rule import Exact, Rule
-from gistgate.core.session import (
-    Chains,
-    DecoderParts,
-    Observer,
-    Queue,
-    QueuedRow,
-    Session,
-    Verifier,
-    models_of,
-)
-from gistgate.core.utils import UserError, added_ids
-
-
-def check_parts(
-    models: Sequence[PreTrainedModel], drafter: Drafter | None, rule: Rule, block: int, gate: Any
-) -> None:
-    """Refuse parts that cannot work together."""
-    has_no_q = drafter is not None and not drafter.gives_q
-    if block < 0:
-        raise UserError(
-            f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding."
-        )
-    if "gate" in rule.needs and gate is None:
-        raise UserError(
-            f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another"
-            " rule."
-        )
-    if "gate" in rule.needs and gate and gate.wants_q and has_no_q:
-        raise UserError(
-            "The gate reads draft probabilities, which this drafter has not. Use the drafter"
-            " 'model'."
-        )
-    if "q" in rule.needs and has_no_q:
-        raise UserError(
-            f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or"
-            " 'prob-ratio'."
-        )
-    if drafter is not None and (
-        names := [type(model).__name__ for model in models if keeps_states(model)]
-    ):
-        raise UserError(
-            f"{names[0]} keeps states besides keys and values, from which no refused token can be"
-            " taken back. Decode it plainly, without a draft and a drafter, or use a model with"
-            " attention alone."
-        )
-
-
-def count_ids(
-    models: Sequence[PreTrainedModel],
-    tokenizer: PreTrainedTokenizerBase | None,
-    vocabulary: int | None,
-) -> int:
-    """The number of token ids that count: those that both models know, and no more than
-    `vocabulary`.
-    """
-    sizes: list[int] = [model.config.get_text_config().vocab_size for model in models]
-    target = sizes[0]
-    known = min(sizes)
-    if known < target:
-        tokens = vocabulary or (None if tokenizer is None else num_ids(tokenizer))
-        if tokens is None:
-            raise UserError(
-                f"The draft model knows {known} token ids and the target {target}; whether the"
-                " target writes the others cannot be seen without its tokenizer. Pass"
-                " tokenizer=..., or vocabulary= the number of ids in use."
-            )
-        if known < (needed := min(target, tokens)):
-            raise UserError(
-                f"The draft model knows {known} token ids and the target's tokenizer has {needed}."
-                " Use a draft model with the target's tokenizer, or a drafter without a model such"
-                " as 'lookup'."
-            )
-    return min(vocabulary, known) if vocabulary else known
-
-
-# ---- Requests of several threads take turns at a model.
-
+from gistgate.core.session import Queue, QueuedRow, Session, Verifier
+from gistgate.core.utils import Registry, UserError, added_ids
 
 LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()  # reentrant, of each model
 GUARD = Lock()  # whoever asks for a lock first makes it
@@ -122,8 +42,9 @@ GUARD = Lock()  # whoever asks for a lock first makes it
 
 @contextmanager
 def model_lock(models: Iterable[PreTrainedModel]) -> Iterator[None]:
-    """No other thread decodes with these models. Locks are taken in one order, so that nobody waits
-    in a circle.
+    """No other thread decodes with these models while the lock is held.
+
+    Locks are taken in one order, so that nobody waits in a circle.
     """
     with ExitStack() as taken:
         for model in sorted(models, key=id):
@@ -133,49 +54,24 @@ def model_lock(models: Iterable[PreTrainedModel]) -> Iterator[None]:
         yield
 
 
-# ---- Which engine runs a request: the one that was asked for, or the eager one with a sentence
-# that says why.
-
-
-ENGINES = ("eager", "compiled")
-
-
 class Engine:
-    """Runs the requests of one decoder."""
+    """Decodes the rows of requests with the models as they are."""
 
-    def __init__(self, name: str) -> None:
-        if name not in ENGINES:
-            raise UserError(f"There is no engine '{name}'. Known: {', '.join(ENGINES)}.")
-        self.name = name
-        self.fell_back: set[str] = (
-            set()
-        )  # why requests ran on the eager engine although another was asked for
-        self._failed: dict[tuple[object, ...], str] = {}  # shapes that cannot be programs, and why
+    name = "eager"
+
+    def __init__(self) -> None:
+        self.fell_back: set[str] = set()  # why requests ran on this engine instead of a faster one
 
     def run(
         self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
     ) -> list[Generation]:
-        """The answers of these rows, in their order; the compiled engine decodes each batch to its
-        end.
-        """
-        most = slots.most(len(rows))
-        answers = list[Generation]()
-        while len(answers) < len(rows):
-            batch = rows[len(answers) : len(answers) + most]
-            if self.name == "compiled":
-                from gistgate.compiled.session import session_or_reason
+        """The answers of these rows, in their order."""
+        queue = Queue(map(QueuedRow, rows), slots.most(len(rows)))
+        return [answer for answer, _ in Session(parts, queue, stop, sampling, slots).run()]
 
-                session = session_or_reason(parts, batch, stop, sampling, slots, self._failed)
-                if not isinstance(session, str):
-                    answers += session.run()
-                    continue
-                if session not in self.fell_back:
-                    self.fell_back.add(session)
-                    why = f"This runs on the eager engine instead of the compiled one: {session}."
-                    warnings.warn(why, stacklevel=4)
-            queue = Queue(map(QueuedRow, rows[len(answers) :]), most)
-            answers += [answer for answer, _ in Session(parts, queue, stop, sampling, slots).run()]
-        return answers
+
+ENGINES: Registry[type[Engine]] = Registry("engine", {"eager": Engine})
+"""Engines by name; `gistgate.compiled` registers another one."""
 
 
 class Decoder:
@@ -192,12 +88,11 @@ class Decoder:
         *,
         gate: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        protocol_ids: Sequence[int] = (),
         vocabulary: int | None = None,
         observer: Observer | None = None,
         think_markers: tuple[str, str] = ("<think>", "</think>"),
         engine: str = "eager",
-        guards: Sequence[Any] = (),
+        guards: Sequence[Guard] = (),
         speculate_up_to: int | None = None,
     ) -> None:
         """Put the parts together; nothing runs yet.
@@ -208,9 +103,8 @@ class Decoder:
             rule: decides which proposed tokens stay.
             block: K, drafted tokens per round; 0 is plain decoding.
             gate: gives the rule probabilities, when the rule needs them.
-            tokenizer: finds stop strings; needed only when some are given.
-            protocol_ids: further tokens that are never accepted loosely; eos ids and the added
-                tokens of the tokenizer (chat, think and tool markers) never are.
+            tokenizer: finds stop strings, and the added tokens (chat, think and tool markers),
+                which like eos ids are never accepted loosely.
             vocabulary: token ids that count, where output layers are padded; default: those that
                 both models have.
             observer: sees every block with its acceptance.
@@ -224,68 +118,65 @@ class Decoder:
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always.
                 Greedy answers are then strict ones, whatever the rule, and a seed draws other
                 sampled ones; `gistgate.measure.speed.pays_up_to` measures the number.
-        """
-        self.engine = Engine(engine)
-        self.speculate_up_to = speculate_up_to
-        models = models_of(target, drafter)
-        check_parts(models, drafter, rule, block, gate)
-        context = rule.context(tokenizer, think_markers)
-        form = Chains() if drafter is None or drafter.form is None else drafter.form()
-        form.check(models, rule)
-        watchers = None
-        if guards:
-            from gistgate.core.guards import Guards
 
-            watchers = Guards(guards)
+        Raises:
+            UserError: parts that cannot work together, or an engine that does not exist.
+        """
+        self.engine = ENGINES[engine]()
+        self.speculate_up_to = speculate_up_to
+        context = rule.context(tokenizer, think_markers)
         self.parts = DecoderParts(
-            target=target,
-            drafter=drafter,
-            rule=rule,
-            block=block if drafter is not None else 0,
-            vocabulary=count_ids(models, tokenizer, vocabulary),
-            gate=gate,
-            tokenizer=tokenizer,
-            protocol_ids=tuple(
-                sorted({*protocol_ids, *context.protocol_ids, *added_ids(tokenizer)})
-            ),
-            observer=observer,
-            context=context,
-            form=form,
-            guards=watchers,
-            reader=SingleReader if keeps_states(target) else Reader,
+            target,
+            drafter,
+            rule,
+            block if drafter is not None else 0,
+            count_ids(models_of(target, drafter), tokenizer, vocabulary),
+            gate,
+            tokenizer,
+            tuple(sorted({*context.protocol_ids, *added_ids(tokenizer)})),
+            observer,
+            context,
+            Guards(guards),
         )
+        self.parts.check()
 
     @property
     def target(self) -> PreTrainedModel:
+        """The model whose answers are decoded."""
         return self.parts.target
 
     @property
     def drafter(self) -> Drafter | None:
+        """What proposes tokens; None where decoding is plain."""
         return self.parts.drafter
 
     @property
     def rule(self) -> Rule:
+        """What decides which proposed tokens stay."""
         return self.parts.rule
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The target's tokenizer, where one was given."""
         return self.parts.tokenizer
 
     @property
     def block(self) -> int:
+        """K, drafted tokens per round."""
         return self.parts.block
 
     @property
     def vocabulary(self) -> int:
+        """The number of token ids that count."""
         return self.parts.vocabulary
 
     def having(self, **changes: Any) -> Decoder:
         """The same decoder with other parts, which are not checked again: an observer, or a rule in
         a wrapper.
         """
-        other = copy(self)
-        other.parts = replace(self.parts, **changes)
-        return other
+        changed = copy(self)
+        changed.parts = replace(self.parts, **changes)
+        return changed
 
     def strict(self, block: int | None = None) -> Decoder:
         """Strict decoding with the same models, tokenizer and engine, at the same K unless another
@@ -316,7 +207,7 @@ class Decoder:
     @torch.inference_mode()
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Texts,
         *,
         max_new_tokens: int,
         eos_ids: Collection[int] = (),
@@ -372,7 +263,7 @@ class Decoder:
         stops: Sequence[str] = (),
         sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
-        is_decided: Callable[[Row], str | None] | None = None,
+        is_decided: Callable[[Row], str | None] = lambda _row: None,
         remember: bool = True,
         slots: Slots | None = None,
     ) -> list[tuple[Generation, PrefixState | None]]:
@@ -399,11 +290,10 @@ class Decoder:
         self._check(sampling, prompt_lengths, max_new_tokens)
 
         def queued() -> Iterator[QueuedRow]:
-            triples = zip(prefixes, continuations, prompt_lengths, strict=True)
-            for index, (prefix, (kept, added), length) in enumerate(triples):
-                row = Row(
-                    index, [*prefix.text[:kept], *added], length, seeds[index] if seeds else index
-                )
+            for index, prefix in enumerate(prefixes):
+                kept, added = continuations[index]
+                text = [*prefix.text[:kept], *added]
+                row = Row(index, text, prompt_lengths[index], seeds[index] if seeds else index)
                 row.reasons = [0] * len(row.answer)
                 yield QueuedRow(row, prefix, kept)
 
@@ -416,28 +306,20 @@ class Decoder:
         return done
 
     @torch.inference_mode()
-    def remember(self, texts: Sequence[Sequence[int]]) -> list[PrefixState]:
+    def remember(self, texts: Texts) -> list[PrefixState]:
         """Read texts with both models and return what they remember, to `resume` from any token of
         them.
         """
         check_ids(self.parts.models, texts)
         with model_lock(self.parts.models):
             targets = remembered(self.target, texts)
-            drafts = (
-                [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
-            )
-        return [
-            PrefixState(list(text), *both)
-            for text, *both in zip(texts, targets, drafts, strict=True)
-        ]
+            drafts = (self.drafter or Drafter()).read(texts)
+        return [PrefixState(list(text), *caches) for text, *caches in zip(texts, targets, drafts)]
 
     def _slots(self, slots: Slots | None) -> Slots:
         """The slots of a request: one for a model that keeps states, which padding would change."""
-        return (
-            replace(slots or Slots(), number=1)
-            if self.parts.reader is SingleReader
-            else slots or Slots()
-        )
+        slots = slots or Slots()
+        return replace(slots, number=1) if self.parts.reader is SingleReader else slots
 
     def _parts_for(self, rows: int) -> DecoderParts:
         """What decodes that many rows at a time: more than `speculate_up_to` are decoded
@@ -460,11 +342,9 @@ class Decoder:
         """
         rule = self.rule
         if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
-            asked = (
-                "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
-            )
+            kind = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
             raise UserError(
-                f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there."
+                f"The rule '{rule.id}' is not defined for {kind}. Use {rule.alternative} there."
             )
         if not sampling.greedy:
             self.parts.form.check_sampled(rule)

@@ -1,20 +1,62 @@
-"""What a drafter is: something cheap that proposes the next tokens of every row."""
+"""What a drafter is: something cheap that proposes the next tokens of every row, as a chain or as
+a tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.reader import RowCache
+from gistgate.core.cache import NOTHING_READ, RowCache, Texts
+from gistgate.core.reader import Layout, Reader
+from gistgate.core.rule import Rule
 
-if TYPE_CHECKING:
-    from gistgate.drafters.stopping import Stopping
+Settle = Callable[[Block, int], tuple[Block, Acceptance]]
+"""Judges a block with a number of paths for every row, those of one row together; returns the
+block, with what was learned of it, and what of every path stays."""
 
-Texts = Sequence[Sequence[int]]  # prompt and answer of each row, as token ids
+
+@dataclass(frozen=True)
+class Judged:
+    """A block with its verdict."""
+
+    block: Block  # the block that was judged [B, K]; of a tree the best path of every row
+    acceptance: Acceptance
+    paths: list[list[int]] | None = None  # the accepted nodes of each row's tree; None for chains
+
+
+class Chains:
+    """What the loop has to know about drafts whose tokens follow each other."""
+
+    def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
+        """Refuse models that cannot read such drafts, and rules that cannot judge them."""
+
+    def check_sampled(self, rule: Rule) -> None:
+        """Refuse rules that cannot judge such drafts of a sampled request."""
+
+    def places(self, draft: Draft) -> Tensor:
+        """How many drafted tokens stand in front of each one, [K] or [B, K]."""
+        return torch.arange(draft.ids.shape[1], device=draft.ids.device)
+
+    def layout(self, draft: Draft) -> Layout | None:
+        """How the target reads the draft; None in order."""
+        return None
+
+    def judge(self, block: Block, draft: Draft, rule: Rule, settle: Settle) -> Judged:
+        """What of the draft stays."""
+        return Judged(*settle(block, 1))
+
+    def keep(self, reader: Reader, drafter: Drafter, draft: Draft, judged: Judged) -> None:
+        """Take back what both models read of the refused tokens."""
+        lengths = judged.acceptance.length.tolist()
+        reader.keep(draft.ids.shape[1], lengths, draft.valid.sum(-1).tolist())
+        drafter.keep(lengths)
 
 
 class Request(TypedDict):
@@ -22,9 +64,8 @@ class Request(TypedDict):
 
     vocabulary: int  # number of ids that count; no other id may be proposed
     sampling: Sampling  # how the request wants its tokens drawn
-    uniforms: (
-        Tensor | None
-    )  # numbers in (0, 1) to draw with [B, K], of a tree [B, nodes]; None when nothing is drawn
+    # Numbers in (0, 1) to draw with [B, K], of a tree [B, nodes]; None when nothing is drawn.
+    uniforms: Tensor | None
     want_q: bool  # whether draft probabilities are asked for although the request is greedy
 
 
@@ -32,34 +73,29 @@ class Drafter:
     """Proposes tokens, and is told afterwards how many of them stayed.
 
     A drafter serves one batch at a time: `start` forgets the batch before. The defaults are those
-        of a drafter that
-    reads its proposals off the texts: it names no probabilities and remembers nothing of a batch.
+    of a drafter that reads its proposals off the texts: it names no probabilities and remembers
+    nothing of a batch.
     """
 
-    gives_q: bool = False  # it can name draft probabilities
-    # subclass of `gistgate.core.session.Chains` that knows what its drafts look like; None: chains
-    form: Any = None
+    model: PreTrainedModel | None = None  # the draft model, if there is one
+    form: type[Chains] = Chains  # what its drafts look like
     nodes: int = 0  # most nodes of a draft that is a tree; 0 for chains
-    layers: frozenset[str] = (
-        frozenset()
-    )  # hidden states of the target that blocks given to `observe` have to carry
-    learns: bool = (
-        False  # it learns from the target's rows, that is, it has an `observe` of its own
-    )
+    gives_q: bool = False  # it can name draft probabilities
+    # Hidden states of the target that blocks given to `observe` have to carry.
+    layers: frozenset[str] = frozenset()
+    learns: bool = False  # it learns from the target's rows: it has an `observe` of its own
     asks_room: bool = False
     """True when a shorter proposal is the beginning of a longer one and costs less. It is then
     asked for no more tokens than the longest row has room for. All others are asked for K, or
     proposals would depend on neighbours."""
     stops_early: bool = False  # its draft model's steps end at a token that is not known beforehand
-    stopping: Stopping | None = (
-        None  # when drafts of its model end; None: at K tokens, or at an end of its own
-    )
-    model: PreTrainedModel | None = None  # the draft model, if there is one
+    stopping: Any = None  # `gistgate.drafters.stopping`: when its drafts end; None: at K tokens
 
     @property
     def binding(self) -> dict[str, Any]:
-        """What decides the proposals besides texts, models and data files, as plain JSON:
-        certificates bind it.
+        """What decides the proposals besides texts, models and data files, as plain JSON.
+
+        Certificates bind it.
         """
         return {}
 
@@ -67,19 +103,22 @@ class Drafter:
         """Begin a new batch of that many rows."""
 
     def propose(self, texts: Texts, num_draft: int, **request: Unpack[Request]) -> Draft:
-        """Propose up to `num_draft` tokens (of a tree: the deepest path) behind each text, a draft
-        as wide as the longest proposal."""
+        """Propose up to `num_draft` tokens (of a tree: the deepest path) behind each text.
+
+        The draft is as wide as the longest proposal.
+        """
         raise NotImplementedError
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
-        """Learn from a verified block, of a tree from its best path; called before `keep`, for
-        empty drafts as well.
+        """Learn from a verified block, of a tree from its best path.
+
+        It is called before `keep`, for empty drafts as well.
         """
 
     def keep(self, accepted: Sequence[int]) -> None:
         """Take back what was drafted of row b beyond its first `accepted[b]` tokens."""
 
-    def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
+    def keep_paths(self, paths: Texts) -> None:
         """Take back what was drafted of row b beside the nodes `paths[b]` of its tree."""
         self.keep([len(path) for path in paths])
 
@@ -95,16 +134,16 @@ class Drafter:
         This default begins the batch anew. A drafter that knows more of its rows than `snapshot`
         returns has to keep that, or proposals would depend on the company that a row has.
         """
-        kept = self.snapshot(range(present))
-        self.restore([*kept, *caches], [*(cache.length for cache in kept), *lengths])
+        before = self.snapshot(range(present))
+        self.restore([*before, *caches], [*(cache.length for cache in before), *lengths])
 
     def read(self, texts: Texts) -> list[RowCache]:
         """Read texts and return what is remembered of them; the present batch stays as it is."""
-        return [RowCache([]) for _ in texts]
+        return [NOTHING_READ] * len(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Return what is remembered of these rows, to `restore` it later."""
-        return [RowCache([]) for _ in rows]
+        return [NOTHING_READ] * len(rows)
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         """Begin a batch whose row b has already read `lengths[b]` tokens of `caches[b]`."""

@@ -1,8 +1,7 @@
-"""Features of a gate: for every draft token, numbers and states from the same forward that verifies
-the token.
+"""Features of a gate: numbers and states of every draft token, from the forward that verifies it.
 
-Axis letters: B rows, K drafted tokens, D width, F features. Everything is tensor code without a
-    host synchronisation.
+Axis letters: B rows, K drafted tokens, V vocabulary, D width, F features. Everything is tensor code
+without a host synchronisation.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Block, entropy_of
+from gistgate.core.block import Block, entropy_of, of_tokens
 from gistgate.core.utils import Registry, UserError
 
 
@@ -35,41 +34,38 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
     """The decoder layer whose output is the state `layer` ("pre" or "layer:i")."""
     layers = decoder_layers(model)
+    names = [f"layer:{number}" for number in range(len(layers))]
     if layer == "pre":
         return layers[len(layers) - 1]
-    name, _, number = layer.partition(":")
-    if name != "layer" or not number.isdigit() or int(number) >= len(layers):
-        last = f"layer:{len(layers) - 1}"
+    if layer not in names:
         raise UserError(
-            f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{last}'."
+            f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{names[-1]}'."
         )
-    return layers[int(number)]
+    return layers[names.index(layer)]
 
 
 @contextmanager
 def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """While open, every forward leaves the states of `layers` in the yielded dictionary, each [B,
-    rows, D].
+    """While open, every forward leaves the states of `layers` in the yielded dictionary.
+
+    Each is [B, rows, D].
     """
-    seen: dict[str, Tensor] = {}
+    states: dict[str, Tensor] = {}
 
-    def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen["post"] = args[0]
-
-    def keep_output(layer: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            seen[layer] = output[0] if isinstance(output, tuple) else output
-
-        return hook
+    def keep(layer: str, _module: nn.Module, args: Any, output: Any = None) -> None:
+        """A hook before a module, which has no output yet, or behind it."""
+        state = args if output is None else output
+        states[layer] = state[0] if isinstance(state, tuple) else state
 
     with ExitStack() as hooks:
         for layer in layers:
+            hook = partial(keep, layer)
             hooks.enter_context(
-                model.get_output_embeddings().register_forward_pre_hook(keep_input)
+                model.get_output_embeddings().register_forward_pre_hook(hook)
                 if layer == "post"
-                else layer_module(model, layer).register_forward_hook(keep_output(layer))
+                else layer_module(model, layer).register_forward_hook(hook)
             )
-        yield seen
+        yield states
 
 
 # smallest ln p that a head sees: below it a probability carries no meaning, and -inf would end in
@@ -87,11 +83,8 @@ SCALARS = (
     "next_top_logprob",  # ln p(t*_{j+1})
 )
 """Columns of the feature `scalars`, in this order."""
-DRAFT = (
-    "log_q",
-    "log_q_of_top",
-    "q_entropy",
-)  # columns of `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats
+DRAFT = ("log_q", "log_q_of_top", "q_entropy")
+"""Columns of the feature `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats."""
 
 
 def state(block: Block, layer: str) -> Tensor:
@@ -107,34 +100,37 @@ def state(block: Block, layer: str) -> Tensor:
 def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
-    top_BR = block.top_logprob
-    entropy_BR = block.entropy
-    here = (
+    top_BK = block.top_logprob[:, :-1]
+    columns = (
         logprob_BK,
-        top_BR[:, :-1],
-        entropy_BR[:, :-1],
+        top_BK,
+        block.entropy[:, :-1],
         block.entropy3[:, :-1],
-        top_BR[:, :-1] - logprob_BK,
+        top_BK - logprob_BK,
+        block.draft_rank.float().log1p(),
+        block.entropy[:, 1:],
+        block.top_logprob[:, 1:],
     )
-    return torch.stack(
-        (*here, block.draft_rank.float().log1p(), entropy_BR[:, 1:], top_BR[:, 1:]), dim=-1
-    )
+    return torch.stack(columns, dim=-1)
 
 
 def lookahead(block: Block, _layer: str, tokens: int = LOOK_AHEAD) -> Tensor:
-    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end [B, K, 3
-    * tokens].
+    """Of each of the next tokens: is there one, does it match, its ln p; 0 behind the end.
+
+    [B, K, 3 * tokens].
     """
-    there_BK = block.valid.float()
-    columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
-    num = block.draft_ids.shape[1]
-    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, tokens))
-    return torch.cat([padded[:, w : w + num] for w in range(1, tokens + 1)], dim=-1)
+    is_there_BK = block.valid.float()
+    logprob_BK = block.draft_logprob.clamp_min(FLOOR) * is_there_BK
+    columns = torch.stack((is_there_BK, block.match.float(), logprob_BK), dim=-1)
+    num = columns.shape[1]
+    columns = F.pad(columns, (0, 0, 0, tokens))
+    return torch.cat([columns[:, step : step + num] for step in range(1, tokens + 1)], dim=-1)
 
 
 def draft_confidence(block: Block, _layer: str) -> Tensor:
-    """What the draft model makes of its token [B, K, len(DRAFT)]: in a wording of its own it has no
-    doubts.
+    """What the draft model makes of its token [B, K, len(DRAFT)].
+
+    In a wording of its own it has no doubts.
     """
     if not block.draft_ids.shape[1]:  # nothing was drafted, so nobody named probabilities
         return block.logits.new_zeros(len(block.draft_ids), 0, len(DRAFT))
@@ -144,9 +140,9 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
             " without it."
         )
     log_q_BKV = block.q.float().clamp_min(math.exp(FLOOR)).log()
-    of_token = log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1)
-    of_top = log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1)
-    return torch.stack((of_token, of_top, entropy_of(log_q_BKV)), dim=-1)
+    of_draft_BK = of_tokens(log_q_BKV, block.draft_ids)
+    of_top_BK = of_tokens(log_q_BKV, block.top_ids[:, :-1])
+    return torch.stack((of_draft_BK, of_top_BK, entropy_of(log_q_BKV)), dim=-1)
 
 
 FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
@@ -163,8 +159,7 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
     },
 )
 """Feature families. An id is `family` or `family:layer`, for example "scalars" or
-"h_tok:layer:2".
-"""
+"h_tok:layer:2"."""
 
 
 def split_id(feature_id: str) -> tuple[str, str]:
@@ -183,17 +178,18 @@ def extract(block: Block, ids: Iterable[str]) -> dict[str, Tensor]:
     """The features of every draft token, id -> [B, K, F], in the dtype and on the device of their
     source.
     """
-    parts = {feature_id: split_id(feature_id) for feature_id in ids}
-    return {
-        feature_id: FEATURES[family](block, layer) for feature_id, (family, layer) in parts.items()
-    }
+    features = {}
+    for feature_id in ids:
+        family, layer = split_id(feature_id)
+        features[feature_id] = FEATURES[family](block, layer)
+    return features
 
 
 def needs_q(ids: Iterable[str]) -> bool:
     """Whether these features read draft probabilities."""
-    return any(split_id(feature_id)[0] == "draft" for feature_id in ids)
+    return "draft" in ids
 
 
 def layers_needed(ids: Iterable[str]) -> frozenset[str]:
     """Hidden layers that these features read ("post", "pre", "layer:2")."""
-    return frozenset(layer for _, layer in map(split_id, ids) if layer)
+    return frozenset(split_id(feature_id)[1] for feature_id in ids) - {""}

@@ -28,15 +28,15 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
-        for one in [*(part.rglob("*") if part.is_dir() else ()), part]:
-            flush(one)
-        if path.is_dir() and not part.is_dir():
-            raise UserError(
-                f"{path} is a folder, and a file would take its place. Name a file, there or"
-                " elsewhere."
-            )
-        if path.is_dir():  # a folder cannot be replaced by renaming, so that the old one makes way
-            path.replace(aside)
+        for entry in [*part.rglob("*"), part]:
+            flush(entry)
+        if path.is_dir():
+            if not part.is_dir():
+                raise UserError(
+                    f"{path} is a folder, and a file would take its place. Name a file, there or"
+                    " elsewhere."
+                )
+            path.replace(aside)  # folders cannot be replaced by renaming
         part.replace(path)
         flush(path.parent)
     except OSError as error:
@@ -47,14 +47,15 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     finally:
         if aside.exists() and not path.exists():  # an interruption between the two renames
             aside.replace(path)
-        for rest in (part, aside):
-            shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
+        for leftover in (part, aside):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:
-    """Let a file or a folder's list of names reach the disk: a loss of power leaves whole
-    contents.
-    """
+    """Let a file or a folder's list of names reach the disk, in case of a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -70,33 +71,36 @@ def write_text(path: str | Path, text: str) -> None:
     write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
+def as_json(value: Any, indent: int | None = None) -> str:
+    """A line or, indented, lines of JSON with sorted keys: equal values give equal bytes."""
+    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return text + "\n"
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON with sorted keys, so that equal values give equal bytes."""
-    write_text(
-        path,
-        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
-    )
+    """Write a value as indented JSON."""
+    write_text(path, as_json(value, indent=2))
 
 
-def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
+def write_json_lines(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
-    lines = (
-        json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows
-    )
-    write_text(path, "".join(lines))
+    write_text(path, "".join(map(as_json, rows)))
 
 
 def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file, without the mark that some editors put first; UserError where it is
-    missing or no text.
+    """Read a UTF-8 file, without the mark that some editors put first.
+
+    Raises:
+        UserError: the file is missing, or no text.
     """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
-    except (IsADirectoryError, NotADirectoryError) as error:
-        wrong, right = (path, "file") if Path(path).is_dir() else (Path(path).parent, "folder")
-        raise UserError(f"{wrong} is no {right}. Correct the path.") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is no file. Correct the path.") from error
+    except NotADirectoryError as error:
+        raise UserError(f"{Path(path).parent} is no folder. Correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it."
@@ -125,11 +129,13 @@ def read_sealed(
     version: int | None = None,
     key: str = "format_version",
 ) -> tuple[dict[str, Any], str | None]:
-    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of
-    older versions.
+    """A JSON object without its checksum, and the checksum, for `check_sealed`.
 
-    An object of another `kind`, such as the configuration of a model, and one of another version
-    are refused.
+    Files of older versions have no checksum, which is None.
+
+    Raises:
+        UserError: an object of another `kind`, such as the configuration of a model, or of another
+            version.
     """
     value = read_json(path)
     if not isinstance(value, dict) or (version is not None and key not in value):
@@ -149,29 +155,25 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
 def save_tensors(
     path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors as safetensors, whole or not at all; as readable for others as any other new
-    file.
-    """
+    """Write tensors as safetensors, whole or not at all, readable like any other new file."""
     from safetensors.torch import save
 
-    content = save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        metadata=metadata,
-    )
+    values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = save(values, metadata)
     write_atomic(path, lambda part: part.write_bytes(content))
 
 
 def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file, or those with these names; UserError where it is
-    missing or damaged.
+    """Read all tensors of a safetensors file, or those with these names.
+
+    Raises:
+        UserError: the file is missing or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return {
-                name: file.get_tensor(name) for name in (file.keys() if names is None else names)
-            }
+            return {name: file.get_tensor(name) for name in names or file.keys()}
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (SafetensorError, OSError) as error:
@@ -179,26 +181,27 @@ def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[s
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash of settings (anything that JSON can say), files and folders (as Path), wherever
-    they lie.
+    """A short hash of settings (anything that JSON can say), files and folders (as Path).
+
+    It does not depend on where these lie.
     """
     digest = hashlib.sha256()
     for part in parts:
         if not isinstance(part, Path):
             digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
             continue
-        for path in sorted(part.rglob("*") if part.is_dir() else [part]):
+        for path in sorted([part, *part.rglob("*")]):
             if path.is_file() and path.suffix != ".pyc":
                 digest.update(path.relative_to(part).as_posix().encode() + b"\0")
                 with path.open("rb") as file:
-                    while chunk := file.read(1 << 20):
-                        digest.update(chunk)
+                    hashlib.file_digest(file, lambda: digest)  # updates it piece by piece
     return digest.hexdigest()[:16]
 
 
 def write_sealed(path: str | Path, value: dict[str, Any], *parts: Any) -> None:
-    """Write a JSON object with a checksum of it and of further parts, such as a fingerprint of a
-    file beside it.
+    """Write a JSON object with a checksum of it and of further parts.
+
+    A part is, for instance, the fingerprint of a file beside it.
     """
     write_json(path, {**value, "checksum": checksum(value, *parts)})
 
@@ -208,11 +211,12 @@ def checksum(value: Any, *parts: Any) -> str:
     return fingerprint(json.loads(json.dumps(value)), *parts)
 
 
-def check_sealed(path: Path, found: Any, value: Any, *parts: Any) -> None:
-    """Refuse content that differs from what was written with the checksum `found`; None is from an
-    older version.
+def check_sealed(path: Path, sealed: str | None, value: Any, *parts: Any) -> None:
+    """Refuse content that differs from what was written with the checksum `sealed`.
+
+    Files of older versions have none.
     """
-    if found is not None and found != checksum(value, *parts):
+    if sealed not in (None, checksum(value, *parts)):
         raise UserError(
             f"{path} is not what was written: its checksum differs, so a value or a file beside it"
             " was changed. Restore the folder or write it again."
@@ -221,8 +225,5 @@ def check_sealed(path: Path, found: Any, value: Any, *parts: Any) -> None:
 
 def named_files(settings: Mapping[str, Any]) -> list[Path]:
     """The files that settings of a rule name: their content decides, not their place."""
-    return [
-        Path(value)
-        for value in settings.values()
-        if isinstance(value, str) and Path(value).is_file()
-    ]
+    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
+    return [path for path in paths if path.is_file()]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gistgate.core.reader import RowCache, context_of
+from gistgate.core.architecture import context_of
+from gistgate.core.cache import NOTHING_READ, RowCache, Texts
 from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ class Statistics:
     carried: int = 0  # strict accepts behind a loose accept of the same block
     own: int = 0  # tokens that the target added itself
     histogram: dict[int, int] = field(default_factory=dict)  # rounds by accepted draft tokens
-    seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # by part, shared evenly by the rows of a batch
+    # by part, shared evenly by the rows of a batch
+    seconds: dict[str, float] = field(default_factory=dict)
     extra: dict[str, float] = field(default_factory=dict)  # what rules and drafters count besides
 
     @property
     def tokens(self) -> int:
+        """New tokens of the text."""
         return self.strict + self.loose + self.carried + self.own
 
     @property
@@ -45,60 +46,67 @@ class Statistics:
 
     @property
     def loose_per_100(self) -> float:
+        """Loose tokens per hundred tokens."""
         return 100 * self.loose / self.tokens if self.tokens else 0.0
 
     def spend(self, part: str, seconds: float) -> None:
+        """Add seconds that a part of the work took."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def count(self, name: str, number: float = 1) -> None:
-        if number:  # nothing appears that never happened
+        """Add to a counter in `extra`; one that stays 0 does not appear there."""
+        if number:
             self.extra[name] = self.extra.get(name, 0.0) + float(number)
 
     def __add__(self, other: Statistics) -> Statistics:
-        def added(a: Any, b: Any) -> Any:
-            if isinstance(a, dict):
-                return {key: a.get(key, 0) + b.get(key, 0) for key in sorted(a.keys() | b.keys())}
-            return a + b
-
-        return Statistics(
-            **{name: added(value, getattr(other, name)) for name, value in vars(self).items()}
-        )
+        sums = {}
+        for name, value in vars(self).items():
+            sums[name] = added(value, getattr(other, name))
+        return Statistics(**sums)
 
     def as_dict(self, timed: bool = True) -> dict[str, Any]:
         """Plain JSON; without seconds when equal runs have to give equal bytes."""
-        values = {
-            **asdict(self),
-            "histogram": {str(length): num for length, num in sorted(self.histogram.items())},
+        values = asdict(self)
+        values["histogram"] = {
+            str(length): self.histogram[length] for length in sorted(self.histogram)
         }
-        return (
-            values
-            if timed
-            else {name: value for name, value in values.items() if name != "seconds"}
-        )
+        if not timed:
+            del values["seconds"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Statistics:
-        return cls(
-            **{**values, "histogram": {int(k): v for k, v in values.get("histogram", {}).items()}}
-        )
+        """Read what `as_dict` returned."""
+        histogram = {int(length): num for length, num in values.get("histogram", {}).items()}
+        return cls(**{**values, "histogram": histogram})
+
+
+def added(a: Any, b: Any) -> Any:
+    """The sum of two numbers, or of two dictionaries of numbers by their keys."""
+    if isinstance(a, dict):
+        return {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+    return a + b
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:
+    """The sum of the statistics of several texts."""
     return sum(parts, Statistics())
 
 
 def text_behind(tokenizer: Any, before: Sequence[int], ids: Sequence[int], **how: Any) -> str:
-    """The text of tokens behind others: many tokenizers leave the first space of a text away, where
-    none is first.
+    """The text of tokens behind others; `how` goes to the tokenizer.
+
+    Many tokenizers leave the first space of a text away, where none is first.
     """
-    near = list(before[-8:])
-    known, whole = (
-        str(tokenizer.decode(part, **how)) if part else "" for part in (near, [*near, *ids])
-    )
+
+    def text_of(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), **how))
+
+    near = before[-8:]
+    first = text_of(near)
+    whole = text_of([*near, *ids])
     # Half a character in front would take in what follows it.
-    return (
-        whole[len(known) :] if whole.startswith(known) else str(tokenizer.decode(list(ids), **how))
-    )
+    return whole[len(first) :] if whole.startswith(first) else text_of(ids)
 
 
 @dataclass
@@ -113,15 +121,12 @@ class Row:
     finish: str | None = None
     statistics: Statistics = field(default_factory=Statistics)
     generator: torch.Generator | None = None
-    cost: float | None = (
-        None  # what a round costs this request right now, 0 to 1; for the rule `wisv`
-    )
-    memory: dict[str, Any] = field(
-        default_factory=dict
-    )  # what rules and guards remember, by their ids
+    cost: float | None = None  # what a round costs this request now, 0 to 1; for the rule `wisv`
+    memory: dict[str, Any] = field(default_factory=dict)  # of rules and guards, by their ids
 
     @property
     def answer(self) -> list[int]:
+        """The new tokens so far."""
         return self.text[self.prompt_length :]
 
     def room(self, max_new_tokens: int) -> int:
@@ -132,11 +137,11 @@ class Row:
         """`num` fresh numbers in (0, 1), the same for the same seed whatever the neighbours do."""
         if self.generator is None:
             self.generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(num, generator=self.generator, dtype=torch.float64).clamp(
-            1e-12, 1 - 1e-12
-        )
+        drawn = torch.rand(num, generator=self.generator, dtype=torch.float64)
+        return drawn.clamp(1e-12, 1 - 1e-12)
 
     def generation(self) -> Generation:
+        """The finished answer."""
         assert self.finish is not None
         return Generation(self.answer, self.reasons, self.finish, self.statistics)
 
@@ -156,11 +161,12 @@ class PrefixState:
     """What both models remember of one text: lets an answer be continued from any earlier token."""
 
     text: list[int]
-    target: RowCache
-    draft: RowCache  # empty where the drafter keeps none
+    target: RowCache = NOTHING_READ
+    draft: RowCache = NOTHING_READ  # where the drafter keeps none
 
     @property
     def num_bytes(self) -> int:
+        """Memory held, in bytes."""
         return self.target.num_bytes + self.draft.num_bytes
 
 
@@ -175,7 +181,7 @@ def count_notes(rows: Sequence[Row], notes: Sequence[str], max_new_tokens: int) 
     """Count what a drafter noted of each row; one without room drafts nothing, whatever its
     neighbours do.
     """
-    for row, note in zip(rows, notes, strict=False):
+    for row, note in zip(rows, notes):
         if note and row.room(max_new_tokens) > 0:
             row.statistics.count(note)
 
@@ -188,8 +194,9 @@ class Usage:
     available: int = 0  # slots of all rounds, whether or not the request had rows for all of them
 
     def count(self, busy: int, available: int) -> None:
-        self.busy = self.busy + busy
-        self.available = self.available + available
+        """Count one round."""
+        self.busy += busy
+        self.available += available
 
 
 @dataclass(frozen=True)
@@ -197,9 +204,7 @@ class Slots:
     """The batch of a request: a finished row leaves its slot to one that waits."""
 
     number: int | None = None  # rows decoded at a time; None: all of the request
-    progress: Callable[[int], object] = lambda _finished: (
-        None
-    )  # called with 1 for every finished row
+    progress: Callable[[int], object] = lambda _num: None  # called with 1 for every finished row
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
@@ -209,6 +214,7 @@ class Slots:
             )
 
     def most(self, num_rows: int) -> int:
+        """Rows of a request of `num_rows` that are decoded at a time."""
         return num_rows if self.number is None else min(self.number, num_rows)
 
 
@@ -228,31 +234,31 @@ class Stop:
         "length" or None.
         """
         room = self.max_new_tokens - len(answer)
-        ends = [(index + 1, "eos") for index, token in enumerate(new) if token in self.eos_ids][:1]
-        if (at := self._first_string(answer, new[:room], before)) is not None:
-            ends.append((at, "stop"))
+        ends: list[tuple[int, str]] = []
+        for place, token in enumerate(new):
+            if token in self.eos_ids:
+                ends.append((place + 1, "eos"))
+                break
+        if self.strings:
+            ends += self._string_ends(answer, new[:room], before)
         if len(new) >= room:
             ends.append((room, "length"))
-        return min(ends, key=lambda end: end[0]) if ends else (len(new), None)
+        return min(ends, key=lambda end: end[0], default=(len(new), None))
 
-    def _first_string(
+    def _string_ends(
         self, answer: Sequence[int], new: Sequence[int], before: Sequence[int]
-    ) -> int | None:
-        """Tokens of `new` up to the first that completes a stop string."""
-        if not self.strings or self.tokenizer is None:
-            return None
+    ) -> list[tuple[int, str]]:
+        """How many tokens of `new` the first stop string takes; nothing where none is complete."""
         # A stop string of n bytes cannot reach further back than n tokens, and the answer so far
         # holds none.
-        tail = list(
-            answer[-max(len(string.encode(errors="surrogatepass")) for string in self.strings) :]
-        )
+        longest = max(len(string.encode(errors="surrogatepass")) for string in self.strings)
+        tail = answer[-longest:]
         before = before if len(tail) == len(answer) else ()
-        if not self._has_stop([*tail, *new], before):
-            return None
-        return next(
-            (num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]], before)),
-            None,
-        )
+        if self._has_stop([*tail, *new], before):
+            for num in range(1, len(new) + 1):
+                if self._has_stop([*tail, *new[:num]], before):
+                    return [(num, "stop")]
+        return []
 
     def _has_stop(self, ids: Sequence[int], before: Sequence[int]) -> bool:
         text = text_behind(self.tokenizer, before, ids, skip_special_tokens=False)
@@ -271,18 +277,19 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
 # ---- What is refused before a request is decoded, each with one sentence.
 
 
-def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]]) -> None:
+def check_ids(models: Sequence[PreTrainedModel], prompts: Texts) -> None:
     """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added
     tokens may give.
     """
-    known = min(model.get_input_embeddings().weight.shape[0] for model in models)
+    known = min(len(model.get_input_embeddings().weight) for model in models)
     for index, prompt in enumerate(prompts):
-        strange = next((token for token in prompt if not 0 <= token < known), None)
-        if strange is not None:
-            raise UserError(
-                f"Prompt {index} holds the token id {strange}, and the models know the ids 0 to"
-                f" {known - 1}. Use the tokenizer that belongs to them, or leave this token out."
-            )
+        for token in prompt:
+            if not 0 <= token < known:
+                raise UserError(
+                    f"Prompt {index} holds the token id {token}, and the models know the ids 0 to"
+                    f" {known - 1}. Use the tokenizer that belongs to them, or leave this token"
+                    " out."
+                )
 
 
 def check_rows(
@@ -291,15 +298,19 @@ def check_rows(
     """Refuse seeds and costs that are not one for each row, that no generator takes, or that are no
     shares.
     """
-    for name, given in (("seeds", seeds), ("costs", costs)):
-        if given is not None and len(given) != rows:
-            raise UserError(f"There are {len(given)} {name} for {rows} prompts. Give one for each.")
-    if large := [seed for seed in seeds or () if not -(2**63) <= seed < 2**64]:
-        raise UserError(f"The seed {large[0]} does not fit into 64 bits. Give a smaller one.")
-    if wrong := [cost for cost in costs or () if not 0 <= cost <= 1]:
-        raise UserError(
-            f"A round costs {wrong[0]}, but costs are shares from 0 to 1. Divide by the largest."
-        )
+    for name, values in {"seeds": seeds, "costs": costs}.items():
+        if values is not None and len(values) != rows:
+            raise UserError(
+                f"There are {len(values)} {name} for {rows} prompts. Give one for each."
+            )
+    for seed in seeds or ():
+        if not -(2**63) <= seed < 2**64:
+            raise UserError(f"The seed {seed} does not fit into 64 bits. Give a smaller one.")
+    for cost in costs or ():
+        if not 0 <= cost <= 1:
+            raise UserError(
+                f"A round costs {cost}, but costs are shares from 0 to 1. Divide by the largest."
+            )
 
 
 def check_prompts(
@@ -308,12 +319,11 @@ def check_prompts(
     """Refuse empty prompts and those that leave no room for the answer, by their lengths in
     tokens.
     """
-    for index, length in enumerate(lengths):
-        if not length:
-            raise UserError(
-                f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's"
-                " bos."
-            )
+    if 0 in lengths:
+        raise UserError(
+            f"Prompt {lengths.index(0)} is empty. Give at least one token, for instance the"
+            " tokenizer's bos."
+        )
     longest = max(lengths, default=0)
     for model in models:
         context = context_of(model.config.get_text_config())

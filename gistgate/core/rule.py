@@ -1,10 +1,11 @@
-"""What a rule is, and how its opinion becomes the accepted prefix of a block (axis letters as in
-`block`).
+"""What a rule is, and how its opinion becomes the accepted prefix of a block.
+
+Axis letters: as in `block`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,14 +19,11 @@ begins, zero in the rows that come in later. The decoder drops the rows that lea
 
 
 class Context:
-    """What a rule knows besides the block; by default nothing. A rule that knows more has a
-    subclass of its own.
-    """
+    """What a rule knows besides the block: by default nothing."""
 
     protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely
-    needs_eager: str = (
-        ""  # why the compiled engine cannot provide it, as the end of a sentence about the rule
-    )
+    # Why the compiled engine cannot provide it, as the end of a sentence about the rule.
+    needs_eager: str = ""
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the
@@ -47,30 +45,23 @@ class Rule:
     id: ClassVar[str]
     knob: ClassVar[str | None]  # the scalar setting that calibration moves; None when there is none
     looser: ClassVar[Literal["up", "down"]]  # which way the knob accepts more
-    needs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # of "gate", "q" (draft probabilities), "uniforms" (also when greedy)
-    temperatures: ClassVar[str] = (
-        "all"  # requests that it is defined for: "all", "greedy" or "sampled"
-    )
-    alternative: ClassVar[str] = (
-        ""  # which rule to take at the other temperatures; said in refusals
-    )
+    # Of "gate", "q" (draft probabilities) and "uniforms" (also when greedy).
+    needs: ClassVar[frozenset[str]] = frozenset()
+    # Requests that it is defined for: "all", "greedy" or "sampled".
+    temperatures: ClassVar[str] = "all"
+    alternative: ClassVar[str] = ""  # which rule to take at the other temperatures
     grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-    )  # other settings that compete on development prompts; 1 to 4
-    counters: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names in the state that belong into the statistics of an answer
+    # Other settings that compete on development prompts, 1 to 4.
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    # Names in the state that belong into the statistics of an answer.
+    counters: ClassVar[tuple[str, ...]] = ()
     lossless: ClassVar[bool] = False
     """True when the rule leaves the target's distribution alone by itself, along another path than
     `block.strict`: its opinion counts as it is, and all that it accepts is strict."""
-    verifier: ClassVar[Any] = (
-        None  # subclass of `gistgate.core.session.Verifier` that reads a draft; None: itself
-    )
+    # Subclass of `gistgate.core.session.Verifier` that reads a draft; None: itself.
+    verifier: ClassVar[Any] = None
     superset: bool = (
-        True  # composed as `strict OR rule`; False: the rule's opinion replaces the strict one
+        True  # composed as `strict OR rule`; False: its opinion replaces the strict one
     )
 
     def __init_subclass__(cls, **traits: Any) -> None:
@@ -78,22 +69,22 @@ class Rule:
             setattr(cls, name, value)
 
     def __post_init__(self) -> None:
-        """Refuse settings out of their ranges, and those that are none of the names that a setting
-        may have.
-        """
-        annotations = get_type_hints(type(self), include_extras=True)
+        """Refuse settings out of their ranges, and names that do not exist."""
+        hints = get_type_hints(type(self), include_extras=True)
         for item in fields(self):  # type: ignore[arg-type]
+            hint = hints[item.name]
             value = getattr(self, item.name)
-            hint = annotations[item.name]
-            names = get_args(hint) if get_origin(hint) is Literal else (value,)
-            ranges = [one for one in getattr(hint, "__metadata__", ()) if not one.holds(value)]
-            if ranges or value not in names:
-                wanted = f"it lies in {ranges[0]}" if ranges else f"it is one of {', '.join(names)}"
-                raise UserError(f"{self.id}: {item.name} {value!r} does not fit: {wanted}.")
+            misfit = f"{self.id}: {item.name} {value!r} does not fit"
+            for limits in getattr(hint, "__metadata__", ()):
+                if not limits.holds(value):
+                    raise UserError(f"{misfit}: it lies in {limits}.")
+            names = get_args(hint)
+            if get_origin(hint) is Literal and value not in names:
+                raise UserError(f"{misfit}: it is one of {', '.join(names)}.")
 
     @property
     def known_by(self) -> tuple[object, ...]:
-        """What tells its verdicts apart from those of other rules: its settings, and tables beside
+        """What tells its verdicts apart from those of other rules: settings, and tables beside
         them.
         """
         return (repr(self),)
@@ -102,7 +93,7 @@ class Rule:
         """The positions that may stay [B, K], bool."""
         raise NotImplementedError
 
-    def changed(self, **settings: Any) -> Any:
+    def changed(self, **settings: Any) -> Self:
         """A copy with other settings, which shares whatever the rule remembers beside them."""
         return replace(self, **settings)  # type: ignore[type-var]
 
@@ -151,19 +142,20 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
     opinion_BK = rule.accept(block, state)
     strict_BK = block.strict
     if rule.lossless:
-        stays_BK = strict_BK = opinion_BK & block.valid
+        strict_BK = opinion_BK & block.valid
+        stays_BK = strict_BK
+    elif opinion_BK is strict_BK:
+        stays_BK = strict_BK
     elif rule.superset:
-        loose = opinion_BK is not strict_BK
-        stays_BK = strict_BK | (opinion_BK & allowed(block)) if loose else strict_BK
+        stays_BK = strict_BK | (opinion_BK & allowed(block))
     else:
         stays_BK = opinion_BK & (strict_BK | allowed(block))
         if block.first is not None:  # such a rule may refuse what the strict rule accepts
             stays_BK = torch.where(block.first, strict_BK, stays_BK)
     length_B = leading(stays_BK)
     own_B = rule.own(block, length_B)
-    if (
-        block.begins is not None and not rule.lossless
-    ):  # the first token of an answer is the strict rule's
+    if block.begins is not None and not rule.lossless:
+        # The first token of an answer is the strict rule's.
         own_B = torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
     return Acceptance(length_B, own_B, reasons(strict_BK))
 
@@ -187,10 +179,9 @@ def reasons(strict_BK: Tensor) -> Tensor:
 def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> Tensor:
     """The token that the target adds behind the accepted prefix [B].
 
-    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p
-        - q]_+), which
-    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192); p times path
-    `ratios` [B, K + 1].
+    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual
+    norm([p - q]_+), which makes the pair of test and draw distributed as p exactly
+    (arXiv 2211.17192). Path `ratios` [B, K + 1] scale p in the residual.
     """
     last = block.draft_ids.shape[1] - 1
     if block.greedy or last < 0:
@@ -198,17 +189,16 @@ def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> T
     assert block.uniforms is not None
     logp_BV = row_at(block.logprobs, length_B)
     next_B = length_B.clamp_max(last)
-    p_BV = scaled_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
-    if ratios is not None:
-        scaled_BV = row_at(ratios, length_B)[:, None] * p_BV
+    p_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
+    scaled_BV = p_BV if ratios is None else row_at(ratios, length_B)[:, None] * p_BV
     if block.q is None:
         q_BV = torch.zeros_like(p_BV).scatter(-1, row_at(block.draft_ids, next_B)[:, None], 1.0)
     else:
         q_BV = row_at(block.q, next_B)
-    rest_BV = (scaled_BV - q_BV).clamp_min(0)
-    refused_B1 = (length_B < block.valid.sum(-1))[:, None]
-    # where nothing is left, p and q are nearly equal
-    weights_BV = torch.where(refused_B1 & (rest_BV.sum(-1, keepdim=True) > 0), rest_BV, p_BV)
+    residual_BV = (scaled_BV - q_BV).clamp_min(0)
+    is_refused_B = length_B < block.valid.sum(-1)
+    is_left_B = residual_BV.sum(-1) > 0  # where nothing is left, p and q are nearly equal
+    weights_BV = torch.where((is_refused_B & is_left_B)[:, None], residual_BV, p_BV)
     return draw(weights_BV, block.uniforms[:, -1])
 
 
@@ -222,10 +212,9 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     inverse transform.
     """
     mass = weights.double().cumsum(-1)
-    found = torch.searchsorted(
-        mass, (uniform.double() * mass[..., -1])[..., None], right=True
-    ).squeeze(-1)
-    return found.clamp_max(weights.shape[-1] - 1)
+    drawn = uniform.double() * mass[..., -1]
+    index = torch.searchsorted(mass, drawn[..., None], right=True).squeeze(-1)
+    return index.clamp_max(weights.shape[-1] - 1)
 
 
 def target_draw(block: Block, length_B: Tensor) -> Tensor:

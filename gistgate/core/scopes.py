@@ -1,6 +1,8 @@
-"""Where in an answer looseness is permitted: everywhere, in prose alone, or in thoughts alone. What
-is read is text, so that chat templates and tokenizers of all kinds are understood; what is not
-understood is strict."""
+"""Where in an answer looseness is permitted: everywhere, in prose alone, or in thoughts alone.
+
+The text is read token by token, so that chat templates and tokenizers of all kinds are understood.
+What is not understood is strict.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,34 @@ from typing import Any
 import torch
 
 from gistgate.core.block import Block
+from gistgate.core.guard import Guard
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
 
-PROSE, THINKING, ALL = SCOPES = ("prose", "thinking", "all")
+SCOPES = ("prose", "thinking", "all")
+PROSE, THINKING, ALL = SCOPES
 FIRST = 2  # tokens at the beginning of an answer that decide most about it, a refusal above all
+
 THOUGHT = re.compile(r"<(/?)think>|\[(/?)THINK\]")
-WHOLE = re.compile(
-    r"```.*?```|<tool_call>.*?</tool_call>|<function=.*?</function>|<｜tool▁calls▁begin｜>.*?<｜tool▁calls▁end｜>"
-    r'|####\s*\S[^\n]*\n|(?!\[TOOL_CALLS)[{[](?:(?!```)[^][{}"]|"(?:\\.|[^"\\])*")*[]}]',
-    re.DOTALL,
+NO_PROSE = (
+    r"```.*?```",  # code
+    r"<tool_call>.*?</tool_call>",
+    r"<function=.*?</function>",
+    r"<｜tool▁calls▁begin｜>.*?<｜tool▁calls▁end｜>",
+    r"####\s*\S[^\n]*\n",  # a final answer
+    # what stands in brackets that hold no others, with strings whose own brackets do not count
+    r'(?!\[TOOL_CALLS)[{[](?:(?!```)[^][{}"]|"(?:\\.|[^"\\])*")*[]}]',
 )
-"""Code, calls of tools, final answers and what stands in brackets, from beginning to end."""
-BEGUN = re.compile(
-    r"```|<tool_call>|<function=|<｜tool▁calls▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|####|[{[]|(?:``?|##?#?|<\S{0,20})\Z"
+WHOLE = re.compile("|".join(NO_PROSE), re.DOTALL)
+"""A stretch that is no prose, from beginning to end."""
+MARKS = (
+    r"```|<tool_call>|<function=|<｜tool▁calls▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|####|[{[]"
 )
-"""The beginning of one of these, or the end of a text that may become one."""
+BEGUN = re.compile(MARKS + r"|(?:``?|##?#?|<\S{0,20})\Z")
+"""The beginning of such a stretch, or the end of a text that may become one."""
+ENDLESS = "<|python_tag|>"  # the beginning of a stretch that never ends
 LONGEST = 24  # characters of the longest mark
-# characters in open brackets: what is longer counts as never closed, since it would take long to
-# search
-MOST = 512
-ENDLESS = "<|python_tag|>"
+MOST = 512  # characters in open brackets; more count as never closed, as the search would take long
 
 
 @dataclass(frozen=True)
@@ -46,30 +55,39 @@ class Place:
 
     def after(self, piece: str) -> Place:
         """The place behind one more token."""
-        text = self.text + piece
+        whole = self.text + piece
+        text = whole
         thinking = self.thinking
         words = self.words + bool(piece.strip())
-        for mark in THOUGHT.finditer(self.text + piece):
-            text = mark.string[mark.end() :]
+        for mark in THOUGHT.finditer(whole):
+            text = whole[mark.end() :]
             thinking = "/" not in mark[0]
             words = 0
-        while (shorter := WHOLE.sub(" ", text)) != text:
-            text = shorter
-        if (begun := BEGUN.search(text)) is None:
-            return Place(text[-LONGEST:], thinking, words)
-        rest = text[begun.end() :]  # elsewhere nothing counts but the end
-        is_nested = begun[0] in "{["
-        if is_nested and len(rest) > MOST:
-            return Place(ENDLESS, thinking, words)
-        return Place(begun[0] + (rest if is_nested else rest[-LONGEST:]), thinking, words)
+        return Place(unfinished(text), thinking, words)
 
     def permits(self, scope: str) -> bool:
         """Whether the scope holds here; what may be the beginning of a mark is taken for one."""
-        return (
-            self.thinking and not self.text.endswith("<")
-            if scope == THINKING
-            else not BEGUN.search(self.text)
-        )
+        if scope == THINKING:
+            return self.thinking and not self.text.endswith("<")
+        return not BEGUN.search(self.text)
+
+
+def unfinished(text: str) -> str:
+    """The end of a text from where something has begun that is no prose and has not ended.
+
+    Where nothing has, the end of the text that may become a mark.
+    """
+    before = None
+    while text != before:  # brackets are removed from the innermost on
+        before = text
+        text = WHOLE.sub(" ", text)
+    begun = BEGUN.search(text)
+    if begun is None:
+        return text[-LONGEST:]
+    inside = text[begun.end() :]
+    if begun[0] not in "{[":
+        return begun[0] + inside[-LONGEST:]
+    return begun[0] + inside if len(inside) <= MOST else ENDLESS
 
 
 @dataclass
@@ -81,7 +99,7 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class Scope(Guard):
     """Prose or thinking, with a tokenizer; as a guard of a decoder it keeps looseness inside."""
 
     id: str
@@ -96,12 +114,10 @@ class Scope:
 
     @cached_property
     def added(self) -> frozenset[int]:
-        """Ids of chat, think and tool markers and the like; some tokenizers add runs of spaces,
-        too.
-        """
-        return frozenset(
-            i for i, token in self.tokenizer.added_tokens_decoder.items() if str(token).strip()
-        )
+        """Ids of chat, think and tool markers and the like."""
+        tokens = self.tokenizer.added_tokens_decoder.items()
+        # Some tokenizers add runs of spaces, too.
+        return frozenset(token for token, text in tokens if str(text).strip())
 
     def piece(self, token: int) -> str:
         """The text of a token, markers included."""
@@ -113,7 +129,8 @@ class Scope:
         """Where an answer begins: what a template or the user puts behind the last marker of the
         prompt counts.
         """
-        last = next((at for at in range(len(prompt) - 1, -1, -1) if prompt[at] in self.added), 0)
+        markers = (place for place, token in enumerate(prompt) if token in self.added)
+        last = max(markers, default=0)
         return replace(self.read(Place(), prompt[last:]), words=0)
 
     def read(self, place: Place, ids: Sequence[int]) -> Place:
@@ -123,46 +140,46 @@ class Scope:
         return place
 
     def along(
-        self, known: Reading, answer: Sequence[int], draft: Sequence[int], best: Sequence[int]
+        self, reading: Reading, answer: Sequence[int], draft: Sequence[int], best: Sequence[int]
     ) -> list[bool]:
         """Where a draft may be accepted loosely; nowhere behind a token of the answer that is
         unknown (-1).
 
         `best` are the tokens that the target would write in place of those of the draft.
         """
-        if -1 in answer[known.seen :]:
+        added = answer[reading.seen :]
+        if -1 in added:
             return [False] * len(draft)
-        place = known.place = self.read(known.place, answer[known.seen :])
-        known.seen = len(answer)
-        found = []
-        for token, own in zip(draft, best, strict=False):
-            follow = place.after(self.piece(token))
+        place = self.read(reading.place, added)
+        reading.place = place
+        reading.seen = len(answer)
+        inside = []
+        for token, own in zip(draft, best):
+            following = place.after(self.piece(token))
+            corrected = place.after(self.piece(own))
             is_begun = self.id == THINKING or place.thinking or place.words >= FIRST
-            ways = (place, follow, place.after(self.piece(own)))
-            found.append(
-                is_begun and all(p.permits(self.id) and p.thinking == place.thinking for p in ways)
-            )
-            place = follow
-        return found
+            inside.append(is_begun and self._holds(place, following, corrected))
+            place = following
+        return inside
+
+    def _holds(self, *places: Place) -> bool:
+        """Whether the scope holds at all of these places, none of which begins or ends a
+        thought.
+        """
+        is_same = len({place.thinking for place in places}) == 1
+        return is_same and all(place.permits(self.id) for place in places)
 
     def limit(self, block: Block, rows: Sequence[Row]) -> Block:
-        """The block with the places where the scope holds; `rows` are its texts, one for every
-        path.
-        """
-        for row in rows:
-            row.memory.setdefault(self.id, Reading(self.start(row.text[: row.prompt_length])))
-        columns = zip(rows, block.draft_ids.tolist(), block.top_ids.tolist(), strict=True)
-        inside = [
-            self.along(row.memory[self.id], row.answer, draft, best) for row, draft, best in columns
-        ]
-        inside_BK = torch.tensor(inside, dtype=torch.bool, device=block.draft_ids.device).view(
-            block.valid.shape
-        )
-        is_narrower_B = (block.valid & ~inside_BK).any(-1).tolist()
-        for row in {
-            id(row): row
-            for row, is_narrower in zip(rows, is_narrower_B, strict=True)
-            if is_narrower
-        }.values():
+        columns = zip(rows, block.draft_ids.tolist(), block.top_ids.tolist())
+        inside = []
+        for row, draft, best in columns:
+            if self.id not in row.memory:
+                row.memory[self.id] = Reading(self.start(row.text[: row.prompt_length]))
+            inside.append(self.along(row.memory[self.id], row.answer, draft, best))
+        inside_BK = torch.tensor(inside, dtype=torch.bool, device=block.draft_ids.device)
+        inside_BK = inside_BK.view(block.valid.shape)
+        is_limited_B = (block.valid & ~inside_BK).any(-1).tolist()
+        limited = {id(row): row for row, is_limited in zip(rows, is_limited_B) if is_limited}
+        for row in limited.values():  # the paths of a tree share one row
             row.statistics.count(f"{self.id}_rounds")
         return block.having(inside=inside_BK if block.inside is None else inside_BK & block.inside)

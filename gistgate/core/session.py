@@ -2,161 +2,39 @@
 ones.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.cache import RowCache
+from gistgate.core.drafter import Drafter, Judged
 from gistgate.core.features import tap
-from gistgate.core.reader import Layout, Reader, RowCache, left_padded
+from gistgate.core.parts import DecoderParts
+from gistgate.core.reader import left_padded
 from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, count_notes, spend
-from gistgate.core.rule import Context, Exact, Rule, State, settle
-
-if TYPE_CHECKING:
-    from gistgate.core.guards import Guards
-
-Settle = Callable[[Block, int], tuple[Block, Acceptance]]
-"""Judges a block with a number of paths for every row, those of one row together; returns the
-block, with what was learned of it, and what of every path stays."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A block with its verdict."""
-
-    block: Block  # the block that was judged [B, K]; of a tree the best path of every row
-    acceptance: Acceptance
-    paths: list[list[int]] | None = None  # the accepted nodes of each row's tree; None for chains
-
-
-class Chains:
-    """What the loop has to know about drafts whose tokens follow each other; `Drafter.form` names
-    another class.
-    """
-
-    def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
-        """Refuse models that cannot read such drafts, and rules that cannot judge them."""
-
-    def check_sampled(self, rule: Rule) -> None:
-        """Refuse rules that cannot judge such drafts of a sampled request."""
-
-    def places(self, draft: Draft) -> Tensor:
-        """How many drafted tokens stand in front of each one, [K] or [B, K]."""
-        return torch.arange(draft.ids.shape[1], device=draft.ids.device)
-
-    def layout(self, draft: Draft) -> Layout | None:
-        """How the target reads the draft; None in order."""
-        return None
-
-    def judge(self, block: Block, draft: Draft, rule: Rule, settle: Settle) -> Judged:
-        """What of the draft stays."""
-        return Judged(*settle(block, 1))
-
-    def keep(self, reader: Reader, drafter: Drafter, draft: Draft, judged: Judged) -> None:
-        """Take back what both models read of the refused tokens."""
-        lengths = judged.acceptance.length.tolist()
-        reader.keep(draft.ids.shape[1], lengths, draft.valid.sum(-1).tolist())
-        drafter.keep(lengths)
-
-
-class Observer(Protocol):
-    """Sees every block with its acceptance, before anything is committed."""
-
-    layers: Collection[str] = frozenset()  # hidden states that the block shall carry
-    wants_q: bool = False  # whether it shall carry draft probabilities, where the drafter has them
-
-    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None: ...
-
-
-@dataclass(frozen=True)
-class DecoderParts:
-    """What all sessions of a decoder share, checked to fit together."""
-
-    target: PreTrainedModel
-    drafter: Drafter | None
-    rule: Rule
-    block: int  # K, drafted tokens per round; 0 is plain decoding
-    vocabulary: int  # number of token ids that count, where output layers are padded
-    gate: Any = None  # gives a block its probabilities; `layers` and `wants_q` say what it reads
-    tokenizer: PreTrainedTokenizerBase | None = None
-    protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely, besides eos
-    observer: Observer | None = None
-    context: Context = field(
-        default_factory=Context
-    )  # what the rule knows about tokenizer and requests
-    form: Chains = field(default_factory=Chains)  # what the drafts look like
-    guards: Guards | None = None  # who watches every request and may make it stricter
-    reader: type[Reader] = Reader  # reads texts with the target
-
-    def plain(self) -> DecoderParts:
-        """The same without speculation: the target's own tokens, one per forward."""
-        return replace(
-            self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains()
-        )
-
-    @property
-    def models(self) -> list[PreTrainedModel]:
-        """The target and, where there is one, the draft model."""
-        return models_of(self.target, self.drafter)
-
-    @property
-    def most_drafted(self) -> int:
-        """Most tokens of one round's draft: K, or the nodes of a tree."""
-        return max(self.block, self.drafter.nodes) if self.block and self.drafter else 0
-
-    @property
-    def layers(self) -> frozenset[str]:
-        """Hidden states that a block has to carry."""
-        askers = (self.guards, self.observer, self.drafter, self.gate if self.judged else None)
-        return frozenset().union(*(part.layers for part in askers if part is not None))
-
-    @property
-    def judged(self) -> bool:
-        """True when the rule asks the gate."""
-        return "gate" in self.rule.needs and self.gate is not None
-
-    @property
-    def random(self) -> bool:
-        """True when the rule needs random numbers for greedy requests, too."""
-        return "uniforms" in self.rule.needs
-
-    @property
-    def wants_q(self) -> bool:
-        """True when the drafter shall name its probabilities also for greedy requests."""
-        asked = (self.judged and self.gate.wants_q) or "q" in self.rule.needs
-        return asked or (self.observer is not None and self.observer.wants_q)
-
-
-def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrainedModel]:
-    """The target and, where there is one, the draft model."""
-    return [target] if drafter is None or drafter.model is None else [target, drafter.model]
+from gistgate.core.rule import State
 
 
 class Verifier:
-    """Reads the draft behind each text in one forward; a rule whose drafts are read otherwise names
-    a subclass.
+    """Reads the draft behind each text in one forward.
+
+    A rule whose drafts are read otherwise names a subclass.
     """
 
     def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
+        device = parts.target.device
         self.parts = parts
         self.sampling = sampling
         self.reader = parts.reader(parts.target, 0)
-        self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
-        self.protocol = torch.tensor(
-            [*stop.eos_ids, *parts.protocol_ids], device=parts.target.device
-        )
-        self.states: dict[
-            str, Tensor
-        ] = {}  # hidden states of the last forward, filled while the session runs
+        self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=device)
+        self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=device)
+        # Hidden states of the last forward, filled while the session runs.
+        self.states: dict[str, Tensor] = {}
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
@@ -167,9 +45,7 @@ class Verifier:
         """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting
         it.
         """
-        ids, valid = left_padded(
-            self.reader.unread([row.text for row in rows]), self.parts.target.device
-        )
+        ids, valid = left_padded(self.reader.unread([row.text for row in rows]), draft.ids.device)
         num = draft.ids.shape[1]
         if valid is not None or not bool(draft.valid.all()):
             pending = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
@@ -192,15 +68,11 @@ class Verifier:
         N]`.
         """
         layout = self.parts.form.layout(draft)
-        return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[
-            ..., : self.parts.vocabulary
-        ]
+        z = self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)
+        return z[..., : self.parts.vocabulary]
 
 
-# rows come in when one in so many slots is free: every admission costs a forward and a copy of the
-# caches
-FEWEST = 8
-NOTHING = PrefixState([], RowCache([]), RowCache([]))
+NOTHING = PrefixState([])
 
 
 @dataclass(frozen=True)
@@ -218,6 +90,11 @@ class QueuedRow:
         return min(self.kept, len(self.row.text) - 1, cache.length)
 
 
+FEWEST = 8
+"""Rows come in when one in so many slots is free: every admission costs a forward and a copy of the
+caches."""
+
+
 class Queue:
     """The rows of a request that have no slot yet, in the order in which they get one."""
 
@@ -229,7 +106,7 @@ class Queue:
     def next(self, live: int) -> list[QueuedRow]:
         """The rows that come in beside `live` others; none while too few slots are free."""
         free = self.slots - live
-        if not free or (live and free * FEWEST < self.slots):
+        if live and free * FEWEST < self.slots:
             return []
         return list(islice(self._rows, free))
 
@@ -245,45 +122,39 @@ def commit(
     """Append the accepted tokens and the target's own one to the row, as far as its stop allows,
     and count them.
     """
-    new = [*accepted, own]
-    why = [*reasons, int(Reason.OWN)]
-    kept, row.finish = stop.cut(row.answer, new, row.text[: row.prompt_length])
-    row.text += new[:kept]
-    row.reasons += why[:kept]
+    ids = [*accepted, own]
+    num, row.finish = stop.cut(row.answer, ids, row.text[: row.prompt_length])
+    added = [*reasons, int(Reason.OWN)][:num]
+    row.text += ids[:num]
+    row.reasons += added
     counts = row.statistics
     counts.forwards += 1
     counts.draft_forwards += draft_forwards
-    counts.strict += why[:kept].count(Reason.STRICT)
-    counts.loose += why[:kept].count(Reason.LOOSE)
-    counts.carried += why[:kept].count(Reason.CARRIED)
-    counts.own += why[:kept].count(Reason.OWN)
-    length = min(kept, len(accepted))
+    counts.strict += added.count(Reason.STRICT)
+    counts.loose += added.count(Reason.LOOSE)
+    counts.carried += added.count(Reason.CARRIED)
+    counts.own += added.count(Reason.OWN)
+    length = min(num, len(accepted))
     counts.histogram[length] = counts.histogram.get(length, 0) + 1
 
 
+@dataclass
 class Session:
     """The batch of one request."""
 
-    def __init__(
-        self,
-        parts: DecoderParts,
-        queue: Queue,
-        stop: Stop,
-        sampling: Sampling,
-        slots: Slots,
-        is_decided: Callable[[Row], str | None] | None = None,
-        remember: bool = False,
-    ) -> None:
-        """Begin with an empty batch; `is_decided` and `remember` as in `Decoder.resume`."""
-        self.parts = parts
-        self.queue = queue
-        self.stop = stop
-        self.sampling = sampling
-        self.slots = slots
-        self.is_decided = is_decided
-        self.remember = remember
-        self.device = parts.target.device
-        self.verifier: Verifier = (parts.rule.verifier or Verifier)(parts, sampling, stop)
+    parts: DecoderParts
+    queue: Queue
+    stop: Stop
+    sampling: Sampling
+    slots: Slots
+    is_decided: Callable[[Row], str | None] = lambda _row: None  # as in `Decoder.resume`
+    remember: bool = False
+
+    def __post_init__(self) -> None:
+        verifier = self.parts.rule.verifier or Verifier
+        self.verifier: Verifier = verifier(self.parts, self.sampling, self.stop)
+        self.drafter = self.parts.drafter or Drafter()
+        self.device = self.parts.target.device
         self.rows: list[Row] = []
         self.state: State = {}
         self.results: dict[int, tuple[Generation, PrefixState | None]] = {}
@@ -297,61 +168,52 @@ class Session:
                 while self._admit():
                     self._round()
         finally:
-            if self.parts.drafter is not None:  # it outlives the request, and its cache need not
-                self.parts.drafter.start(0)
+            self.drafter.start(0)  # it outlives the request, and its cache need not
         return [self.results[index] for index in sorted(self.results)]
 
     def _admit(self) -> bool:
         """Fill free slots with rows that wait; False when no row is left."""
         while queued := self.queue.next(len(self.rows)):
-            fresh = [one.row for one in queued]
             self._read_beforehand(queued)
-            self.rows = [*self.rows, *fresh]
-            self.state = {
-                name: torch.cat([value, value.new_zeros(len(fresh), *value.shape[1:])])
-                for name, value in self.state.items()
-            }
-            self._retire([row for row in fresh if self._has_ended(row)])
+            self.rows = [*self.rows, *(entry.row for entry in queued)]
+            for name, value in self.state.items():
+                zeros = value.new_zeros(len(queued), *value.shape[1:])
+                self.state[name] = torch.cat([value, zeros])
+            for entry in queued:
+                self._check_end(entry.row)
+            self._retire()
         return bool(self.rows)
 
     def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
         """Make room in both models for rows; beside `live` ones, all but their last token is read
         at their cost.
         """
-        begun = perf_counter()
+        started = perf_counter()
         live = len(self.rows)
-        drafter = self.parts.drafter
-        texts = [one.row.text for one in queued]
-        targets = [one.prefix.target for one in queued]
-        drafts = [one.prefix.draft for one in queued]
-        known = [one.known(cache) for one, cache in zip(queued, targets, strict=True)]
-        if live:
-            self.verifier.reader.admit(texts, targets, known)
-        else:
-            self.verifier.reader = self.parts.reader(self.parts.target, len(queued))
-            self.verifier.reader.restore(targets, known)
+        rows = [entry.row for entry in queued]
+        texts = [row.text for row in rows]
+        targets = [entry.prefix.target for entry in queued]
+        drafts = [entry.prefix.draft for entry in queued]
+        if not live:
+            self.verifier.reader = self.parts.reader(self.parts.target, 0)
+        known = [entry.known(entry.prefix.target) for entry in queued]
+        self.verifier.reader.admit(texts, targets, known)
         between = perf_counter()
-        if drafter is not None:
-            known = [one.known(cache) for one, cache in zip(queued, drafts, strict=True)]
-            if live:
-                drafter.admit(live, texts, drafts, known)
-            else:
-                drafter.restore(drafts, known)
+        known = [entry.known(entry.prefix.draft) for entry in queued]
+        if live:
+            self.drafter.admit(live, texts, drafts, known)
+        else:
+            self.drafter.restore(drafts, known)
         ended = perf_counter()
-        spend(
-            [one.row for one in queued],
-            verify=between - begun,
-            draft=ended - between,
-            total=ended - begun,
-        )
+        spend(rows, verify=between - started, draft=ended - between, total=ended - started)
 
-    def _has_ended(self, row: Row) -> bool:
-        """Whether a row that comes in needs no round: a continued text may end where it was cut."""
-        if row.answer and row.finish is None:
-            _, row.finish = self.stop.cut(
-                row.answer[:-1], row.answer[-1:], row.text[: row.prompt_length]
-            )
-        return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
+    def _check_end(self, row: Row) -> None:
+        """End a row that needs no round: a continued text may end where it was cut."""
+        if row.answer:
+            prompt = row.text[: row.prompt_length]
+            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:], prompt)
+        if row.finish is None and self.stop.max_new_tokens <= len(row.answer):
+            row.finish = "length"
 
     def _round(self) -> None:
         started = perf_counter()
@@ -359,14 +221,10 @@ class Session:
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()
-        first = self.parts.most_drafted
-        num = draft.ids.shape[1]
-        if (
-            uniforms is not None
-        ):  # of these K are for accepting the draft, and one for drawing the own token
-            uniforms = torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(
-                self.device
-            )
+        if uniforms is not None:
+            first = self.parts.most_drafted  # those before were for drafting
+            for_draft = uniforms[:, first : first + draft.ids.shape[1]]
+            uniforms = torch.cat([for_draft, uniforms[:, -1:]], dim=1).to(self.device)
         block = self.verifier.verify(self.rows, draft, uniforms)  # 2. verify   one forward
         verified = perf_counter()
         judged = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
@@ -377,9 +235,9 @@ class Session:
             draft=drafted - started,
             verify=verified - drafted,
             accept=accepted - verified,
+            total=perf_counter() - started,
         )
-        spend(self.rows, total=perf_counter() - started)
-        self._retire([row for row in self.rows if row.finish is not None])
+        self._retire()
 
     def _uniforms(self) -> Tensor | None:
         """Fresh numbers [B, 2K + 1]: K (for a tree: N) for drafting, as many for accepting, one for
@@ -391,13 +249,13 @@ class Session:
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
         parts = self.parts
-        drafter = self.parts.drafter
         room_B = torch.tensor([row.room(self.stop.max_new_tokens) for row in self.rows])
-        most = min(parts.block, int(room_B.max()))
-        if drafter is None or most < 1:
+        num_draft = min(parts.block, int(room_B.max()))
+        if num_draft < 1:
             return Draft.empty(len(self.rows), self.device)
-        num_draft = most if drafter.asks_room else parts.block
-        draft = drafter.propose(
+        if not self.drafter.asks_room:
+            num_draft = parts.block
+        draft = self.drafter.propose(
             [row.text for row in self.rows],
             num_draft,
             vocabulary=parts.vocabulary,
@@ -406,21 +264,18 @@ class Session:
             # bias it.
             uniforms=None if uniforms is None else uniforms[:, : parts.most_drafted],
             want_q=parts.wants_q,
-        )
+        ).to(self.device)
         count_notes(self.rows, draft.notes, self.stop.max_new_tokens)
-        draft = draft.to(self.device)
-        fits = parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
-        return replace(draft, valid=draft.valid & fits)
+        room_B = room_B.clamp_max(num_draft).to(self.device)
+        return replace(draft, valid=draft.valid & (parts.form.places(draft) < room_B[:, None]))
 
     def _accept(self, block: Block, draft: Draft) -> Judged:
-        judged = self.parts.form.judge(block, draft, self.parts.rule, self._settle)
-        block = judged.block
-        acceptance = judged.acceptance
-        self.state = self.parts.rule.advance(block, acceptance, self.state)
-        if self.parts.observer is not None:
-            self.parts.observer(block, acceptance, self.rows)
-        if self.parts.drafter is not None:
-            self.parts.drafter.observe(block, acceptance)
+        parts = self.parts
+        judged = parts.form.judge(block, draft, parts.rule, self._settle)
+        self.state = parts.rule.advance(judged.block, judged.acceptance, self.state)
+        if parts.observer is not None:
+            parts.observer(judged.block, judged.acceptance, self.rows)
+        self.drafter.observe(judged.block, judged.acceptance)
         return judged
 
     def _settle(self, block: Block, times: int) -> tuple[Block, Acceptance]:
@@ -428,69 +283,52 @@ class Session:
         filled in.
         """
         parts = self.parts
-        rows = self.rows
-        state = self.state
-        if times > 1:
-            rows = [row for row in rows for _ in range(times)]
-            state = {name: value.repeat_interleave(times, 0) for name, value in state.items()}
-        fields = parts.context.fields(block, rows)
+        rows = [row for row in self.rows for _ in range(times)]
+        state = {name: value.repeat_interleave(times, 0) for name, value in self.state.items()}
+        fields = dict(parts.context.fields(block, rows))
         begins = [not row.answer for row in rows]
         if any(begins):
-            fields = {**fields, "begins": torch.tensor(begins, device=self.device)}
-        if fields:
-            block = block.having(**fields)
+            fields["begins"] = torch.tensor(begins, device=self.device)
+        block = block.having(**fields)
         if parts.judged:
             block = block.with_gate(parts.gate)
-        if parts.guards is None:
-            return block, settle(parts.rule, block, state)
         return block, parts.guards.settle(parts.rule, block, state, rows)
 
     def _commit(self, judged: Judged, draft: Draft) -> None:
-        kept = judged.acceptance
-        ids = judged.block.draft_ids.tolist()
-        columns = (
-            self.rows,
-            ids,
-            kept.length.tolist(),
-            kept.own_ids.tolist(),
-            kept.reasons.tolist(),
-        )
-        for row, x, length, own, why in zip(*columns, strict=True):
-            commit(row, x[:length], why[:length], own, self.stop, draft.forwards)
-            if row.finish is None and self.is_decided is not None:
-                row.finish = self.is_decided(row)
-        if self.parts.guards is not None:
-            self.parts.guards.committed(self.rows)
+        acceptance = judged.acceptance
+        own_ids = acceptance.own_ids.tolist()
+        columns = (judged.block.draft_ids.tolist(), acceptance.reasons.tolist(), own_ids)
+        for row, length, ids, reasons, own in zip(self.rows, acceptance.length.tolist(), *columns):
+            commit(row, ids[:length], reasons[:length], own, self.stop, draft.forwards)
+            row.finish = row.finish or self.is_decided(row)
+        self.parts.guards.committed(self.rows)
         # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row
         # leaves.
-        if self.parts.drafter is not None and draft.ids.shape[1]:
-            self.parts.form.keep(self.verifier.reader, self.parts.drafter, draft, judged)
+        if draft.ids.shape[1]:
+            self.parts.form.keep(self.verifier.reader, self.drafter, draft, judged)
 
-    def _retire(self, leaving: list[Row]) -> None:
+    def _retire(self) -> None:
         """Hand out the rows that ended; the others go on without them."""
+        leaving = [place for place, row in enumerate(self.rows) if row.finish is not None]
         if not leaving:
             return
-        gone = {row.index for row in leaving}
-        places = [place for place, row in enumerate(self.rows) if row.index in gone]
-        states = self._prefix_states(places) if self.remember else [None] * len(places)
-        for place, state in zip(places, states, strict=True):
+        memories = self._prefix_states(leaving) if self.remember else [None] * len(leaving)
+        for place, memory in zip(leaving, memories):
             row = self.rows[place]
-            counted = [name for name in self.parts.rule.counters if name in self.state]
-            row.statistics.extra |= {name: float(self.state[name][place]) for name in counted}
-            row.finish = row.finish or "length"
-            self.results[row.index] = (row.generation(), state)
+            for name in self.parts.rule.counters:
+                if name in self.state:
+                    row.statistics.extra[name] = float(self.state[name][place])
+            self.results[row.index] = (row.generation(), memory)
             self.slots.progress(1)
-        stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
-        self.rows = [self.rows[place] for place in stay]
-        self.state = {name: value[stay] for name, value in self.state.items()}
-        if self.rows:
-            self.verifier.reader.select(stay)
-            if self.parts.drafter is not None:
-                self.parts.drafter.select(stay)
+        staying = [place for place, row in enumerate(self.rows) if row.finish is None]
+        self.rows = [self.rows[place] for place in staying]
+        self.state = {name: value[staying] for name, value in self.state.items()}
+        if staying:
+            self.verifier.reader.select(staying)
+            self.drafter.select(staying)
 
     def _prefix_states(self, places: list[int]) -> list[PrefixState]:
-        drafter = self.parts.drafter
-        targets = self.verifier.reader.snapshot(places)
-        drafts = drafter.snapshot(places) if drafter is not None else [RowCache([]) for _ in places]
         texts = [list(self.rows[place].text) for place in places]
-        return [PrefixState(*one) for one in zip(texts, targets, drafts, strict=True)]
+        targets = self.verifier.reader.snapshot(places)
+        drafts = self.drafter.snapshot(places)
+        return [PrefixState(*entry) for entry in zip(texts, targets, drafts)]

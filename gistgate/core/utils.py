@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is one sentence or two: the cause, then the
-    remedy.
-    """
+    """Something the user can mend; the message says the cause, then the remedy."""
 
 
 INTERRUPTED = 130  # status with which Typer ends a program after Ctrl-C
@@ -46,9 +44,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def refusing(sentence: str, remedy: str) -> Iterator[None]:
-    """While open, an object from a file that misses an entry or holds a wrong one is refused; the
-    cause is said.
-    """
+    """While open, refuse an object from a file that misses an entry or holds a wrong one."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -58,12 +54,11 @@ def refusing(sentence: str, remedy: str) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or in the machine; torch says so in several ways."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
     text = str(error).lower()
-    kind = type(error).__name__
-    in_torch = isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
-    )
-    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or in_torch
+    is_told = "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, RuntimeError) and is_told
 
 
 T = TypeVar("T")
@@ -78,16 +73,19 @@ class UnknownIdError(UserError, KeyError):
 class Registry(UserDict[str, T]):
     """Things by id, of which those written as "module:name" are imported on first use."""
 
+    data: dict[str, Any]
+
     def __init__(self, kind: str, entries: Mapping[str, Any]) -> None:
-        self.data = dict(entries)  # what the entries are, as messages call it: "rule", "drafter"
-        self.kind = kind
+        self.kind = kind  # what the entries are, as messages call it: "rule", "drafter"
+        self.data = dict(entries)
 
     def __getitem__(self, name: str) -> T:
         if name not in self:
             raise UnknownIdError(f"There is no {self.kind} '{name}'. {nearest(name, self)}")
-        if isinstance(reference := self.data[name], str):
-            self.data[name] = imported(reference)
-        return self.data[name]
+        if isinstance(self.data[name], str):
+            self.data[name] = imported(self.data[name])
+        entry: T = self.data[name]
+        return entry
 
 
 def imported(reference: str) -> Any:
@@ -104,8 +102,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def dataclass_from(kind: type[T], value: Any) -> T:
-    """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values
-    are not.
+    """A dataclass from a mapping, such as a JSON object.
+
+    Whole numbers are numbers; truth values are not.
+
+    Raises:
+        ValueError: an entry does not fit, or no field has its name.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{shown(value)} stands where an object is expected")
@@ -125,7 +127,7 @@ def hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation promises, down to the entries of lists and
+    """Whether a value is what an annotation promises, with the entries of lists and
     dictionaries.
     """
     origin = get_origin(hint)
@@ -135,18 +137,31 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, UnionType):
         return any(fits(value, arm) for arm in inner)
     if origin is Literal:
-        return isinstance(value, str) and value in inner
+        return value in inner
     if origin is dict:
-        return isinstance(value, dict) and all(
-            fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items()
-        )
+        is_dict = isinstance(value, dict)
+        return is_dict and all_fit(value, inner[0]) and all_fit(value.values(), inner[1])
     if origin is tuple:
-        return isinstance(value, tuple | list) and all(fits(item, inner[0]) for item in value)
+        return isinstance(value, tuple | list) and all_fit(value, inner[0])
     if hint in (int, float):
-        return (
-            isinstance(value, int | hint) and not isinstance(value, bool) and math.isfinite(value)
-        )
+        is_number = isinstance(value, int | hint) and not isinstance(value, bool)
+        return is_number and math.isfinite(value)
     return isinstance(value, hint)
+
+
+def all_fit(values: Iterable[Any], hint: Any) -> bool:
+    """Whether all values are what an annotation promises."""
+    return all(fits(value, hint) for value in values)
+
+
+IN_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a list",
+    NoneType: "null",
+}
 
 
 def in_words(hint: Any) -> str:
@@ -154,17 +169,10 @@ def in_words(hint: Any) -> str:
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin in (Union, UnionType):
-        return " or ".join([*(in_words(arm) for arm in inner if arm is not NoneType), "null"])
+        return " or ".join(map(in_words, inner))
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    words = {
-        int: "a whole number",
-        float: "a finite number",
-        bool: "true or false",
-        str: "a text",
-        tuple: "a list",
-    }
-    return words.get(origin or hint, "an object")
+    return IN_WORDS.get(origin or hint, "an object")
 
 
 def shown(value: Any) -> str:
@@ -185,14 +193,15 @@ class Between:
     below: bool = False  # leaves `high` out
 
     def __str__(self) -> str:
-        return (
-            f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
-        )
+        opening = "(" if self.above else "["
+        closing = ")" if self.below else "]"
+        return f"{opening}{self.low:g}, {self.high:g}{closing}"
 
     def holds(self, value: float) -> bool:
         """Whether a number lies in it; NaN lies nowhere."""
-        ends = (self.above and value == self.low) or (self.below and value == self.high)
-        return self.low <= value <= self.high and not ends
+        if (self.above and value == self.low) or (self.below and value == self.high):
+            return False
+        return self.low <= value <= self.high
 
 
 Share = Annotated[float, Between(0, 1)]
@@ -206,14 +215,11 @@ Count = Annotated[int, Between(1)]
 
 
 def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """Added tokens of a tokenizer (markers, ends of text): never accepted loosely, and any draft
-    may propose them.
+    """Added tokens of a tokenizer, such as markers and ends of text.
+
+    They are never accepted loosely, and any draft may propose them.
     """
-    return (
-        ()
-        if tokenizer is None
-        else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
-    )
+    return () if tokenizer is None else tuple(sorted(map(int, tokenizer.added_tokens_decoder)))
 
 
 @contextmanager
@@ -227,10 +233,11 @@ def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
         setattr(thing, name, before)
 
 
-# Control characters, marks that change the direction of writing, and halves of surrogate pairs.
-UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
+CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f"
+DIRECTIONS = "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+SURROGATES = "\ud800-\udfff"
+UNSEEN = re.compile(f"[{CONTROL}{DIRECTIONS}{SURROGATES}]")
+"""Control characters, marks that change the direction of writing, halves of surrogate pairs."""
 
 
 def printable(text: str) -> str:

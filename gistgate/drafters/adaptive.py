@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from gistgate.core.block import Draft
+from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Texts
-from gistgate.core.reader import RowCache
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import RowDrafter, occurrences, ragged

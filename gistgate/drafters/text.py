@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Texts
-from gistgate.core.reader import RowCache
 
 
 def shared(ids: Sequence[int], vocabulary: int) -> list[int]:

@@ -9,8 +9,8 @@ from sklearn.isotonic import IsotonicRegression
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
+from gistgate.core.parts import Observer
 from gistgate.core.request import Row
-from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
+from gistgate.core.parts import Observer
 from gistgate.core.request import Generation, Row, total
-from gistgate.core.session import Observer
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import BLOCK
 from gistgate.drafters.adaptive import Costs

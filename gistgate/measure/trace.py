@@ -6,8 +6,8 @@ from typing import Any
 
 from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.decoder import Decoder
+from gistgate.core.parts import Observer
 from gistgate.core.request import Generation, Row, text_behind
-from gistgate.core.session import Observer
 
 
 @dataclass(frozen=True)

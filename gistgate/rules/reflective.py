@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gistgate.core.architecture import counts_slots
 from gistgate.core.block import Block, Draft
-from gistgate.core.reader import Reader, counts_slots, left_padded
+from gistgate.core.parts import DecoderParts
+from gistgate.core.reader import Reader, left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Context, Exact, Rule, State
-from gistgate.core.session import DecoderParts, Verifier
+from gistgate.core.session import Verifier
 from gistgate.core.utils import Natural, Share, UserError
 from gistgate.rules.thresholds import Typical
 

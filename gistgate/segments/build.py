@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.core.architecture import num_ids
 from gistgate.core.decoder import Decoder
 from gistgate.core.identity import gate_hash
-from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import is_within

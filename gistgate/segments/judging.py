@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.core.architecture import context_of
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.reader import Reader, context_of, left_padded
+from gistgate.core.parts import Observer
+from gistgate.core.reader import Reader, left_padded
 from gistgate.core.request import Row, Statistics
 from gistgate.core.rule import Rule, State, own_token
-from gistgate.core.session import Observer
 from gistgate.core.utils import Amount, PositiveShare, UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter

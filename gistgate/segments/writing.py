@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.core.architecture import context_of, num_ids
 from gistgate.core.block import Draft, Sampling
+from gistgate.core.cache import RowCache
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Texts
 from gistgate.core.features import tap
-from gistgate.core.reader import RowCache, context_of, num_ids
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter

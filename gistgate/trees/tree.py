@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Acceptance, Block, Draft, Reason
-from gistgate.core.drafter import Drafter
-from gistgate.core.reader import BY_SLOT, Layout, Reader
+from gistgate.core.architecture import BY_SLOT
+from gistgate.core.drafter import Chains, Drafter, Judged, Settle
+from gistgate.core.reader import Layout, Reader
 from gistgate.core.rule import Rule, draw
-from gistgate.core.session import Chains, Judged, Settle
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import right_padded
 

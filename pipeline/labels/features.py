@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gistgate.core.architecture import num_ids
 from gistgate.core.block import Acceptance, Block, Draft
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.features import extract, layers_needed
-from gistgate.core.reader import left_padded, num_ids
+from gistgate.core.parts import Observer
+from gistgate.core.reader import left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact
-from gistgate.core.session import Observer
 from gistgate.drafters.model import ModelDrafter
 from pipeline.labels.rollouts import PrefixCache
 from pipeline.labels.schema import PLACE, Table, Texts, concatenated, num_rows, picked, plain_rows

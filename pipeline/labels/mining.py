@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Acceptance, Block
+from gistgate.core.cache import RowCache
 from gistgate.core.decoder import Decoder
-from gistgate.core.reader import RowCache
+from gistgate.core.parts import Observer
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
-from gistgate.core.session import Observer
 from gistgate.coverage.choose import Choice
 from gistgate.gate import Gate
 from gistgate.tasks.prompts import Prompt

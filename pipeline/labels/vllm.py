@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from gistgate.core.architecture import num_ids
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import layers_needed
-from gistgate.core.reader import last_logits, num_ids
+from gistgate.core.reader import last_logits
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
 from gistgate.models import loading

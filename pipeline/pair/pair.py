@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gistgate.core.reader import num_ids
+from gistgate.core.architecture import num_ids
 from gistgate.core.utils import UserError
 from gistgate.models import loading, places, tokenizers
 from gistgate.models.lighter import check_kind, quantise

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
+from gistgate.core.domain import DomainGuard, fit, on_the_text
 from gistgate.core.files import read_json, write_atomic, write_text
-from gistgate.core.guards import DomainGuard, fit, on_the_text
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row, Statistics, total
 from gistgate.core.utils import UserError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.core.reader import num_ids
+from gistgate.core.architecture import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import added_ids
 from gistgate.tasks.task import Task

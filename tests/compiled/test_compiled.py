@@ -12,10 +12,9 @@ import torch
 from benchmarks.gpu import gate_of
 from gistgate.compiled import memory as store
 from gistgate.compiled import program, rounds
-from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Usage
+from gistgate.core.request import Slots, Usage
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
@@ -139,9 +138,8 @@ def test_protocol_tokens_are_strict_in_programs_too(traced: None):
     for engine, found in answers.items():
         for protected in ((), tuple(range(3, 130))):
             rule = make_rule("random", rate=1.0)
-            decoder = Decoder(
-                target, ModelDrafter(draft), rule, 4, protocol_ids=protected, engine=engine
-            )
+            decoder = Decoder(target, ModelDrafter(draft), rule, 4, engine=engine)
+            decoder = decoder.having(protocol_ids=protected)
             for ends in ([], list(range(200, 259))):
                 found.append(
                     seen(
@@ -266,15 +264,8 @@ def test_more_prompts_than_slots_run_in_batches(traced: None, drafter: str):
     decoder = Decoder(pair("llama")[0], made, EXACT, 4, engine="compiled")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        answers = decode_all(
-            decoder,
-            texts,
-            batch_size=2,
-            usage=usage,
-            progress=steps.append,
-            max_new_tokens=NUM,
-            eos_ids=range(20),
-        )
+        slots = Slots(2, steps.append, usage)
+        answers = decoder.generate(texts, max_new_tokens=NUM, eos_ids=range(20), slots=slots)
     plain = Decoder(pair("llama")[0], None, EXACT, 0)
     expected = [
         plain.generate([text], max_new_tokens=NUM, eos_ids=range(20))[0].ids for text in texts

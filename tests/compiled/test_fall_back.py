@@ -16,7 +16,8 @@ from gistgate.compiled import session as compiled
 from gistgate.compiled.session import reason_against
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guards import DomainGuard, LoopGuard, fit
+from gistgate.core.domain import DomainGuard, fit
+from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Generation
 from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter

@@ -59,15 +59,16 @@ def test_it_is_the_attention_of_the_fused_kernel(num, kind, kv_heads, dtype, err
     query, key, value = drawn(num, kv_heads=kv_heads, dtype=dtype)
     seen = mask_of(num)
     numbers = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -1e30)
-    found, _ = attend(
+    attended, _ = attend(
         query, key, value, {"truth": seen, "none": None, "numbers": numbers}[kind], 0.3
     )
-    parts, mask = (part.double() for part in (query, key, value)), None if kind == "none" else seen
+    parts = (part.double() for part in (query, key, value))
+    mask = None if kind == "none" else seen
     theirs = scaled_dot_product_attention(*parts, attn_mask=mask, scale=0.3, enable_gqa=True)
     sighted = slice(1, None) if kind != "none" else slice(None)
-    assert found.dtype == dtype and found.isfinite().all(), "padding becomes no nan"
+    assert attended.dtype == dtype and attended.isfinite().all(), "padding becomes no nan"
     torch.testing.assert_close(
-        found[sighted].double(), theirs.transpose(1, 2)[sighted], rtol=error, atol=error
+        attended[sighted].double(), theirs.transpose(1, 2)[sighted], rtol=error, atol=error
     )
 
 
@@ -75,16 +76,16 @@ def test_it_is_the_attention_of_the_fused_kernel(num, kind, kv_heads, dtype, err
     ("num", "special"), [(MOST + 1, {}), (5, {"softcap": 1.0}), (5, {"no mask": True})]
 )
 def test_the_rest_goes_to_the_fused_kernel(monkeypatch, num, special):
-    asked = []
+    calls = []
     monkeypatch.setattr(
         attention,
         "sdpa_attention_forward",
-        lambda *given, **more: asked.append(more) or (None, None),
+        lambda *parts, **options: calls.append(options) or (None, None),
     )
     query, key, value = drawn(num)
     mask = None if special.pop("no mask", False) else mask_of(num)
     attend_to_few(torch.nn.Identity(), query, key, value, mask, scaling=0.3, dropout=0.0, **special)
-    assert asked == [{"scaling": 0.3, "dropout": 0.0, **special}]
+    assert calls == [{"scaling": 0.3, "dropout": 0.0, **special}]
 
 
 def test_only_forwards_of_a_reader_use_it_and_the_choice_of_a_model_stays(monkeypatch):
@@ -92,7 +93,9 @@ def test_only_forwards_of_a_reader_use_it_and_the_choice_of_a_model_stays(monkey
     monkeypatch.setitem(
         attention.ALL_ATTENTION_FUNCTIONS._global_mapping,
         attention.FEW,
-        lambda *given, **more: chosen.append(given[1].shape[2]) or attend_to_few(*given, **more),
+        lambda *parts, **options: (
+            chosen.append(parts[1].shape[2]) or attend_to_few(*parts, **options)
+        ),
     )
     model = tiny_model("llama")
     reader = Reader(model, 2)
@@ -173,10 +176,10 @@ def faults(before: str, **environment: str) -> int:
 
 @GLIBC
 def test_large_results_cost_no_page_faults_any_more():
-    kept = faults(
+    freed = faults(
         "from gistgate.core.attention import keep_freed_memory; assert keep_freed_memory()"
     )
-    assert kept < PAGES // 20
+    assert freed < PAGES // 20
     assert faults("") > PAGES // 2, "without it every page of every result is filled anew"
 
 
@@ -193,9 +196,9 @@ def test_loading_for_a_processor_asks_for_it(tmp_path, monkeypatch: pytest.Monke
     from pipeline.pair.pair import ModelSource, load_model
 
     tiny_pair()[0].save_pretrained(tmp_path)
-    asked: list[str] = []
+    devices: list[str] = []
     monkeypatch.setattr(
-        "gistgate.models.loading.keep_freed_memory", lambda device: asked.append(str(device))
+        "gistgate.models.loading.keep_freed_memory", lambda device: devices.append(str(device))
     )
     load_model(ModelSource(str(tmp_path), dtype="float32", device="cpu"))
-    assert asked == ["cpu"]
+    assert devices == ["cpu"]

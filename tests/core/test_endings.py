@@ -42,12 +42,12 @@ def test_sums_and_the_way_through_json():
 
 def test_rates():
     assert (Statistics().mean_accepted_length, Statistics().loose_per_100) == (0.0, 0.0)
-    some = Statistics(forwards=4, strict=6, loose=3, carried=2, own=4)
-    assert (some.tokens, some.mean_accepted_length, some.loose_per_100) == (15, 3.75, 20.0)
-    assert total([some, some, Statistics()]).mean_accepted_length == 3.75
-    some.spend("draft", 1.0)
-    some.spend("draft", 0.5)
-    assert some.seconds == {"draft": 1.5}
+    sums = Statistics(forwards=4, strict=6, loose=3, carried=2, own=4)
+    assert (sums.tokens, sums.mean_accepted_length, sums.loose_per_100) == (15, 3.75, 20.0)
+    assert total([sums, sums, Statistics()]).mean_accepted_length == 3.75
+    sums.spend("draft", 1.0)
+    sums.spend("draft", 0.5)
+    assert sums.seconds == {"draft": 1.5}
 
 
 TOKENIZER = byte_tokenizer(bos=False)
@@ -90,9 +90,9 @@ def test_however_the_text_arrives_it_ends_at_the_same_token(
     finish = None
     while finish is None and len(answer) < len(tokens):
         new = tokens[len(answer) :][: cuts[len(answer)]]
-        kept, finish = stop.cut(answer, new)
-        assert kept <= len(new) and (finish is not None or kept == len(new))
-        answer += new[:kept]
+        num, finish = stop.cut(answer, new)
+        assert num <= len(new) and (finish is not None or num == len(new))
+        answer += new[:num]
     assert (len(answer), finish) == end_of(tokens, limit, stops)
 
 
@@ -104,11 +104,13 @@ def test_however_the_text_arrives_it_ends_at_the_same_token(
 )
 @example(text="a🙂", stop="🙂", step=1)
 def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, step: int):
-    tokens, answer, finish = ids_of(text), [], None
+    tokens = ids_of(text)
+    answer = []
+    finish = None
     while finish is None and len(answer) < len(tokens):
         new = tokens[len(answer) :][:step]
-        kept, finish = Stop(99, (), [stop], TOKENIZER).cut(answer, new)
-        answer += new[:kept]
+        num, finish = Stop(99, (), [stop], TOKENIZER).cut(answer, new)
+        answer += new[:num]
     assert (len(answer), finish) == end_of(tokens, 99, [stop])
 
 
@@ -176,11 +178,11 @@ def check_counters(answer: Generation, block: int) -> None:
     """Every counter can be read off the text and the reasons of its tokens."""
     counts = answer.statistics
     assert counts.tokens == len(answer.ids) == len(answer.reasons)
-    found = [
+    counted = [
         answer.reasons.count(why)
         for why in (Reason.STRICT, Reason.LOOSE, Reason.CARRIED, Reason.OWN)
     ]
-    assert found == [counts.strict, counts.loose, counts.carried, counts.own]
+    assert counted == [counts.strict, counts.loose, counts.carried, counts.own]
     assert sum(counts.histogram.values()) == counts.forwards
     assert (
         sum(length * number for length, number in counts.histogram.items())
@@ -199,37 +201,35 @@ def decoder_of(block: int, rule_id: str = "exact", draft: Any = None, **more: An
 @pytest.mark.parametrize("kind", ["perfect draft", "draft", "stop"])
 def test_an_end_anywhere_in_a_block_ends_the_text_there(kind: str, block: int):
     """An end token, or a string of one to three tokens."""
-    tokenizer, draft = byte_tokenizer(bos=False), pair("llama")[1] if kind == "draft" else None
+    tokenizer = byte_tokenizer(bos=False)
+    draft = pair("llama")[1] if kind == "draft" else None
     decoder = decoder_of(block, draft=draft, tokenizer=tokenizer)
     for place in range(0, NUM - 3, 3):
-        eos, request = TEXTS[0][place], {}
+        eos = TEXTS[0][place]
+        request = {}
         stop = tokenizer.decode(TEXTS[0][place : place + 1 + place % 3]).strip("\ufffd") or "@"
         request = {"stops": ["never", "", stop]} if kind == "stop" else {"eos_ids": {eos}}
         for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, **request)):
             text = TEXTS[row]
-            found = [
+            ended = [
                 stop in tokenizer.decode(text[: num + 1]) if kind == "stop" else text[num] == eos
                 for num in range(NUM)
             ]
-            assert answer.ids == text[: found.index(True) + 1 if any(found) else NUM]
+            assert answer.ids == text[: ended.index(True) + 1 if any(ended) else NUM]
             assert answer.finish == (
-                ("stop" if kind == "stop" else "eos") if any(found) else "length"
+                ("stop" if kind == "stop" else "eos") if any(ended) else "length"
             )
             check_counters(answer, block)
 
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
 def test_counters_agree_with_the_text(rule_id: str, greedy: bool, with_q: bool):
-    rule, (target, draft) = (
-        make_rule(rule_id, **LOOSE.get(rule_id, {})),
-        pair("llama", FEW, noise=0.1),
-    )
+    rule = make_rule(rule_id, **LOOSE.get(rule_id, {}))
+    target, draft = pair("llama", FEW, noise=0.1)
     drafter = ModelDrafter(draft) if with_q else PromptLookup()
     decoder = Decoder(target, drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
-    sampling, batch = (
-        Sampling() if greedy else Sampling(1.0),
-        prompts(5, 17, 2, 10, 5, vocabulary=FEW),
-    )
+    sampling = Sampling() if greedy else Sampling(1.0)
+    batch = prompts(5, 17, 2, 10, 5, vocabulary=FEW)
     answers = decoder.generate(batch, max_new_tokens=NUM, sampling=sampling, eos_ids={23})
     for answer in answers:
         check_counters(answer, 5)
@@ -242,7 +242,8 @@ def test_counters_agree_with_the_text(rule_id: str, greedy: bool, with_q: bool):
 
 
 def test_seconds_and_forwards_are_those_that_were_spent():
-    models, calls = dict(zip(("target", "draft"), pair("llama"), strict=True)), Counter[str]()
+    models = dict(zip(("target", "draft"), pair("llama"), strict=True))
+    calls = Counter[str]()
     hooks = [
         model.register_forward_hook(lambda *_, name=name: calls.update([name]))
         for name, model in models.items()
@@ -274,18 +275,17 @@ def test_eos_and_markers_are_never_loose():
         ModelDrafter(draft),
         make_rule("random", rate=1.0),
         6,
-        protocol_ids=[7],
         observer=watch,
-    )
+    ).having(protocol_ids=(7,))
     eos = set(range(100, 259))
     answers = decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=eos)
     assert all(block.protocol.tolist() == [*sorted(eos), 7] for block, _, _ in watch.seen)
     refused = 0
     for block, outcome, _ in watch.seen:
-        kept = torch.arange(block.draft_ids.shape[1]) < outcome.length[:, None]
+        stays = torch.arange(block.draft_ids.shape[1]) < outcome.length[:, None]
         steering = (block.draft_ids >= 100) | (block.draft_ids == 7)
-        assert not (kept & steering & ~block.strict).any()
-        refused += int((~kept & steering & block.valid).sum())
+        assert not (stays & steering & ~block.strict).any()
+        refused += int((~stays & steering & block.valid).sum())
     assert refused > 0 and all(answer.statistics.tokens == len(answer.ids) for answer in answers)
 
 

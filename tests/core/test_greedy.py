@@ -45,10 +45,8 @@ def test_a_ragged_batch_and_a_single_row_write_the_greedy_texts(kind: str, name:
     "rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"]
 )
 def test_every_closed_rule_writes_it_too(rule_id: str):
-    rule, parts = (
-        make_rule(rule_id, **CLOSED[rule_id]),
-        {"gate": HalfGate(), "tokenizer": Markers()},
-    )
+    rule = make_rule(rule_id, **CLOSED[rule_id])
+    parts = {"gate": HalfGate(), "tokenizer": Markers()}
     decoder = Decoder(pair("llama")[0], drafter("model", "llama"), rule, 8, **parts)
     assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected(
         "llama"
@@ -76,15 +74,15 @@ def test_a_perfect_draft_is_kept_whole(block: int):
         answer = Decoder(target, ModelDrafter(target), make_rule("exact"), block).generate(
             BATCH, max_new_tokens=num
         )
-        assert [one.ids for one in answer] == [text[:num] for text in expected("llama")]
-        for one in answer:
-            whole, rest = divmod(num, block + 1)
+        assert [row.ids for row in answer] == [text[:num] for text in expected("llama")]
+        for row in answer:
+            whole, last = divmod(num, block + 1)
             # the last block is as long as there is room, and the own token always finds a place
             lengths = {
                 block: whole,
-                **({rest - 1: (whole if rest - 1 == block else 0) + 1} if rest else {}),
+                **({last - 1: (whole if last - 1 == block else 0) + 1} if last else {}),
             }
-            assert one.statistics.histogram == {
+            assert row.statistics.histogram == {
                 length: count for length, count in lengths.items() if count
             }
 
@@ -116,9 +114,11 @@ def test_output_layers_of_different_padding():
     """The target's is padded to 272 rows, the draft's to 264; only 259 ids exist, and padding may
     not leak.
     """
-    target, draft = tiny_model("llama", 272), noisy_copy(tiny_model("llama", 264, seed=3), 0.1)
+    target = tiny_model("llama", 272)
+    draft = noisy_copy(tiny_model("llama", 264, seed=3), 0.1)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, vocabulary=259)
-    text, answer = list(BATCH[0]), decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
+    text = list(BATCH[0])
+    answer = decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
     assert decoder.vocabulary == 259
     for token in answer.ids:
         with torch.no_grad():

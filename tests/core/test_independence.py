@@ -44,7 +44,8 @@ def decoder_of(
 def seen(answers: list[Generation]) -> list[Any]:
     """Everything but the clock."""
     rows = [
-        (one.ids, one.reasons, one.finish, one.statistics.as_dict(timed=False)) for one in answers
+        (answer.ids, answer.reasons, answer.finish, answer.statistics.as_dict(timed=False))
+        for answer in answers
     ]
     for *_, counts in rows:
         del counts["draft_forwards"]  # shared work: a batch drafts as far as its longest row needs
@@ -75,10 +76,8 @@ def test_alone_permuted_and_in_company(
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
 def test_every_rule_judges_its_rows_apart(rule_id: str, greedy: bool, with_q: bool):
-    rule, (target, draft) = (
-        make_rule(rule_id, **LOOSE.get(rule_id, {})),
-        pair("llama", FEW, noise=0.1),
-    )
+    rule = make_rule(rule_id, **LOOSE.get(rule_id, {}))
+    target, draft = pair("llama", FEW, noise=0.1)
     drafter = ModelDrafter(draft) if with_q else PromptLookup()
     decoder = Decoder(target, drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
     batch = prompts(5, 17, 2, 10, 5, vocabulary=FEW)
@@ -160,7 +159,7 @@ TEXTS = list(product(range(3), repeat=3))
 NUM = 1500
 
 
-def wanted(sampling: Sampling) -> Tensor:
+def exact(sampling: Sampling) -> Tensor:
     """Probability of every text of three tokens behind the prompt [27]."""
     target = pair("llama", 3, 0.5)[0]
     with torch.no_grad():
@@ -176,7 +175,7 @@ def chi_square(decoder: Decoder, sampling: Sampling) -> float:
     counts = torch.zeros(27, dtype=torch.float64)
     for answer in answers:
         counts[TEXTS.index(tuple(answer.ids))] += 1
-    p = wanted(sampling)
+    p = exact(sampling)
     assert counts[p == 0].sum() == 0
     p, counts = p[p > 0], counts[p > 0]
     return ((counts - NUM * p) ** 2 / (NUM * p)).sum().item()
@@ -184,12 +183,12 @@ def chi_square(decoder: Decoder, sampling: Sampling) -> float:
 
 def sampling_decoder(name: str, rule: Any, block: int) -> Decoder:
     target, draft = pair("llama", 3, 0.5)
-    made: dict[str, Any] = {
+    drafters: dict[str, Any] = {
         "model": lambda: ModelDrafter(draft),
         "lookup": PromptLookup,
         "suffix": SuffixDrafter,
     }
-    return Decoder(target, made[name](), rule, block)
+    return Decoder(target, drafters[name](), rule, block)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ def sampling_decoder(name: str, rule: Any, block: int) -> Decoder:
     ],
 )
 def test_strict_sampling_is_the_target_s(name: str, block: int, sampling: Sampling):
-    assert wanted(sampling).sum().item() == pytest.approx(1)
+    assert exact(sampling).sum().item() == pytest.approx(1)
     assert chi_square(sampling_decoder(name, make_rule("exact"), block), sampling) < 54
 
 

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, MistralConfig, Qwen2Config
 
+from gistgate.core.architecture import context_of, has_window, num_ids
+from gistgate.core.cache import GrowingLayer, RowCache
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import tap
-from gistgate.core.reader import (
-    WASTE,
-    GrowingLayer,
-    Reader,
-    RowCache,
-    context_of,
-    has_window,
-    last_logits,
-    left_padded,
-    num_ids,
-)
+from gistgate.core.reader import WASTE, Reader, last_logits, left_padded
 from gistgate.core.request import check_prompts
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
@@ -54,16 +46,18 @@ def check_next(reader: Reader, model: Any, texts: list[list[int]]) -> None:
 def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.MonkeyPatch):
     """Room runs out in the middle, exactly at the end, and right after forgetting."""
     monkeypatch.setattr(GrowingLayer, "spare", 3)
-    ours, stock = Cache(layer_class_to_replicate=GrowingLayer), DynamicCache()
+    ours = Cache(layer_class_to_replicate=GrowingLayer)
+    stock = DynamicCache()
     for step, (new, forget) in enumerate(
         [(2, 0), (3, 1), (1, 1), (5, 4), (6, 0), (1, 11), (9, 0), (4, 13), (3, 0)]
     ):
         for layer in range(2):
             keys, values = states(new, 10 * step + layer)
-            got, want = ours.update(keys, values, layer), stock.update(keys, values, layer)
+            got = ours.update(keys, values, layer)
+            want = stock.update(keys, values, layer)
             assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-            ours.layers[layer].drop_last(forget)
             if forget:
+                ours.layers[layer].crop(-forget)
                 stock.layers[layer].crop(-forget)
         assert ours.get_seq_length() == stock.get_seq_length()
     assert ours.get_seq_length() == 4
@@ -73,7 +67,8 @@ def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_reader_with_holes_predicts_like_one_without(kind: str):
     """Two rows keep different parts of what was read; what follows must not notice the rest."""
-    model, (first, second) = pair(kind)[0], prompts(9, 14, seed=3)
+    model = pair(kind)[0]
+    first, second = prompts(9, 14, seed=3)
     reader = Reader(model, 2)
     reader.read(*left_padded([first[:5], second[:8]], model.device), keep=1)
     reader.read(torch.tensor([first[5:8], second[8:11]]), None, keep=1)
@@ -89,17 +84,19 @@ def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
     """One row leaves with the longest text, two come in, one of them remembered; all go on as if
     they were alone.
     """
-    model, (long, short, new, known) = pair(kind)[0], prompts(60, 11, 20, 9, seed=3)
-    reader, memory = Reader(model, 2), Reader(model, 1)
+    model = pair(kind)[0]
+    long, short, new, remembered = prompts(60, 11, 20, 9, seed=3)
+    reader = Reader(model, 2)
+    memory = Reader(model, 1)
     reader.read(*left_padded([long[:50], short[:5]], model.device), keep=1)
     reader.read(torch.tensor([long[50:54], short[5:9]]), None, keep=1)
     reader.keep(4, [4, 2])
     reader.select([1])
     assert (reader.known, reader.slots) == ([7], 7)
-    memory.read(torch.tensor([known[:6]]), None, keep=1)
-    reader.admit([new, known], [RowCache([]), *memory.snapshot([0])], [0, 5])
+    memory.read(torch.tensor([remembered[:6]]), None, keep=1)
+    reader.admit([new, remembered], [RowCache([]), *memory.snapshot([0])], [0, 5])
     assert (reader.known, reader.slots) == ([7, 19, 8], 19)
-    check_next(reader, model, [short, new, known])
+    check_next(reader, model, [short, new, remembered])
 
 
 @pytest.mark.parametrize(
@@ -124,12 +121,15 @@ def test_a_window_that_no_text_can_fill_is_none(config: Any, expected: bool) -> 
 @pytest.mark.parametrize("kind", BY_SLOT)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_rows_write_their_own_greedy_text_where_distances_are_slots(kind: str, rows: int) -> None:
-    (target, draft), batch = pair(kind), prompts(5, 17, 2, 10)
+    target, draft = pair(kind)
+    batch = prompts(5, 17, 2, 10)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
     parts = [batch[start : start + rows] for start in range(0, 4, rows)]
-    answers = [one for part in parts for one in decoder.generate(part, max_new_tokens=40)]
-    assert [one.ids for one in answers] == [greedy(kind, tuple(one), 40) for one in batch]
-    lengths = [length for one in answers for length in one.statistics.histogram]
+    answers = [answer for part in parts for answer in decoder.generate(part, max_new_tokens=40)]
+    assert [answer.ids for answer in answers] == [
+        greedy(kind, tuple(answer), 40) for answer in batch
+    ]
+    lengths = [length for answer in answers for length in answer.statistics.histogram]
     assert max(lengths) > 0 and len(set(lengths)) > 1  # unequal lengths leave holes
 
 
@@ -145,7 +145,9 @@ def test_a_draft_needs_room_behind_the_answer(kind: str, drafter: str) -> None:
     )
     batch = prompts(CONTEXT - 28, 3)
     answers = decoder.generate(batch, max_new_tokens=20)
-    assert [one.ids for one in answers] == [greedy(kind, tuple(one), 20) for one in batch]
+    assert [answer.ids for answer in answers] == [
+        greedy(kind, tuple(answer), 20) for answer in batch
+    ]
     with pytest.raises(UserError, match="exceed the context"):
         decoder.generate(batch, max_new_tokens=21)
 
@@ -182,7 +184,8 @@ def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: in
 @torch.no_grad()
 @pytest.mark.parametrize("kind", SIZES)
 def test_last_logits_are_those_of_a_plain_forward_and_no_hook_stays(kind: str):
-    model, ids = pair(kind)[0], torch.tensor(prompts(9, 9))
+    model = pair(kind)[0]
+    ids = torch.tensor(prompts(9, 9))
     before = len(model.get_output_embeddings()._forward_pre_hooks)
     assert torch.allclose(
         last_logits(model, 4, input_ids=ids), model(ids).logits[:, -4:], atol=1e-5

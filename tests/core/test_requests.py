@@ -29,7 +29,8 @@ BEGIN, END = Markers().get_vocab().values()
 def decoder(
     rule_id: str = "trt-relaxed", observer: Watch | None = None, **settings: object
 ) -> Decoder:
-    (target, draft), rule = pair("llama"), make_rule(rule_id, **settings)
+    target, draft = pair("llama")
+    rule = make_rule(rule_id, **settings)
     return Decoder(
         target,
         ModelDrafter(draft),
@@ -89,13 +90,13 @@ def test_models_that_keep_other_states_are_decoded_plainly_and_their_drafts_are_
     sizes = {**COMMON, **STATEFUL[kind], "initializer_range": 0.3, "vocab_size": 259}
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ends)).eval()
-    asked = prompts(9, 5)
-    answers = Decoder(model, None, make_rule("exact")).generate(asked, max_new_tokens=8)
-    for ids, answer in zip(asked, answers, strict=True):
-        wanted = model.generate(
+    batch = prompts(9, 5)
+    answers = Decoder(model, None, make_rule("exact")).generate(batch, max_new_tokens=8)
+    for ids, answer in zip(batch, answers, strict=True):
+        expected = model.generate(
             torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0
         )
-        assert answer.ids == wanted[0, len(ids) :].tolist()
+        assert answer.ids == expected[0, len(ids) :].tolist()
     for target, drafter in ((model, PromptLookup()), (pair("llama")[0], ModelDrafter(model))):
         with pytest.raises(
             UserError, match=f"{type(model).__name__} keeps states besides .* Decode it plainly"
@@ -150,7 +151,8 @@ def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
     """Only padding beyond the tokenizer may be ignored; the target's own tokens are never cut
     off.
     """
-    target, short = pair("llama")[0], ModelDrafter(pair("llama", 200)[1])
+    target = pair("llama")[0]
+    short = ModelDrafter(pair("llama", 200)[1])
     for parts, sentence in (
         ({"vocabulary": 210}, "knows 200 token ids and the target's tokenizer has 210.*'lookup'"),
         ({"tokenizer": byte_tokenizer()}, "knows 200 token ids and the target's tokenizer has 259"),
@@ -200,7 +202,10 @@ def test_outside_the_markers_the_rule_is_strict():
 @pytest.mark.parametrize("many", [BATCH, sorted(BATCH, key=len)])
 def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
     """In slots the longest prompts are decoded first, and the costs go with them."""
-    watch, slotted, silent, costs = Watch(), Watch(), Watch(), [0.25, 0.5, 1.0]
+    watch = Watch()
+    slotted = Watch()
+    silent = Watch()
+    costs = [0.25, 0.5, 1.0]
     decoder("wisv", observer=watch).generate(many, max_new_tokens=12, costs=costs)
     decode_all(
         decoder("wisv", observer=slotted), many, batch_size=2, max_new_tokens=12, costs=costs
@@ -219,7 +224,7 @@ def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *[{"temperature": one} for one in (1e-40, math.inf, math.nan, -1.0)],
+        *[{"temperature": value} for value in (1e-40, math.inf, math.nan, -1.0)],
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},
@@ -232,9 +237,11 @@ def test_sampling_at_which_nothing_can_be_drawn_is_refused(wrong: dict[str, Any]
 
 @pytest.mark.parametrize(
     "rule_id, temperature, sentence",
-    [("sense", 0.7, "'sense' is not defined for temperature 0.7. Use 'fly' there."),
-     ("lenience", 0.0, "'lenience' is not defined for greedy decoding. Use 'prob-ratio' there.")],
-)  # fmt: skip
+    [
+        ("sense", 0.7, "'sense' is not defined for temperature 0.7. Use 'fly' there."),
+        ("lenience", 0.0, "'lenience' is not defined for greedy decoding. Use 'prob-ratio' there."),
+    ],
+)
 def test_undefined_temperatures_are_refused_before_anything_runs(
     rule_id: str, temperature: float, sentence: str
 ):

@@ -32,18 +32,18 @@ class StateGate:
         return (block.hidden["post"][:, 1:, 0] > 0).float()
 
 
-def answers(some: list[list[int]]) -> list[list[int]]:
+def answers(batch: list[list[int]]) -> list[list[int]]:
     target, draft = pair("llama", noise=0.3)
     decoder = Decoder(
         target, ModelDrafter(draft), make_rule("autojudge", risk=0.5), 4, gate=StateGate()
     )
-    return [one.ids for one in decoder.generate(some, max_new_tokens=40)]
+    return [answer.ids for answer in decoder.generate(batch, max_new_tokens=40)]
 
 
 def test_threads_do_not_read_each_others_states():
     batches = [prompts(9, seed=seed) for seed in range(6)]
     alone = [answers(batch) for batch in batches]
-    assert len({str(one) for one in alone}) == 6
+    assert len({str(texts) for texts in alone}) == 6
     with ThreadPoolExecutor(6) as pool:
         for _ in range(3):
             assert list(pool.map(answers, batches)) == alone
@@ -75,17 +75,15 @@ def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates
 def test_it_holds_for_continued_texts_as_well():
     loose = capped("prob", most=2, r=1e-9)
     memories = loose.remember(BATCH)
-    found = loose.resume(
+    done = loose.resume(
         memories,
         [(len(ids) - 1, ids[-1:]) for ids in BATCH],
         [*map(len, BATCH)],
         max_new_tokens=NUM,
     )
-    assert [answer.ids for answer, _ in found] == [
-        greedy("llama", tuple(ids), NUM) for ids in BATCH
-    ]
-    assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in found)
-    again = [memory for _, memory in found][
+    assert [answer.ids for answer, _ in done] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+    assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in done)
+    again = [memory for _, memory in done][
         :2
     ]  # they know nothing of the draft model, which reads the texts again
     going = loose.resume(
@@ -105,7 +103,7 @@ def test_the_number_is_the_last_batch_before_it_stops_paying(
     monkeypatch.setattr(
         timing,
         "rate",
-        lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)],
+        lambda decoder, batch, request: 5.0 if decoder.drafter is None else rates[len(batch)],
     )
     assert timing.pays_up_to(capped(), BATCH, (1, 2, 4), max_new_tokens=NUM) == most
 
@@ -122,7 +120,8 @@ def decoder_of(kind: str, draft: str, block: int = 4) -> Decoder:
 @pytest.mark.parametrize("draft", ["model", "lookup", "none"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_from_every_token_of_a_text(kind: str, draft: str):
-    decoder, (prompt,) = decoder_of(kind, draft), prompts(9)
+    decoder = decoder_of(kind, draft)
+    (prompt,) = prompts(9)
     [(answer, memory)] = decoder.resume(
         decoder.remember([prompt]), [(len(prompt), [])], [len(prompt)], max_new_tokens=LENGTH
     )
@@ -130,8 +129,8 @@ def test_from_every_token_of_a_text(kind: str, draft: str):
     assert memory is not None and memory.text == prompt + answer.ids and memory.num_bytes > 0
 
     places = range(len(prompt) - 2, len(memory.text) - 1)
-    starts = [(kept, added) for kept in places for added in ([], [17], [17, 18, 19])]
-    texts = [[*memory.text[:kept], *added] for kept, added in starts]
+    starts = [(num, added) for num in places for added in ([], [17], [17, 18, 19])]
+    texts = [[*memory.text[:num], *added] for num, added in starts]
     lengths = [min(len(text), len(prompt)) for text in texts]
     resumed = decoder.resume([memory] * len(starts), starts, lengths, max_new_tokens=LENGTH + 8)
     for (again, _), text, length in zip(resumed, texts, lengths, strict=True):
@@ -166,9 +165,11 @@ def test_a_memory_of_a_continued_text_continues_again():
     assert [memory.text for memory in memories] == [
         text + answer.ids for text, (answer, _) in zip(batch, first, strict=True)
     ]
-    kept = [len(memory.text) - 2 for memory in memories]
-    again = decoder.resume(memories, [(n, [9]) for n in kept], [5, 12, 3], max_new_tokens=30)
-    for memory, n, length, (answer, later) in zip(memories, kept, (5, 12, 3), again, strict=True):
+    lengths = [len(memory.text) - 2 for memory in memories]
+    again = decoder.resume(memories, [(n, [9]) for n in lengths], [5, 12, 3], max_new_tokens=30)
+    for memory, n, length, (answer, later) in zip(
+        memories, lengths, (5, 12, 3), again, strict=True
+    ):
         text = [*memory.text[:n], 9]
         assert (
             answer.ids == text[length:] + continued(decoder, [text], 30 - (n + 1 - length))[0].ids
@@ -177,7 +178,8 @@ def test_a_memory_of_a_continued_text_continues_again():
 
 
 def test_sampled_continuations_have_their_own_seeds():
-    decoder, (prompt,) = decoder_of("llama", "model"), prompts(9)
+    decoder = decoder_of("llama", "model")
+    (prompt,) = prompts(9)
     [memory] = decoder.remember([prompt])
     request: dict[str, Any] = {
         "max_new_tokens": LENGTH,
@@ -194,7 +196,8 @@ def test_sampled_continuations_have_their_own_seeds():
 
 
 def test_a_text_that_has_ended_stays_as_it_is():
-    decoder, (prompt,) = decoder_of("llama", "model"), prompts(9)
+    decoder = decoder_of("llama", "model")
+    (prompt,) = prompts(9)
     [memory] = decoder.remember([[*prompt, 1, 2]])
     rows = decoder.resume(
         [memory] * 3, [(11, []), (11, [7]), (10, [])], [9] * 3, max_new_tokens=3, eos_ids=[2]
@@ -214,8 +217,9 @@ def test_a_text_that_ended_leaves_nothing_to_one_that_remembers_nothing(draft: s
     for added in ([], [17, 18]):
         text = [5, *added] if added else [9]
         memories = decoder.remember([text[:1], [9, 5, 2]])
-        rows = decoder.resume(memories, [(0 if added else 1, text if added else []), (3, [])], [len(text), 1],
-                              max_new_tokens=6, eos_ids=[2])  # fmt: skip
+        continuations = [(0, text) if added else (1, []), (3, [])]
+        request: dict[str, Any] = {"max_new_tokens": 6, "eos_ids": [2]}
+        rows = decoder.resume(memories, continuations, [len(text), 1], **request)
         assert rows[0][0].ids == decoder.generate([text], max_new_tokens=6, eos_ids=[2])[0].ids
         assert rows[1][0].ids == [5, 2]
 
@@ -224,11 +228,12 @@ def test_what_generate_refuses_is_refused_of_remembered_texts_as_well():
     decoder = decoder_of("llama", "model")
     with pytest.raises(UserError, match="Prompt 1 holds the token id 1000000"):
         decoder.remember([[5], [7, 10**6]])
-    memories, most = decoder.remember([[5, 7, 9]]), decoder.target.config.max_position_embeddings
+    memories = decoder.remember([[5, 7, 9]])
+    limit = decoder.target.config.max_position_embeddings
     for added, request, sentence in (
         ([10**6], {}, "token id 1000000"),
         ([], {"seeds": [1, 2]}, "2 seeds for 1 prompts"),
-        ([3], {"max_new_tokens": most}, f"exceed the context of LlamaForCausalLM, {most} tokens"),
+        ([3], {"max_new_tokens": limit}, f"exceed the context of LlamaForCausalLM, {limit} tokens"),
     ):
         with pytest.raises(UserError, match=sentence):
             decoder.resume(

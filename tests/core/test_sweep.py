@@ -44,32 +44,32 @@ PAIRS = [
 
 def drafter(name: str, kind: str) -> Any:
     if name in DRAFTERS:
-        made: Any = DRAFTERS[name]
-        if made is ModelOrTextDrafter:
+        kind_of: Any = DRAFTERS[name]
+        if kind_of is ModelOrTextDrafter:
             return ModelOrTextDrafter(
                 ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4
             )
-        return made(pair(kind)[1]) if issubclass(made, ModelDrafter) else made()
+        return kind_of(pair(kind)[1]) if issubclass(kind_of, ModelDrafter) else kind_of()
     if name == "corpus":
         return CorpusDrafter(
             SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]])
         )
-    made = SenseTree if name.startswith("sen-tree") else SenseDrafter
-    return made(store_of(kind, BATCH[:2]), semantic=not name.endswith("-lexical"))
+    kind_of = SenseTree if name.startswith("sen-tree") else SenseDrafter
+    return kind_of(store_of(kind, BATCH[:2]), semantic=not name.endswith("-lexical"))
 
 
 def check(
     kind: str, name: str, block: int, rows: int, rule: str = "exact", engine: str = "eager"
 ) -> None:
     """Decode, and compare with what transformers itself writes greedily."""
-    closed, parts = (
-        make_rule(rule, **CLOSED[rule]),
-        {"gate": HalfGate(), "tokenizer": Markers(), "engine": engine},
-    )
+    closed = make_rule(rule, **CLOSED[rule])
+    parts = {"gate": HalfGate(), "tokenizer": Markers(), "engine": engine}
     decoder = Decoder(pair(kind)[0], drafter(name, kind), closed, block, **parts)
     batch = [BATCH[(block + number) % len(BATCH)] for number in range(rows)]
     answers = decoder.generate(batch, max_new_tokens=NUM)
-    assert [answer.ids for answer in answers] == [greedy(kind, tuple(one), NUM) for one in batch], (
+    assert [answer.ids for answer in answers] == [
+        greedy(kind, tuple(prompt), NUM) for prompt in batch
+    ], (
         block,
         rows,
     )
@@ -77,7 +77,8 @@ def check(
 
 @pytest.mark.parametrize("number", range(16))
 def test_a_sample_writes_the_greedy_texts(number: int):
-    kind, name = KINDS[number % len(KINDS)], NAMES[(number * 5) % len(NAMES)]
+    kind = KINDS[number % len(KINDS)]
+    name = NAMES[(number * 5) % len(NAMES)]
     check(kind, name, *PAIRS[(number * 7) % len(PAIRS)], rule=("exact", "autojudge")[number // 8])
 
 
@@ -99,7 +100,7 @@ def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: 
     """
     build = program.build
     monkeypatch.setattr(
-        store, "build", lambda *given, **named: build(*given, **{**named, "compiles": False})
+        store, "build", lambda *parts, **named: build(*parts, **{**named, "compiles": False})
     )
     monkeypatch.setattr(store, "_stores", type(store._stores)())
     for block, rows in ((1, 8), (4, 1), (7, 3), (16, 5)):

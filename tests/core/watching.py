@@ -41,7 +41,8 @@ class Watch:
     """Keeps every block with its verdict and the texts before it."""
 
     def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
-        self.layers, self.wants_q = layers, wants_q
+        self.layers = layers
+        self.wants_q = wants_q
         self.seen: list[tuple[Block, Acceptance, list[list[int]]]] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: Any) -> None:
@@ -87,4 +88,7 @@ def continued(
         remember=False,
         **request,
     )
-    return [Generation(one.ids[1:], one.reasons[1:], one.finish, one.statistics) for one, _ in rows]
+    return [
+        Generation(answer.ids[1:], answer.reasons[1:], answer.finish, answer.statistics)
+        for answer, _ in rows
+    ]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.core.architecture import counts_slots
 from gistgate.core.block import Block
 from gistgate.core.decoder import Decoder
-from gistgate.core.reader import counts_slots
 from gistgate.core.rule import allowed
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter

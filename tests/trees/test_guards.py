@@ -9,7 +9,7 @@ import pytest
 
 from gistgate.core.block import Block, Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guards import CLOSED, Verdict
+from gistgate.core.guard import CLOSED, Verdict
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.rules import make_rule

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
+from gistgate.core.domain import DomainGuard, fit
 from gistgate.core.files import fingerprint, read_json, write_json, write_json_lines, write_text
-from gistgate.core.guards import DomainGuard, fit
 from gistgate.core.identity import gate_hash
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import choose
