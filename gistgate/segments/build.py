@@ -102,7 +102,7 @@ def decoder_of(
     gate: Gate | None = None,
     **parts: Any,
 ) -> Decoder:
-    """The decoder of loaded probes at chosen settings; `gate` stands in for their own token gate."""
+    """The decoder of loaded probes at chosen settings; `gate` stands in for their token gate."""
     settings = choice.settings
     risk = settings["risk"]
     token_gate = None if risk is None else gate or probes.gate

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.architecture import BY_SLOT
+from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.drafter import Chains, Drafter, Judged, Settle
 from gistgate.core.reader import Layout, Reader
 from gistgate.core.rule import Rule, draw

@@ -72,9 +72,17 @@ def test_fewest(least):
 
 @pytest.mark.parametrize(
     "loss, discordance, n, table",
-    [(0.1, 0.3, 10, (2, 1)), (0.1, 0.3, 15, (3, 1)), (0.05, 0.1, 10, (1, 0)), (-0.1, 0.3, 10, (1, 2)),
-     (0.2, 0.1, 10, (2, 0)), (0.01, 1.0, 1, (1, 0)), (0.0, 1.0, 5, (3, 2)), (0.0, 1.2, 5, (3, 2))],
-)  # fmt: skip
+    [
+        (0.1, 0.3, 10, (2, 1)),
+        (0.1, 0.3, 15, (3, 1)),
+        (0.05, 0.1, 10, (1, 0)),
+        (-0.1, 0.3, 10, (1, 2)),
+        (0.2, 0.1, 10, (2, 0)),
+        (0.01, 1.0, 1, (1, 0)),
+        (0.0, 1.0, 5, (3, 2)),
+        (0.0, 1.2, 5, (3, 2)),
+    ],
+)
 def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
     assert expected_table(loss, discordance, n) == table
 

@@ -477,12 +477,35 @@ def test_lengths_may_grow_by_a_share_on_average(run):
 LATE = frozenset(range(40, 80))
 
 
-@pytest.mark.parametrize(("loose", "changes", "lines", "lost"), [
-    (Script(), {}, ["", "test 1, 54 prompts, the last in line 55: changed 0.00%, at most 9.86%; kept"], False),
-    (Script(wrong=LATE), {"claim": "score"}, ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"], True),
-    (Script(tokens=12), {"claim": "length", "max_new_tokens": 12}, ["test 1, 42 prompts, the last in line 43"], True),
-    (Script(), {"share": 0.5, "budget": 0.3}, ["test 1, 16 prompts, the last in line 28"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loose", "changes", "lines", "lost"),
+    [
+        (
+            Script(),
+            {},
+            ["", "test 1, 54 prompts, the last in line 55: changed 0.00%, at most 9.86%; kept"],
+            False,
+        ),
+        (
+            Script(wrong=LATE),
+            {"claim": "score"},
+            ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"],
+            True,
+        ),
+        (
+            Script(tokens=12),
+            {"claim": "length", "max_new_tokens": 12},
+            ["test 1, 42 prompts, the last in line 43"],
+            True,
+        ),
+        (
+            Script(),
+            {"share": 0.5, "budget": 0.3},
+            ["test 1, 16 prompts, the last in line 28"],
+            False,
+        ),
+    ],
+)
 def test_a_watch_tests_what_comes_until_the_budget_is_lost(
     run, tmp_path, capsys, loose, changes, lines, lost
 ):

@@ -66,11 +66,17 @@ def test_the_largest_budget_that_is_kept_decides_and_the_headline_is_the_default
         made.operating_point(0.01)
 
 
-@pytest.mark.parametrize("content, sentence", [
-    ({"budget": 0.01}, "not that of a certificate"),
-    ({"format_version": 2}, "is no certificate: 'points'"),
-    ({"format_version": 2, "points": [{"bugdet": 1}], "sequence": []}, "Did you mean|did you mean 'budget'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ({"budget": 0.01}, "not that of a certificate"),
+        ({"format_version": 2}, "is no certificate: 'points'"),
+        (
+            {"format_version": 2, "points": [{"bugdet": 1}], "sequence": []},
+            "Did you mean|did you mean 'budget'",
+        ),
+    ],
+)
 def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
     assert read_certificate(tmp_path) is None
     (tmp_path / CERTIFICATE_FILE).write_text(json.dumps(content))

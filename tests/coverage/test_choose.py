@@ -41,8 +41,12 @@ def rows() -> list[Any]:
     """The rows of the table as lists of cells."""
     table = PAGE.read_text().split("\n| known |")[1].split("\n\n")[0]
     lines = re.findall(r"^\| (.*) \|$", table, flags=re.M)
-    return [pytest.param([cell.strip() for cell in line.split("|")], id=line.split("|")[0] + line.split("|")[1])
-            for line in lines]  # fmt: skip
+    return [
+        pytest.param(
+            [cell.strip() for cell in line.split("|")], id=line.split("|")[0] + line.split("|")[1]
+        )
+        for line in lines
+    ]
 
 
 def chosen(known: str, named: str) -> Choice:

@@ -72,9 +72,16 @@ def test_the_head_of_a_function_may_be_completed_or_repeated(task):
 
 @pytest.mark.parametrize(
     "text, reference, same",
-    [(RIGHT, RIGHT, True), (LONGER, RIGHT, True), (WRONG, RIGHT, False), (RIGHT, WRONG, True), (WRONG, WRONG, True),
-     (WRONG, WRONG + "  # no", None), (RIGHT, "", None)],
-)  # fmt: skip
+    [
+        (RIGHT, RIGHT, True),
+        (LONGER, RIGHT, True),
+        (WRONG, RIGHT, False),
+        (RIGHT, WRONG, True),
+        (WRONG, WRONG, True),
+        (WRONG, WRONG + "  # no", None),
+        (RIGHT, "", None),
+    ],
+)
 def test_a_text_that_passes_no_fewer_tests_keeps_the_meaning(task, text, reference, same):
     assert task.same_meaning(WORDS, text, reference) is same
 

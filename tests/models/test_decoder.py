@@ -58,10 +58,16 @@ def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certi
     compared.
     """
     scope = {
-        "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
-        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(block("prompting")),
-        "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
-    }  # fmt: skip
+        "target": model_scope(identify_model(TARGET)),
+        "draft": model_scope(identify_model(DRAFT)),
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary,
+        "gate": None,
+        "prompting": asdict(block("prompting")),
+        "temperature": 0.0,
+        "engine": "eager",
+        "guards": [],
+        **changes.pop("scope", {}),
+    }
     found = proofs.point(0.01, settings=settings or {"r": 0.4})
     return proofs.certificate(
         found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes}

@@ -36,10 +36,19 @@ def project(tmp_path: Path, monkeypatch) -> Params:
     return parameters(**PARAMS)
 
 
-@pytest.mark.parametrize(("block", "changes"), [
-    ("prompts", {"train": 640}), ("prompts", {"test": 8}), ("engine", {"rollouts": "vllm"}), ("label", {"rollouts": 5}),
-    ("decoding", {"block": 4}), ("world", {"skew": 0.0}), ("label", {"longest": 1.1}), ("calibrate", {"growth": 0.05}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "changes"),
+    [
+        ("prompts", {"train": 640}),
+        ("prompts", {"test": 8}),
+        ("engine", {"rollouts": "vllm"}),
+        ("label", {"rollouts": 5}),
+        ("decoding", {"block": 4}),
+        ("world", {"skew": 0.0}),
+        ("label", {"longest": 1.1}),
+        ("calibrate", {"growth": 0.05}),
+    ],
+)
 def test_what_changes_a_gate_or_a_text_is_another_choice(
     project: Params, block: str, changes: dict[str, Any]
 ):

@@ -57,14 +57,24 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
     params = parameters(methods={"fly": method}, decoding={"batch_size": 8})
     write_text(prompts_of("calibration"), "[1]")
     assert scope_of(params, "fly", pair, TASK) == {
-        "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
-        **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
+        "target": model_scope(identify_model(pair.target)),
+        "draft": model_scope(identify_model(pair.draft)),
+        **tokenizer_scope(byte_tokenizer(), ("encoding",)),
+        "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
-        "prompts": fingerprint(prompts_of("calibration")), "stops": [], "rule": "fly",
+        "prompts": fingerprint(prompts_of("calibration")),
+        "stops": [],
+        "rule": "fly",
         "prompting": {"num_fewshot": 0, "chat_template": False, "system": None},
-        "drafter": "model", "ends": [2], "block": 4, "knob": "theta", "temperature": 0.0, "engine": "eager",
-        "batching": {"rows": 8, "ragged": True}, "guards": [],
-    }  # fmt: skip
+        "drafter": "model",
+        "ends": [2],
+        "block": 4,
+        "knob": "theta",
+        "temperature": 0.0,
+        "engine": "eager",
+        "batching": {"rows": 8, "ragged": True},
+        "guards": [],
+    }
 
 
 @pytest.mark.parametrize("changed", ["sums.yaml", "base.yaml", "judges/strict.py"])

@@ -205,13 +205,22 @@ def test_nothing_is_certified_on_rounded_weights(served: Served, certificate: st
     assert with_gate(rounded, risk=0.1).source == "explicit setting"
 
 
-@pytest.mark.parametrize("value, words", [
-    ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
-    ("prob", "an object is expected"), ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"),
-    ({"rule": "fly", "certificate": "x"}, "itself"),
-    ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-    ({"gate": "g", "budget": "0.03"}, "a finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ({}, "name a"),
+        ({"rule": "prob", "strict": True}, "Keep one"),
+        ({"ruel": "prob"}, "unknown key 'ruel'"),
+        ("prob", "an object is expected"),
+        ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"),
+        ({"rule": "fly", "certificate": "x"}, "itself"),
+        (
+            {"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01},
+            "a budget is kept by a certificate",
+        ),
+        ({"gate": "g", "budget": "0.03"}, "a finite number"),
+    ],
+)
 def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
     with pytest.raises(UserError, match=words):
         read_settings(value)

@@ -87,9 +87,16 @@ def world(tmp_path, monkeypatch):
 
     identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
     task = SimpleNamespace(
-        name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(), files=(),
-        text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text), problem=lambda doc: str(doc),
-    )  # fmt: skip
+        name="sums",
+        metric="exact_match,answer",
+        stops=["Q:"],
+        max_new_tokens=9,
+        prompting=Prompting(),
+        files=(),
+        text=lambda _tokenizer, ids: ids[0],
+        score=lambda _doc, text: float(text),
+        problem=lambda doc: str(doc),
+    )
     pair = SimpleNamespace(
         target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None
     )

@@ -40,8 +40,15 @@ def test_the_summary_has_the_promised_numbers(folder):
     )  # all answers have five tokens here
     assert judge["certified_bound"] == 0.04 and judge["target_forwards"] == 10 and judge["n"] == 4
     assert judge["certificates"]["0.1"] == {
-        "certified": True, "knob": 0.2, "bound": 0.04, "n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS
-    }  # fmt: skip
+        "certified": True,
+        "knob": 0.2,
+        "bound": 0.04,
+        "n": 100,
+        "losses": 3,
+        "gains": 1,
+        "confidence": 0.95,
+        **LENGTHS,
+    }
     assert summary["methods"]["prob"]["certified_bound"] is None
     assert summary["methods"]["exact"]["certified_bound"] == 0.0
 

@@ -15,7 +15,7 @@ from pipeline.labels import spans
 from pipeline.labels.features import Replay
 from pipeline.labels.mining import stamped
 from pipeline.labels.schema import Policy, pack
-from pipeline.labels.spans import span_rows
+from pipeline.spans import span_rows
 from tests.pipeline.labels.test_features import NAMES, REQUEST, prompts, recorded_by  # noqa: F401
 from tests.tiny import tiny_pair
 

@@ -1,4 +1,4 @@
-"""What two other methods learn from mismatches: `python -m pipeline.labels.spans judge` trains
+"""What two other methods learn from mismatches: `python -m pipeline.spans judge` trains
 models/judge on labels of whole spans, the mismatch and the draft tokens behind it in its block
 (arXiv 2501.19309); `pairs` counts in models/pairs.safetensors how often which draft token was
 refused for which target token (CSD, arXiv 2604.13634).
