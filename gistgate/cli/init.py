@@ -8,7 +8,6 @@ import os
 import re
 import string
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,8 @@ OWN_TASK = "own"  # the task whose file is to be filled in
 METHODS = ("exact", "prob-ratio", "autojudge")
 """Methods of a new project; its params.yaml has the others as comments."""
 SAMPLE = {"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}
-SHARED = files("gistgate.cli") / "shared"
+HERE = Path(__file__).parent
+SHARED = HERE / "shared"
 """Links to the repository's own graph, parameters and tasks."""
 TASKS = "data/tasks"  # folder of a project's task
 
@@ -202,9 +202,9 @@ def contents_of(project: Project, task: str) -> dict[str, str]:
     dvc = "[core]\n    analytics = false\n"
     if not any((parent / ".git").exists() for parent in project.folder.resolve().parents):
         dvc += "    no_scm = true\n"
-    name, task_files = task_files_of(task)
+    name = re.sub(r"\.ya?ml$", "", Path(task).name)
     return {
-        **task_files,
+        **task_files(task),
         f"models/pairs/{project.pair}.yaml": pair,
         ".dvc/config": dvc,
         ".gitignore": filled("gitignore"),
@@ -222,8 +222,8 @@ def shared(name: str) -> str:
 
 def filled(template: str, /, **values: str) -> str:
     """A template with its values put in."""
-    place = files("gistgate.cli") / f"templates/{template}.template"
-    return string.Template(place.read_text(encoding="utf-8")).substitute(values)
+    text = (HERE / f"templates/{template}.template").read_text(encoding="utf-8")
+    return string.Template(text).substitute(values)
 
 
 def without_code(graph: str) -> str:
@@ -257,54 +257,53 @@ def with_few_methods(text: str) -> str:
     return text[:start] + methods + text[end:]
 
 
-def task_files_of(task: str) -> tuple[str, dict[str, str]]:
-    """The task's name and its files; for a task of lm-eval only a note, because DVC wants the
-    folder.
+def task_files(task: str) -> dict[str, str]:
+    """The files of a task: those to be filled in, copies, or for a task of lm-eval a note, because
+    DVC wants the folder.
     """
     if task == OWN_TASK:
         sample = json.dumps(SAMPLE) + "\n"
-        return task, {
+        return {
             f"{TASKS}/{task}.yaml": filled("task.yaml", task=task),
             f"{TASKS}/documents/train.jsonl": sample,
             f"{TASKS}/documents/test.jsonl": sample,
         }
-    if task.endswith((".yaml", ".yml")):
-        path = Path(task)
-        return path.stem, copied(path)
-    path = Path(str(SHARED / f"tasks/{task}.yaml"))
-    if path.exists():
-        return task, copied(path)
+    is_file = task.endswith((".yaml", ".yml"))
+    path = Path(task) if is_file else SHARED / f"tasks/{task}.yaml"
+    if is_file or path.exists():
+        return copies(path)
     with needing("pipeline"):
-        from gistgate.lm_eval import files as tasks
-    if (file := tasks.entry_of(task, None)[1].yaml_path) is not None:
-        tasks.check_files(task, file)
+        from gistgate.lm_eval.files import check_files, entry_of
+    _, entry = entry_of(task, None)
+    if entry.yaml_path is not None:
+        check_files(task, entry.yaml_path)
     note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
-    return task, {f"{TASKS}/README.md": note}
+    return {f"{TASKS}/README.md": note}
 
 
-def copied(path: Path) -> dict[str, str]:
+def copies(path: Path) -> dict[str, str]:
     """The file of a task with all that it is made of; refuses (UserError) what the pipeline could
     not read.
     """
     with needing("pipeline"):
-        from gistgate.lm_eval import files as tasks
+        from gistgate.lm_eval.files import NAME, check_files, files_of
     if not path.is_file():
         raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")
-    name = tasks.NAME.search(text)  # None: an included file names it
+    name = NAME.search(text)  # None: an included file names it
     if name and name[1] != path.stem:
         raise UserError(
             f"The task in {path} is called '{name[1]}'. Rename the file to {name[1]}{path.suffix}."
         )
-    tasks.check_files(path.stem, path)
+    check_files(path.stem, path)
     contents = {f"{TASKS}/{path.stem}.yaml": text}
     documents = path.with_name(path.stem.replace("-", "_")).glob("*.jsonl")  # of a shipped task
-    for part in (*tasks.files_of(path)[1:], *documents):
-        inside = Path(os.path.relpath(part, path.parent))
-        if ".." in inside.parts:
+    for part in (*files_of(path)[1:], *documents):
+        inside = Path(os.path.relpath(part, path.parent)).as_posix()
+        if inside.startswith("../"):
             raise UserError(
                 f"The task file {path} takes in {part}, which lies outside its folder. Copy it into"
                 " that."
             )
-        contents[f"{TASKS}/{inside.as_posix()}"] = part.read_text(encoding="utf-8")
+        contents[f"{TASKS}/{inside}"] = part.read_text(encoding="utf-8")
     return contents
