@@ -97,7 +97,7 @@ class Finding:
         method = self.method
         budgets = sorted(self.request.budgets)
         headline = self.request.headline_budget
-        largest = self.verdicts.budgets.index(budgets[-1])
+        largest = budgets[-1]
         sequence: list[dict[str, Any]] = [
             {"settings": method.settings(setting)} for setting in self.selection.settings
         ]
@@ -114,7 +114,7 @@ class Finding:
             knob=method.knob,
             score=score,
             confidence=self.request.confidence,
-            headline_budget=headline if headline in budgets else budgets[-1],
+            headline_budget=headline if headline in budgets else largest,
             scope=scope,
             points=tuple(self.point(budget) for budget in budgets),
             sequence=tuple(sequence),

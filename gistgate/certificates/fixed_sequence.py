@@ -8,7 +8,7 @@ testing as in arXiv 2110.01052; the sequence may not depend on the tested prompt
 docs/certificates.md says when the decoding of a setting ends (`Stop`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -29,13 +29,13 @@ from gistgate.certificates.planning import Stop, confidence_of_test, fewest, nee
 
 @dataclass(frozen=True)
 class Tested:
-    """One setting of the sequence; the tuples follow the order of the budgets."""
+    """One setting of the sequence."""
 
     decoded: Decoded  # all that was decoded of the setting
-    bounds: tuple[Bound, ...]  # the bound that decided each budget
-    within: tuple[bool, ...]  # whether the bound keeps each budget
-    answers: tuple[Decision | None, ...]
-    """Answers of the sequential tests; None where one stayed open or does not count."""
+    bounds: Mapping[float, Bound]  # the bound that decided each budget
+    within: Mapping[float, bool]  # whether the bound keeps each budget
+    answers: Mapping[float, Decision | None]
+    """Answers of the sequential tests by budget; None where one stayed open or does not count."""
     growth_bound: float | None = None
     """Upper bound on the growth of answers, as a share; None where nothing bounds it."""
     may_grow: bool = True  # whether it keeps the largest growth
@@ -52,8 +52,7 @@ class Verdicts:
         """Index of the loosest setting that keeps a budget while all before it do; None where the
         first fails.
         """
-        at = self.budgets.index(budget)
-        successes = list(takewhile(lambda setting: setting.within[at], self.tested))
+        successes = list(takewhile(lambda setting: setting.within[budget], self.tested))
         return len(successes) - 1 if successes else None
 
     def shown(self, budget: float) -> Tested:
@@ -62,7 +61,7 @@ class Verdicts:
 
     def bound(self, budget: float) -> Bound:
         """The bound of that setting."""
-        return self.shown(budget).bounds[self.budgets.index(budget)]
+        return self.shown(budget).bounds[budget]
 
     def needed(self, budget: float) -> int | None:
         """Prompts that would certify a refused budget at the strictest setting; None where no
@@ -96,7 +95,7 @@ class Verdicts:
             f"{bound.n} prompts with a loss of {bound.mean:.2%} and"
             f" {bound.discordant / bound.n:.2%} differing answers"
         )
-        if strictest.answers[self.budgets.index(budget)] == "beyond":
+        if strictest.answers[budget] == "beyond":
             return (
                 f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no"
                 " doubt."
@@ -127,7 +126,7 @@ def fixed_sequence(
     tested: list[Tested] = []
     for chunks in settings:
         tested.append(try_setting(chunks, budgets, confidence, stop, ternary, growth))
-        if not tested[-1].within[int(np.argmax(budgets))]:
+        if not tested[-1].within[max(budgets)]:
             break
     return Verdicts(tuple(budgets), tuple(tested))
 
@@ -147,23 +146,23 @@ def try_setting(
     tests = [SequentialTest(budget, sure) for budget in budgets]
     decoded = decode_until_clear(chunks, tests, stop)
     # Under `lost` a sequential test refuses and never certifies.
-    answers = tuple(
-        test.answer if stop == "clear" or test.answer == "beyond" else None for test in tests
-    )
+    answers = {
+        test.budget: test.answer if stop == "clear" or test.answer == "beyond" else None
+        for test in tests
+    }
     usual = upper_bound(decoded.differences, sure, ternary)
-    betting = usual
-    if "within" in answers:
-        betting = upper_bound(decoded.differences, sure, ternary=False)
     longer = growth_bound(decoded, sure)
     # Both claims have to hold, each at its confidence, so that neither needs a correction for the
     # other.
     may_grow = growth is None or (longer is not None and longer <= growth)
-    within = tuple(
-        may_grow and (answer == "within" or (answer is None and usual.within(budget)))
-        for answer, budget in zip(answers, budgets, strict=True)
-    )
-    deciding = tuple(betting if answer == "within" else usual for answer in answers)
-    return Tested(decoded, deciding, within, answers, longer, may_grow)
+    bounds = dict.fromkeys(budgets, usual)
+    within = {}
+    for budget, answer in answers.items():
+        if answer == "within":
+            bounds[budget] = upper_bound(decoded.differences, sure, ternary=False)
+        is_kept = usual.within(budget) if answer is None else answer == "within"
+        within[budget] = may_grow and is_kept
+    return Tested(decoded, bounds, within, answers, longer, may_grow)
 
 
 def decode_until_clear(

@@ -111,7 +111,7 @@ class Length(Claim):
     def shown(self, verdicts: Verdicts, answered: Sequence[Answered]) -> Verdicts:
         """The verdicts with the growth in place of what was tested; what was decided stays."""
         tested = verdicts.tested[0]
-        bound = tested.bounds[0]
+        bound = verdicts.bound(self.budget)
         growths = [prompt.growth for prompt in answered]
         bound = replace(
             bound,
@@ -120,7 +120,7 @@ class Length(Claim):
             losses=sum(growth > 0 for growth in growths),
             gains=sum(growth < 0 for growth in growths),
         )
-        return replace(verdicts, tested=(replace(tested, bounds=(bound,)),))
+        return replace(verdicts, tested=(replace(tested, bounds={self.budget: bound}),))
 
 
 def growth_unit(answered: Sequence[Answered]) -> float:

@@ -31,31 +31,34 @@ def test_planned_decodes_all_and_takes_the_exact_bound():
     for d, kept in ((np.zeros(800), True), (np.ones(800), False)):
         seen.clear()
         tested = try_setting(chunks(d, seen=seen), [0.01], 0.95, "planned")
-        assert (sum(seen), tested.within, tested.answers) == (800, (kept,), (None,))
-        assert tested.bounds[0].kind == EXACT
+        assert sum(seen) == 800
+        assert (tested.within, tested.answers) == ({0.01: kept}, {0.01: None})
+        assert tested.bounds[0.01].kind == EXACT
 
 
 def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
     seen = []
     lost = try_setting(chunks(fair(4000, 0.2), seen=seen), [0.01, 0.02], 0.95, "lost")
     assert sum(seen) < 500
-    assert (lost.within, lost.answers[1]) == ((False, False), "beyond")
+    assert (lost.within, lost.answers[0.02]) == ({0.01: False, 0.02: False}, "beyond")
     seen.clear()
     kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "lost")
-    assert (sum(seen), kept.within, kept.answers) == (4000, (True,), (None,))
+    assert (sum(seen), kept.within, kept.answers) == (4000, {0.02: True}, {0.02: None})
     seen.clear()
     both = try_setting(chunks(fair(2000, 0.1), seen=seen), [0.01, 0.3], 0.95, "lost")
     assert sum(seen) == 2000  # because the largest is open
-    assert (both.within, both.answers) == ((False, True), ("beyond", None))
+    assert both.within == {0.01: False, 0.3: True}
+    assert both.answers == {0.01: "beyond", 0.3: None}
 
 
 def test_clear_stops_on_either_answer():
     seen = []
     kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "clear")
-    assert sum(seen) < 1000 and kept.bounds[0].value <= 0.02
-    assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
+    bound = kept.bounds[0.02]
+    assert sum(seen) < 1000 and bound.value <= 0.02
+    assert (kept.within, bound.kind) == ({0.02: True}, BETTING)
     level = 1 - confidence_of_test("clear", 0.95, exact=True)
-    assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
+    assert bound.value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
     verdicts = fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear")
     assert verdicts.bound(0.02).kind == BETTING
 
@@ -93,7 +96,7 @@ def test_clear_shares_the_error():
     wrong = 0
     for _ in range(150):
         d = rng.choice([1.0, -1.0, 0.0], size=600, p=[0.035, 0.005, 0.96])  # mean 0.03
-        wrong += try_setting(chunks(d, 200), [0.03], 0.95, "clear").within[0]
+        wrong += try_setting(chunks(d, 200), [0.03], 0.95, "clear").within[0.03]
     assert wrong <= binom.isf(0.01, 150, 0.05)
 
 
@@ -112,7 +115,7 @@ def test_the_sequence_stops_at_the_first_failure_and_asks_for_nothing_behind_it(
 
     verdicts = fixed_sequence(decoded(), [0.03], 0.95)
     assert (verdicts.passed(0.03), read) == (1, [2, 5, 60])
-    assert verdicts.bound(0.03) is verdicts.tested[1].bounds[0]
+    assert verdicts.bound(0.03) is verdicts.tested[1].bounds[0.03]
     assert (verdicts.refusal(0.03), verdicts.needed(0.03)) == (None, None)
 
 
@@ -158,4 +161,4 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     assert named > 400 and not would_certify(400, 0.01, 0.95, bound.spread, bound.mean, exact=False)
     for n, kept in ((named, True), (named - 20, False)):
         tested = try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False)
-        assert tested.within == (kept,)
+        assert tested.within == {0.01: kept}

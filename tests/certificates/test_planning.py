@@ -93,7 +93,7 @@ def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
 )
 def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, least):
     def kept(n: int) -> bool:
-        return try_setting([Decoded(np.zeros(n))], [0.01], 0.95, stop, ternary).within[0]
+        return try_setting([Decoded(np.zeros(n))], [0.01], 0.95, stop, ternary).within[0.01]
 
     plan = Plan(0.01, 0.95, ternary, stop)
     plan.check(least)
