@@ -14,7 +14,7 @@ from gistgate.certify.answers import Served
 from gistgate.certify.page import (
     BROKEN,
     beginning_of,
-    choice_in,
+    first_choice,
     parsed_page,
     text_in,
     tokens_in,
@@ -149,25 +149,8 @@ class Endpoint:
         or none at all.
         """
         page = parsed_page(page)
-        error = page.get("error") if isinstance(page, dict) else None
-        choice = choice_in(page)
-        if choice is None and not error:
-            beginning = beginning_of(page)
-            stream = ""
-            if beginning.startswith("data:"):
-                stream = " Switch streams off (--strict-body, --loose-body)."
-            raise UserError(
-                f"{self.url} does not speak the OpenAI protocol: it sent {beginning}.{stream}"
-                f" {NOT_HERE}"
-            )
-        if not error:
-            self.check_model(page.get("model"))
-        reason = error or (choice and choice.get("finish_reason"))
-        if choice is None or error or reason in BROKEN:
-            raise UserError(
-                f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its"
-                " log."
-            )
+        choice = self.choice_in(page)
+        reason = choice.get("finish_reason")
         text, instead = text_in(choice.get("message") or choice)
         if instead:
             raise UserError(
@@ -186,6 +169,28 @@ class Endpoint:
             text = text.split(stop)[0]  # `transformers serve` leaves it in the text
         is_capped = reason == "length"
         return Served(text, tokens, is_capped, is_capped and 0 < (tokens or 0) < limit)
+
+    def choice_in(self, page: Any) -> Mapping[str, Any]:
+        """The choice of a page that holds one, of this model, that ends as an answer should."""
+        error = page.get("error") if isinstance(page, dict) else None
+        choice = first_choice(page) or {}
+        if not choice and not error:
+            beginning = beginning_of(page)
+            stream = ""
+            if beginning.startswith("data:"):
+                stream = " Switch streams off (--strict-body, --loose-body)."
+            raise UserError(
+                f"{self.url} does not speak the OpenAI protocol: it sent {beginning}.{stream}"
+                f" {NOT_HERE}"
+            )
+        reason = error or choice.get("finish_reason")
+        if error or reason in BROKEN:
+            raise UserError(
+                f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its"
+                " log."
+            )
+        self.check_model(page.get("model"))
+        return choice
 
     def check_model(self, model: Any) -> None:
         """Refuse an answer of another model."""

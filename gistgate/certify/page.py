@@ -32,7 +32,7 @@ def parsed_page(page: Any) -> Any:
     return page
 
 
-def choice_in(page: Any) -> Mapping[str, Any] | None:
+def first_choice(page: Any) -> Mapping[str, Any] | None:
     """The first choice of a page; None where it holds no answer."""
     choices = page.get("choices") if isinstance(page, dict) else None
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):

@@ -1,7 +1,5 @@
 """`gistgate calibrate`: certify a rule of one's own decoder, with or without a gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any

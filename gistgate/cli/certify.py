@@ -1,7 +1,5 @@
 """`gistgate certify`: one server against another, on a task or on one's own prompts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -1,15 +1,13 @@
 """What `certify` and `calibrate` are told alike: what is asked, and what is promised of answers."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import typer
 
@@ -93,7 +91,7 @@ class Promise:
     ] = Path(".gistgate/judged.json")
     seed: Seed = 0
 
-    def plan(self, ternary: bool = True) -> Plan:
+    def plan(self, ternary: bool = True) -> "Plan":
         """The plan of one look at the prompts; refuses a claim that nobody can certify."""
         from gistgate.certificates.ledger import level
         from gistgate.certificates.planning import Plan, Stop
@@ -111,28 +109,24 @@ class Promise:
             )
         return Plan(self.budget, confidence, ternary, cast(Stop, self.stop))
 
-    def spec(self, gate: Gate | None) -> TaskSpec:
+    def spec(self, gate: "Gate | None") -> TaskSpec:
         """What is loaded as the task; a gate's metric and limit count on the task that it was
         trained on.
         """
         trained = {} if gate is None else gate.config.labels
         if trained.get("task") != self.task:
             trained = {}
-        limits: dict[str, Any] = {}
-        for name in ("metric", "max_new_tokens"):
-            value = getattr(self, name)
-            value = trained.get(name) if value is None else value
-            if value is not None:
-                limits[name] = value
+        limit = self.max_new_tokens or trained.get("max_new_tokens") or TaskSpec.max_new_tokens
         return TaskSpec(
             str(self.task),
-            data=self.task_data,
-            prompting=self.prompting(gate),
-            allow_code=self.allow_code,
-            **limits,
+            self.metric or trained.get("metric"),
+            self.task_data,
+            self.prompting(gate),
+            limit,
+            self.allow_code,
         )
 
-    def prompting(self, gate: Gate | None) -> Prompting:
+    def prompting(self, gate: "Gate | None") -> Prompting:
         """How prompts are made: as the user says, else as the gate was trained."""
         prompting = Prompting(None) if gate is None else Prompting(**gate.config.prompting)
         changes: dict[str, Any] = {}
@@ -157,12 +151,8 @@ class Promise:
 
 def fields_of(kind: type[Promise]) -> list[inspect.Parameter]:
     """The options of a command, of which --json is the last."""
-    hints = get_type_hints(kind, include_extras=True)
-    parameters = []
-    for field in fields(kind):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        parameters.append(parameter(field.name, hints[field.name], default))
-    return [*parameters, parameter("as_json", AsJson, False)]
+    fields = inspect.signature(kind).parameters.values()
+    return [*fields, parameter("as_json", AsJson, False)]
 
 
 def written(

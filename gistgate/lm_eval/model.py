@@ -103,11 +103,8 @@ class GatedLM(HFLM):
         self.rows = 0
         self.is_quiet = False
         self.prompting: list[dict[str, Any]] = []
-        """How the prompts of the present requests were made, each way once."""
+        """How the prompts of these requests were made, each way once."""
         self.served = Served(list)
-        """Every answer; after a run of several processes the first one has all."""
-        self.present = Served(list)
-        """The answers to the present requests."""
 
     def _load(self, pretrained: str | PreTrainedModel, kwargs: dict[str, Any]) -> None:
         """Begin as lm-eval's model does, around a loaded model or one that is named."""
@@ -120,9 +117,6 @@ class GatedLM(HFLM):
             begin(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
         warn_generation_config(self.model)
-        if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
-            self._rank = self.accelerator.process_index
-            self._world_size = self.accelerator.num_processes
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as
@@ -133,10 +127,10 @@ class GatedLM(HFLM):
             try:
                 return whole_model(name, **options)
             except TypeError as error:  # the model refuses what nobody else took of the arguments
-                found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-                if found is None:
+                match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+                if match is None:
                     raise
-                name = found[1]
+                name = match[1]
                 raise UserError(
                     f"--model_args has no '{name}'. {nearest(name, self.argument_names)}"
                 ) from error
@@ -145,26 +139,14 @@ class GatedLM(HFLM):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The harness's own method with prompts for many rows; processes bring their counters
-        together afterwards.
-        """
+        """The harness's own method with prompts for many rows."""
         rows = self.batch_size_per_gpu  # "auto" or a number
         self.is_quiet = disable_tqdm or self.rank != 0
         self.rows = rows if isinstance(rows, int) else 0
-        self.present = Served(list)
         self.prompting = ways_of([request.args[0] for request in requests])
         with replaced(self, "batch_size_per_gpu", self.rows * WAITING or rows):
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
-        if self.world_size > 1:
-            for rank, served in enumerate(self.gather_object(self.present) or []):
-                if rank != self.rank:
-                    self._take_over(served)
         return texts
-
-    def _take_over(self, served: Served) -> None:
-        """Add the answers of another process."""
-        for prompt, answers in served.items():
-            self.served[prompt] += answers
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The harness's own method: the text of the template, which its command line may name."""
@@ -226,7 +208,6 @@ class GatedLM(HFLM):
             answers = decode_all(self.decoder, prompts, progress=bar.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served[tuple(prompt)].append(answer)
-            self.present[tuple(prompt)].append(answer)
         rows = [torch.tensor(answer.ids) for answer in answers]
         new_BN = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         return torch.cat([context, new_BN.to(context)], dim=1)

@@ -300,19 +300,19 @@ def passage(rng: Random) -> Document:
     """
     pick = rng.choice
     place = pick(PLACES)
-    told = []
+    statements = []
     questions: list[str] = []
-    known: list[Fact] = []
+    values: list[Fact] = []
     for kind in rng.sample(sorted(SUBJECTS), 4):
         sentences, questions_of_kind = SUBJECTS[kind]
         facts = facts_about(kind, rng)
-        told.append(pick(sentences).format(*(entry["value"] for entry in facts)))
+        statements.append(pick(sentences).format(*(entry["value"] for entry in facts)))
         questions += questions_of_kind
-        known += facts
-    question, answer = pick(list(zip(questions, known, strict=True)))
-    notice = f"The {pick(ADJECTIVES)} {pick(NOUNS)} is a {place}. {' '.join(told)}"
+        values += facts
+    question, answer = pick(list(zip(questions, values, strict=True)))
+    notice = f"The {pick(ADJECTIVES)} {pick(NOUNS)} is a {place}. {' '.join(statements)}"
     request = pick(REPLY_REQUESTS).format(to=pick(FIRST), question=question.format(place=place))
-    return {"request": f"{request}\n{notice}", "facts": [answer], "known": known}
+    return {"request": f"{request}\n{notice}", "facts": [answer], "known": values}
 
 
 def facts_about(kind: str, rng: Random) -> list[Fact]:
