@@ -70,8 +70,9 @@ class Sampling:
         if self.top_p < 1:
             ordered, index = z.sort(dim=-1, descending=True)
             mass = ordered.softmax(-1)
-            outside = mass.cumsum(-1) - mass >= self.top_p
-            z = z.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+            is_outside = mass.cumsum(-1) - mass >= self.top_p
+            is_outside = is_outside.scatter(-1, index, is_outside)
+            z = z.masked_fill(is_outside, -torch.inf)
         return z
 
 
@@ -91,6 +92,11 @@ class Draft:
     independently of each other, those of a draft without probabilities differ."""
     # For each row why less was proposed than could have been, or ""; requests count them.
     notes: Sequence[str] = ()
+
+    @property
+    def width(self) -> int:
+        """K or N, tokens of the longest proposal."""
+        return self.ids.shape[1]
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> Draft:
@@ -142,6 +148,11 @@ class Block:
     thinking: Tensor | None = None
     # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
     cost: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """K, drafted tokens of a row."""
+        return self.draft_ids.shape[1]
 
     def having(self, **fields: Any) -> Self:
         """Return this block with more fields filled.
@@ -203,7 +214,7 @@ class Block:
         """First tokens of answers [B, K], bool; None where no answer begins."""
         if self.begins is None:
             return None
-        places_K = torch.arange(self.draft_ids.shape[1], device=self.draft_ids.device)
+        places_K = torch.arange(self.width, device=self.begins.device)
         return self.begins[:, None] & (places_K == 0)
 
     @cached_property
@@ -241,7 +252,8 @@ class Block:
     @cached_property
     def entropy3(self) -> Tensor:
         """E3(p) = -sum p ln p over the three largest entries, not renormalised [B, K + 1]."""
-        return entropy_of(self.logprobs.topk(min(3, self.logprobs.shape[-1])).values)
+        num = min(3, self.logprobs.shape[-1])
+        return entropy_of(self.logprobs.topk(num).values)
 
 
 def of_tokens(values: Tensor, ids: Tensor) -> Tensor:
@@ -251,7 +263,8 @@ def of_tokens(values: Tensor, ids: Tensor) -> Tensor:
 
 def entropy_of(logprobs: Tensor) -> Tensor:
     """-sum p ln p over the last axis of ln p `[..., N]`, with 0 ln 0 = 0."""
-    return -(logprobs.exp() * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1)
+    finite = logprobs.clamp_min(torch.finfo(logprobs.dtype).min)
+    return -(logprobs.exp() * finite).sum(-1)
 
 
 @dataclass(frozen=True)

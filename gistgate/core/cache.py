@@ -26,7 +26,11 @@ class GrowingLayer(DynamicLayer):
     rooms: Sequence[Tensor] = ()  # keys and values [B, H, S', D]; the first S slots are in use
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -63,11 +63,25 @@ class Engine:
         self.fell_back: set[str] = set()  # why requests ran on this engine instead of a faster one
 
     def run(
-        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
+        self,
+        parts: DecoderParts,
+        rows: list[Row],
+        stop: Stop,
+        sampling: Sampling,
+        slots: Slots,
     ) -> list[Generation]:
         """The answers of these rows, in their order."""
         queue = Queue(map(QueuedRow, rows), slots.most(len(rows)))
-        return [answer for answer, _ in Session(parts, queue, stop, sampling, slots).run()]
+        return [
+            answer
+            for answer, _ in Session(
+                parts,
+                queue,
+                stop,
+                sampling,
+                slots,
+            ).run()
+        ]
 
 
 ENGINES: Registry[type[Engine]] = Registry("engine", {"eager": Engine})
@@ -244,11 +258,25 @@ class Decoder:
         for index, prompt in enumerate(prompts):
             seed = seeds[index] if seeds else index
             cost = costs[index] if costs else None
-            rows.append(Row(index, list(prompt), len(prompt), seed, cost=cost))
+            rows.append(
+                Row(
+                    index,
+                    list(prompt),
+                    len(prompt),
+                    seed,
+                    cost=cost,
+                )
+            )
         parts = self._parts_for(slots.most(len(rows)))
         stop = self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
-            answers = self.engine.run(parts, rows, stop, sampling, slots)
+            answers = self.engine.run(
+                parts,
+                rows,
+                stop,
+                sampling,
+                slots,
+            )
         return self._counted(parts, answers)
 
     @torch.inference_mode()
@@ -291,17 +319,26 @@ class Decoder:
 
         def queued() -> Iterator[QueuedRow]:
             for index, prefix in enumerate(prefixes):
-                kept, added = continuations[index]
-                text = [*prefix.text[:kept], *added]
-                row = Row(index, text, prompt_lengths[index], seeds[index] if seeds else index)
+                length, added = continuations[index]
+                text = [*prefix.text[:length], *added]
+                seed = seeds[index] if seeds else index
+                row = Row(index, text, prompt_lengths[index], seed)
                 row.reasons = [0] * len(row.answer)
-                yield QueuedRow(row, prefix, kept)
+                yield QueuedRow(row, prefix, length)
 
         queue = Queue(queued(), slots.most(len(continuations)))
         parts = self._parts_for(queue.slots)
         stop = self._stop(max_new_tokens, eos_ids, stops)
         with model_lock(self.parts.models):
-            done = Session(parts, queue, stop, sampling, slots, is_decided, remember).run()
+            done = Session(
+                parts,
+                queue,
+                stop,
+                sampling,
+                slots,
+                is_decided,
+                remember,
+            ).run()
         self._counted(parts, [answer for answer, _ in done])
         return done
 

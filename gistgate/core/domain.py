@@ -94,7 +94,8 @@ class DomainGuard(Guard):
         squares = (x @ self.basis.to(states.device).T).square()
         variances = self.variances.to(states.device)
         outside = (x.square().sum(-1) - squares.sum(-1)).clamp_min(0)
-        return ((squares / variances[:-1]).sum(-1) + outside / variances[-1]) / states.shape[-1]
+        inside = (squares / variances[:-1]).sum(-1)
+        return (inside + outside / variances[-1]) / states.shape[-1]
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         is_sure_BR = on_the_text(block)
@@ -104,11 +105,11 @@ class DomainGuard(Guard):
         sums = zip(distances_BR.sum(-1).tolist(), is_sure_BR.sum(-1).tolist())
         for place, (total, number) in zip(places, sums):
             row = rows[place]
-            known = self.known(row)
-            before = known.strangest
-            known.add(total, number)
-            row.statistics.extra["domain_distance"] = known.strangest
-            row.statistics.count("domain_far", before <= self.far < known.strangest)
+            watched = self.known(row)
+            before = watched.strangest
+            watched.add(total, number)
+            row.statistics.extra["domain_distance"] = watched.strangest
+            row.statistics.count("domain_far", before <= self.far < watched.strangest)
             row.statistics.count("domain_rounds", self._alarms(row) > 0)
         # Another rule's knob has another unit, so the calibrated number means nothing to it.
         is_calibrated = self.about.get("rule", self.about.get("method")) == rule.id
@@ -116,18 +117,18 @@ class DomainGuard(Guard):
         return [(None, after_one, CLOSED)[self._alarms(row)] for row in rows]
 
     def _alarms(self, row: Row) -> int:
-        known: Watched = self.known(row)
-        return (known.strangest > self.far) + (known.highest > self.bet)
+        watched: Watched = self.known(row)
+        return (watched.strangest > self.far) + (watched.highest > self.bet)
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            known = self.known(row)
-            reasons = row.reasons[known.seen :]
-            known.seen = len(row.reasons)
-            before = known.highest
-            known.bet(step(reasons.count(Reason.LOOSE), len(reasons), self.rate))
-            row.statistics.extra["domain_bet"] = known.highest
-            row.statistics.count("domain_loose", before <= self.bet < known.highest)
+            watched = self.known(row)
+            reasons = row.reasons[watched.seen :]
+            watched.seen = len(row.reasons)
+            before = watched.highest
+            watched.bet(step(reasons.count(Reason.LOOSE), len(reasons), self.rate))
+            row.statistics.extra["domain_bet"] = watched.highest
+            row.statistics.count("domain_loose", before <= self.bet < watched.highest)
 
     def save(self, folder: Path) -> None:
         """Write domain.json and domain.safetensors into a gate folder; nothing else of it
@@ -192,8 +193,9 @@ def step(loose: int, tokens: int, rate: float) -> float:
     """
     rate = min(max(rate, 1e-3), 0.45)
     suspected = SUSPECTED * rate
-    strict = tokens - loose
-    return loose * math.log(suspected / rate) + strict * math.log((1 - suspected) / (1 - rate))
+    by_loose = math.log(suspected / rate)
+    by_strict = math.log((1 - suspected) / (1 - rate))
+    return loose * by_loose + (tokens - loose) * by_strict
 
 
 def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor]:
@@ -207,5 +209,6 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
     variances = singular.square() / max(len(x) - 1, 1)
     outside = variances[num:].sum() / (x.shape[1] - num)
     variances = torch.cat([variances[:num], outside[None]])
-    floor = torch.finfo(torch.float32).eps
-    return mean.float(), basis[:num].float().contiguous(), variances.clamp_min(floor).float()
+    variances = variances.clamp_min(torch.finfo(torch.float32).eps)
+    basis = basis[:num].float().contiguous()
+    return mean.float(), basis, variances.float()

@@ -42,20 +42,32 @@ class Chains:
 
     def places(self, draft: Draft) -> Tensor:
         """How many drafted tokens stand in front of each one, [K] or [B, K]."""
-        return torch.arange(draft.ids.shape[1], device=draft.ids.device)
+        return torch.arange(draft.width, device=draft.ids.device)
 
     def layout(self, draft: Draft) -> Layout | None:
         """How the target reads the draft; None in order."""
         return None
 
-    def judge(self, block: Block, draft: Draft, rule: Rule, settle: Settle) -> Judged:
+    def judge(
+        self,
+        block: Block,
+        draft: Draft,
+        rule: Rule,
+        settle: Settle,
+    ) -> Judged:
         """What of the draft stays."""
         return Judged(*settle(block, 1))
 
-    def keep(self, reader: Reader, drafter: Drafter, draft: Draft, judged: Judged) -> None:
+    def keep(
+        self,
+        reader: Reader,
+        drafter: Drafter,
+        draft: Draft,
+        judged: Judged,
+    ) -> None:
         """Take back what both models read of the refused tokens."""
         lengths = judged.acceptance.length.tolist()
-        reader.keep(draft.ids.shape[1], lengths, draft.valid.sum(-1).tolist())
+        reader.keep(draft.width, lengths, draft.valid.sum(-1).tolist())
         drafter.keep(lengths)
 
 
@@ -126,7 +138,11 @@ class Drafter:
         """Go on with these rows alone."""
 
     def admit(
-        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
+        self,
+        present: int,
+        texts: Texts,
+        caches: list[RowCache],
+        lengths: Sequence[int],
     ) -> None:
         """Take texts into the batch, behind its `present` rows; `lengths[b]` tokens are remembered
         in `caches[b]`.
@@ -135,7 +151,8 @@ class Drafter:
         returns has to keep that, or proposals would depend on the company that a row has.
         """
         before = self.snapshot(range(present))
-        self.restore([*before, *caches], [*(cache.length for cache in before), *lengths])
+        before_lengths = [cache.length for cache in before]
+        self.restore([*before, *caches], [*before_lengths, *lengths])
 
     def read(self, texts: Texts) -> list[RowCache]:
         """Read texts and return what is remembered of them; the present batch stays as it is."""

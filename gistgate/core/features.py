@@ -52,7 +52,12 @@ def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Ten
     """
     states: dict[str, Tensor] = {}
 
-    def keep(layer: str, _module: nn.Module, args: Any, output: Any = None) -> None:
+    def keep(
+        layer: str,
+        _module: nn.Module,
+        args: Any,
+        output: Any = None,
+    ) -> None:
         """A hook before a module, which has no output yet, or behind it."""
         state = args if output is None else output
         states[layer] = state[0] if isinstance(state, tuple) else state
@@ -121,10 +126,11 @@ def lookahead(block: Block, _layer: str, tokens: int = LOOK_AHEAD) -> Tensor:
     """
     is_there_BK = block.valid.float()
     logprob_BK = block.draft_logprob.clamp_min(FLOOR) * is_there_BK
-    columns = torch.stack((is_there_BK, block.match.float(), logprob_BK), dim=-1)
-    num = columns.shape[1]
-    columns = F.pad(columns, (0, 0, 0, tokens))
-    return torch.cat([columns[:, step : step + num] for step in range(1, tokens + 1)], dim=-1)
+    columns = (is_there_BK, block.match.float(), logprob_BK)
+    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, tokens))
+    starts = range(1, tokens + 1)
+    following = [padded[:, start : start + block.width] for start in starts]
+    return torch.cat(following, dim=-1)
 
 
 def draft_confidence(block: Block, _layer: str) -> Tensor:
@@ -132,7 +138,7 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
 
     In a wording of its own it has no doubts.
     """
-    if not block.draft_ids.shape[1]:  # nothing was drafted, so nobody named probabilities
+    if not block.width:  # nothing was drafted, so nobody named probabilities
         return block.logits.new_zeros(len(block.draft_ids), 0, len(DRAFT))
     if block.q is None:
         raise UserError(

@@ -73,7 +73,13 @@ def write_text(path: str | Path, text: str) -> None:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """A line or, indented, lines of JSON with sorted keys: equal values give equal bytes."""
-    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        value,
+        indent=indent,
+        sort_keys=True,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     return text + "\n"
 
 
@@ -211,7 +217,12 @@ def checksum(value: Any, *parts: Any) -> str:
     return fingerprint(json.loads(json.dumps(value)), *parts)
 
 
-def check_sealed(path: Path, sealed: str | None, value: Any, *parts: Any) -> None:
+def check_sealed(
+    path: Path,
+    sealed: str | None,
+    value: Any,
+    *parts: Any,
+) -> None:
     """Refuse content that differs from what was written with the checksum `sealed`.
 
     Files of older versions have none.

@@ -48,7 +48,13 @@ class Guards:
         self.guards = tuple(guards)
         self.layers = frozenset[str]().union(*(guard.layers for guard in guards))
 
-    def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
+    def settle(
+        self,
+        rule: Rule,
+        block: Block,
+        state: State,
+        rows: Sequence[Row],
+    ) -> Acceptance:
         """What of the block stays; `rows` are those of the block, one for every path."""
         if rule.lossless:  # there is nothing to lose
             return settle(rule, block, state)
@@ -58,9 +64,10 @@ class Guards:
         opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
         verdicts = [strictest(rule, opinion) for opinion in zip(*opinions)]
         for verdict in set(verdicts) - {None}:
-            mask = [verdict == other for other in verdicts]
-            mask_B = torch.tensor(mask, device=block.draft_ids.device)
-            acceptance = either(mask_B, settle(narrowed(rule, verdict), block, state), acceptance)
+            is_meant = [verdict == row_verdict for row_verdict in verdicts]
+            mask_B = torch.tensor(is_meant, device=block.draft_ids.device)
+            stricter = settle(narrowed(rule, verdict), block, state)
+            acceptance = either(mask_B, stricter, acceptance)
         return acceptance
 
     def committed(self, rows: Sequence[Row]) -> None:

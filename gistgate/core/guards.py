@@ -49,32 +49,34 @@ class LoopGuard(Guard):
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in {id(row): row for row in rows}.values():  # the paths of a tree share one row
-            known = self.known(row)
-            known.closed = len(row.answer) < known.until
-            row.statistics.count("loop_rounds", known.closed)
+            repetition = self.known(row)
+            repetition.closed = len(row.answer) < repetition.until
+            row.statistics.count("loop_rounds", repetition.closed)
         return [CLOSED if self.known(row).closed else None for row in rows]
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            known = self.known(row)
+            repetition = self.known(row)
             answer = row.answer
-            if known.closed:  # the strict accepts of the round, counted before, are the guard's
-                for place in range(known.seen, len(answer)):
+            if (
+                repetition.closed
+            ):  # the strict accepts of the round, counted before, are the guard's
+                for place in range(repetition.seen, len(answer)):
                     if row.reasons[place] == Reason.STRICT:
                         row.reasons[place] = Reason.LOOP
             # The target's own token ends every round and may differ each time, so all new ends are
             # looked at.
             longest = max(self.span, self.period * self.repeats)
-            ends = range(known.seen + 1, len(answer) + 1)
+            ends = range(repetition.seen + 1, len(answer) + 1)
             loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in ends]
-            known.seen = len(answer)
+            repetition.seen = len(answer)
             row.statistics.extra["loop_open"] = float(loops[-1:] == [True])
-            if any(loops) and len(answer) >= known.until:
+            if any(loops) and len(answer) >= repetition.until:
                 # A loop without a loose token since the last alarm, or at all, is the target's.
-                is_loose = Reason.LOOSE in row.reasons[known.alarm :]
+                is_loose = Reason.LOOSE in row.reasons[repetition.alarm :]
                 row.statistics.count("loop_alarms" if is_loose else "loop_target")
-                known.alarm = len(answer)
-                known.until = len(answer) + self.window
+                repetition.alarm = len(answer)
+                repetition.until = len(answer) + self.window
 
     def is_loop(self, ids: Sequence[int]) -> bool:
         """Whether the text ends in a period that stands `repeats` times, or is poor in grams over

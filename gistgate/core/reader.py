@@ -88,14 +88,18 @@ class Reader:
         if self._counts_slots:
             # Unequal numbers of new tokens are padded, and padding between old and new ones narrows
             # the window: the rows with fewer read some of their tokens again.
-            num = max(len(text) - known for text, known in zip(texts, self.known))
+            num = max(len(text) - start for text, start in zip(texts, self.known))
             level = [max(0, len(text) - num) for text in texts]
             if level != self.known:
                 self._realign(level)
-        return [text[known:] for text, known in zip(texts, self.known)]
+        return [text[start:] for text, start in zip(texts, self.known)]
 
     def read(
-        self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None
+        self,
+        ids: Tensor,
+        valid: Tensor | None,
+        keep: int,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Append `ids [B, N]` and return the last float32 logits [B, keep, V].
 
@@ -110,14 +114,15 @@ class Reader:
         new = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         if valid is not None or self.mask is not None:
             self.mask = torch.cat([self._used(), new], dim=1)
-        known = torch.tensor(self.known, device=ids.device)
-        positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
+        known_B = torch.tensor(self.known, device=ids.device)
+        positions = (known_B[:, None] + new.cumsum(-1) - 1).clamp_min(0)
         mask: Any = None if self.mask is None else self.mask.long()
         if layout is not None:
             positions, mask = layout(self.model, self._used(num), num)
         if self._context:  # a long draft for a neighbour may run over the end of a row
             positions = positions.clamp_max(self._context - 1)
-        with attending(self._fused if pays(num, self.model.dtype) else ()), unplanned(self.model):
+        replaced = self._fused if pays(num, self.model.dtype) else ()
+        with attending(replaced), unplanned(self.model):
             logits = last_logits(
                 self.model,
                 keep,
@@ -132,7 +137,7 @@ class Reader:
                 " model."
             )
         added = [num] * len(ids) if valid is None else valid.sum(-1).tolist()
-        self.known = [known + num for known, num in zip(self.known, added)]
+        self.known = [before + num for before, num in zip(self.known, added)]
         return logits
 
     def _used(self, num: int = 0) -> Tensor:
@@ -151,12 +156,13 @@ class Reader:
         """
         valid = valid or [num] * len(kept)
         slots = max(kept)
-        self.known = [known - new + stay for known, new, stay in zip(self.known, valid, kept)]
+        self.known = [end - new + stay for end, new, stay in zip(self.known, valid, kept)]
         self._drop_last(num - slots)
         if min(kept) < slots:
             self.mask = self._used()
+            kept_B = torch.tensor(kept, device=self.mask.device)
             places = torch.arange(slots, device=self.mask.device)
-            self.mask[:, -slots:] &= places < torch.tensor(kept, device=self.mask.device)[:, None]
+            self.mask[:, -slots:] &= places < kept_B[:, None]
         if self._counts_slots and self.mask is not None:
             self._realign(self.known)
         else:
@@ -182,7 +188,7 @@ class Reader:
         """Take back the last `num` slots, of which `valid[b]` were in use, as if they had never
         been read.
         """
-        self.known = [known - new for known, new in zip(self.known, valid)]
+        self.known = [end - new for end, new in zip(self.known, valid)]
         self._drop_last(num)
 
     def _drop_last(self, num: int) -> None:
@@ -230,25 +236,26 @@ class Reader:
         """Append the rows of another reader, and make every row end at the last slot, without
         holes.
         """
-        known = [*self.known, *entrants.known]
-        mine = last_in_use(self._used(), max(known))
-        theirs = last_in_use(entrants._used(), max(known))
+        lengths = [*self.known, *entrants.known]
+        mine = last_in_use(self._used(), max(lengths))
+        theirs = last_in_use(entrants._used(), max(lengths))
         for layer, entering in zip_longest(self.cache.layers, entrants.cache.layers):
             layer.pack(mine, entering, theirs)
-        self.known = known
-        self.mask = right_aligned(known, self.model.device)
+        self.known = lengths
+        self.mask = right_aligned(lengths, self.model.device)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Copies of what the cache holds for these rows, holes removed."""
-        used = self._used()
+        mask = self._used()
         copies = []
         for row in rows:
-            slots = used[row].nonzero().flatten()
+            slots = mask[row].nonzero().flatten()
             layers = []
             for layer in self.cache.layers:
                 # Of a model that is spread over devices each layer may be on another one.
                 places = slots.to(layer.keys.device)
-                layers.append((layer.keys[row, :, places], layer.values[row, :, places]))
+                keys = layer.keys[row, :, places]
+                layers.append((keys, layer.values[row, :, places]))
             copies.append(RowCache(layers))
         return copies
 
@@ -270,7 +277,11 @@ class SingleReader(Reader):
         self._states: dict[str, Any] = {}
 
     def read(
-        self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None
+        self,
+        ids: Tensor,
+        valid: Tensor | None,
+        keep: int,
+        layout: Layout | None = None,
     ) -> Tensor:
         start = self.known[0]
         end = start + ids.shape[1]

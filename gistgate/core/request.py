@@ -77,14 +77,16 @@ class Statistics:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Statistics:
         """Read what `as_dict` returned."""
-        histogram = {int(length): num for length, num in values.get("histogram", {}).items()}
+        rounds = values.get("histogram", {})
+        histogram = {int(length): num for length, num in rounds.items()}
         return cls(**{**values, "histogram": histogram})
 
 
 def added(a: Any, b: Any) -> Any:
     """The sum of two numbers, or of two dictionaries of numbers by their keys."""
     if isinstance(a, dict):
-        return {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+        keys = sorted(a.keys() | b.keys())
+        return {key: a.get(key, 0) + b.get(key, 0) for key in keys}
     return a + b
 
 
@@ -93,7 +95,12 @@ def total(parts: Sequence[Statistics]) -> Statistics:
     return sum(parts, Statistics())
 
 
-def text_behind(tokenizer: Any, before: Sequence[int], ids: Sequence[int], **how: Any) -> str:
+def text_behind(
+    tokenizer: Any,
+    before: Sequence[int],
+    ids: Sequence[int],
+    **how: Any,
+) -> str:
     """The text of tokens behind others; `how` goes to the tokenizer.
 
     Many tokenizers leave the first space of a text away, where none is first.
@@ -123,6 +130,11 @@ class Row:
     generator: torch.Generator | None = None
     cost: float | None = None  # what a round costs this request now, 0 to 1; for the rule `wisv`
     memory: dict[str, Any] = field(default_factory=dict)  # of rules and guards, by their ids
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens in front of the answer."""
+        return self.text[: self.prompt_length]
 
     @property
     def answer(self) -> list[int]:
@@ -270,8 +282,9 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     settings.
     """
     listed = model.generation_config.eos_token_id if model.generation_config else None
-    ids = listed if isinstance(listed, list) else [listed]
-    return sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None})
+    ids = {*listed} if isinstance(listed, list) else {listed}
+    ids.add(tokenizer.eos_token_id)
+    return sorted(int(token) for token in ids if token is not None)
 
 
 # ---- What is refused before a request is decoded, each with one sentence.
@@ -281,14 +294,13 @@ def check_ids(models: Sequence[PreTrainedModel], prompts: Texts) -> None:
     """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added
     tokens may give.
     """
-    known = min(len(model.get_input_embeddings().weight) for model in models)
+    largest = min(len(model.get_input_embeddings().weight) for model in models) - 1
     for index, prompt in enumerate(prompts):
         for token in prompt:
-            if not 0 <= token < known:
+            if not 0 <= token <= largest:
                 raise UserError(
                     f"Prompt {index} holds the token id {token}, and the models know the ids 0 to"
-                    f" {known - 1}. Use the tokenizer that belongs to them, or leave this token"
-                    " out."
+                    f" {largest}. Use the tokenizer that belongs to them, or leave this token out."
                 )
 
 

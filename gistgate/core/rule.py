@@ -165,7 +165,8 @@ def leading(stays_BK: Tensor) -> Tensor:
     num = stays_BK.shape[-1]
     if not num:
         return stays_BK.new_zeros(len(stays_BK), dtype=torch.long)
-    return torch.where(stays_BK, num, torch.arange(num, device=stays_BK.device)).amin(-1)
+    places_K = torch.arange(num, device=stays_BK.device)
+    return torch.where(stays_BK, num, places_K).amin(-1)
 
 
 def reasons(strict_BK: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> T
     norm([p - q]_+), which makes the pair of test and draw distributed as p exactly
     (arXiv 2211.17192). Path `ratios` [B, K + 1] scale p in the residual.
     """
-    last = block.draft_ids.shape[1] - 1
+    last = block.width - 1
     if block.greedy or last < 0:
         return target_draw(block, length_B)
     assert block.uniforms is not None
@@ -192,7 +193,8 @@ def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> T
     p_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
     scaled_BV = p_BV if ratios is None else row_at(ratios, length_B)[:, None] * p_BV
     if block.q is None:
-        q_BV = torch.zeros_like(p_BV).scatter(-1, row_at(block.draft_ids, next_B)[:, None], 1.0)
+        next_ids_B = row_at(block.draft_ids, next_B)
+        q_BV = torch.zeros_like(p_BV).scatter(-1, next_ids_B[:, None], 1.0)
     else:
         q_BV = row_at(block.q, next_B)
     residual_BV = (scaled_BV - q_BV).clamp_min(0)

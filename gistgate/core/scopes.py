@@ -140,7 +140,11 @@ class Scope(Guard):
         return place
 
     def along(
-        self, reading: Reading, answer: Sequence[int], draft: Sequence[int], best: Sequence[int]
+        self,
+        reading: Reading,
+        answer: Sequence[int],
+        draft: Sequence[int],
+        best: Sequence[int],
     ) -> list[bool]:
         """Where a draft may be accepted loosely; nowhere behind a token of the answer that is
         unknown (-1).
@@ -154,9 +158,9 @@ class Scope(Guard):
         reading.place = place
         reading.seen = len(answer)
         inside = []
-        for token, own in zip(draft, best):
+        for token, correction in zip(draft, best):
             following = place.after(self.piece(token))
-            corrected = place.after(self.piece(own))
+            corrected = place.after(self.piece(correction))
             is_begun = self.id == THINKING or place.thinking or place.words >= FIRST
             inside.append(is_begun and self._holds(place, following, corrected))
             place = following
@@ -174,10 +178,11 @@ class Scope(Guard):
         inside = []
         for row, draft, best in columns:
             if self.id not in row.memory:
-                row.memory[self.id] = Reading(self.start(row.text[: row.prompt_length]))
-            inside.append(self.along(row.memory[self.id], row.answer, draft, best))
-        inside_BK = torch.tensor(inside, dtype=torch.bool, device=block.draft_ids.device)
-        inside_BK = inside_BK.view(block.valid.shape)
+                row.memory[self.id] = Reading(self.start(row.prompt))
+            reading = row.memory[self.id]
+            inside.append(self.along(reading, row.answer, draft, best))
+        inside_BK = torch.tensor(inside, device=block.valid.device).view_as(block.valid)
+        inside_BK = inside_BK.bool()  # an empty one has no type of its own
         is_limited_B = (block.valid & ~inside_BK).any(-1).tolist()
         limited = {id(row): row for row, is_limited in zip(rows, is_limited_B) if is_limited}
         for row in limited.values():  # the paths of a tree share one row

@@ -45,30 +45,38 @@ class Verifier:
         """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting
         it.
         """
-        ids, valid = left_padded(self.reader.unread([row.text for row in rows]), draft.ids.device)
-        num = draft.ids.shape[1]
+        unread = self.reader.unread([row.text for row in rows])
+        ids, valid = left_padded(unread, draft.ids.device)
         if valid is not None or not bool(draft.valid.all()):
             pending = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
             valid = torch.cat([pending, draft.valid], dim=1)
-        z = self.read(torch.cat([ids, draft.ids], dim=1), valid, draft, rows)
+        ids = torch.cat([ids, draft.ids], dim=1)
+        z = self.read(ids, valid, draft, rows)
+        first = -draft.width - 1
         return Block(
             draft.ids,
             draft.valid,
             self.sampling.logits(z),
             q=draft.q,
-            hidden={layer: state[:, -num - 1 :] for layer, state in self.states.items()},
+            hidden={layer: state[:, first:] for layer, state in self.states.items()},
             uniforms=uniforms,
             greedy=self.sampling.greedy,
             protocol=self.protocol,
             ends=self.ends,
         )
 
-    def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
+    def read(
+        self,
+        ids: Tensor,
+        valid: Tensor | None,
+        draft: Draft,
+        rows: Sequence[Row],
+    ) -> Tensor:
         """The target's rows for the draft [B, K + 1, V], which stands at the end of `ids [B,
         N]`.
         """
         layout = self.parts.form.layout(draft)
-        z = self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)
+        z = self.reader.read(ids, valid, draft.width + 1, layout)
         return z[..., : self.parts.vocabulary]
 
 
@@ -123,7 +131,7 @@ def commit(
     and count them.
     """
     ids = [*accepted, own]
-    num, row.finish = stop.cut(row.answer, ids, row.text[: row.prompt_length])
+    num, row.finish = stop.cut(row.answer, ids, row.prompt)
     added = [*reasons, int(Reason.OWN)][:num]
     row.text += ids[:num]
     row.reasons += added
@@ -209,10 +217,10 @@ class Session:
 
     def _check_end(self, row: Row) -> None:
         """End a row that needs no round: a continued text may end where it was cut."""
-        if row.answer:
-            prompt = row.text[: row.prompt_length]
-            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:], prompt)
-        if row.finish is None and self.stop.max_new_tokens <= len(row.answer):
+        answer = row.answer
+        if answer:
+            _, row.finish = self.stop.cut(answer[:-1], answer[-1:], row.prompt)
+        if row.finish is None and self.stop.max_new_tokens <= len(answer):
             row.finish = "length"
 
     def _round(self) -> None:
@@ -223,8 +231,9 @@ class Session:
         drafted = perf_counter()
         if uniforms is not None:
             first = self.parts.most_drafted  # those before were for drafting
-            for_draft = uniforms[:, first : first + draft.ids.shape[1]]
-            uniforms = torch.cat([for_draft, uniforms[:, -1:]], dim=1).to(self.device)
+            for_draft = uniforms[:, first : first + draft.width]
+            uniforms = torch.cat([for_draft, uniforms[:, -1:]], dim=1)
+            uniforms = uniforms.to(self.device)
         block = self.verifier.verify(self.rows, draft, uniforms)  # 2. verify   one forward
         verified = perf_counter()
         judged = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
@@ -245,7 +254,8 @@ class Session:
         """
         if self.sampling.greedy and not self.parts.random:
             return None
-        return torch.stack([row.uniforms(2 * self.parts.most_drafted + 1) for row in self.rows])
+        num = 2 * self.parts.most_drafted + 1
+        return torch.stack([row.uniforms(num) for row in self.rows])
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
         parts = self.parts
@@ -267,7 +277,8 @@ class Session:
         ).to(self.device)
         count_notes(self.rows, draft.notes, self.stop.max_new_tokens)
         room_B = room_B.clamp_max(num_draft).to(self.device)
-        return replace(draft, valid=draft.valid & (parts.form.places(draft) < room_B[:, None]))
+        fits = parts.form.places(draft) < room_B[:, None]
+        return replace(draft, valid=draft.valid & fits)
 
     def _accept(self, block: Block, draft: Draft) -> Judged:
         parts = self.parts
@@ -296,15 +307,24 @@ class Session:
 
     def _commit(self, judged: Judged, draft: Draft) -> None:
         acceptance = judged.acceptance
+        ids = judged.block.draft_ids.tolist()
+        reasons = acceptance.reasons.tolist()
         own_ids = acceptance.own_ids.tolist()
-        columns = (judged.block.draft_ids.tolist(), acceptance.reasons.tolist(), own_ids)
-        for row, length, ids, reasons, own in zip(self.rows, acceptance.length.tolist(), *columns):
-            commit(row, ids[:length], reasons[:length], own, self.stop, draft.forwards)
+        for place, length in enumerate(acceptance.length.tolist()):
+            row = self.rows[place]
+            commit(
+                row,
+                ids[place][:length],
+                reasons[place][:length],
+                own_ids[place],
+                self.stop,
+                draft.forwards,
+            )
             row.finish = row.finish or self.is_decided(row)
         self.parts.guards.committed(self.rows)
         # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row
         # leaves.
-        if draft.ids.shape[1]:
+        if draft.width:
             self.parts.form.keep(self.verifier.reader, self.drafter, draft, judged)
 
     def _retire(self) -> None:

@@ -111,12 +111,13 @@ def dataclass_from(kind: type[T], value: Any) -> T:
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{shown(value)} stands where an object is expected")
-    known = hints(kind)
+    annotations = hints(kind)
     for key, entry in value.items():
-        if key not in known:
-            raise ValueError(f"unknown key '{key}' ({nearest(key, known)})")
-        if not fits(entry, known[key]):
-            raise ValueError(f"'{key}' is {shown(entry)}, but it has to be {in_words(known[key])}")
+        if key not in annotations:
+            raise ValueError(f"unknown key '{key}' ({nearest(key, annotations)})")
+        hint = annotations[key]
+        if not fits(entry, hint):
+            raise ValueError(f"'{key}' is {shown(entry)}, but it has to be {in_words(hint)}")
     return kind(**value)
 
 

@@ -164,13 +164,15 @@ def test_prompts_that_are_remembered_come_in_as_well(draft: str):
     expected = [ids for ids, *_ in alone(decoder, **request)]
     for _ in range(2):
         steps: list[int] = []
-        request: dict[str, Any] = {
-            "batch_size": 3,
-            "seeds": SEEDS,
-            "memory": memory,
-            "progress": steps.append,
-        }
-        answers = decode_all(decoder, MANY, **request, **request)
+        answers = decode_all(
+            decoder,
+            MANY,
+            batch_size=3,
+            seeds=SEEDS,
+            memory=memory,
+            progress=steps.append,
+            **request,
+        )
         assert [answer.ids for answer in answers] == expected and steps == [1] * len(MANY)
 
 
