@@ -14,7 +14,7 @@ import torch
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError, printable
 from gistgate.demo.page import render
-from gistgate.demo.server import claim
+from gistgate.demo.server import listen
 from gistgate.export.write import certified_modules, flatten
 from gistgate.lm_eval.model import GatedLM
 from gistgate.models.loading import load_target
@@ -88,7 +88,7 @@ def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
 
 
 def test_servers_listen_on_this_machine_alone():
-    with claim(0) as listener:
+    with listen(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
     lines = (ROOT / "Makefile").read_text().splitlines()
     servers = [line for line in lines if "mlflow server" in line]

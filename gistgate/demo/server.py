@@ -187,7 +187,7 @@ def launch(
     """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `load` is called once
     it is taken.
     """
-    with claim(port) as listener:
+    with listen(port) as listener:
         session = load()
         for _ in session.answer("Hello.", session.start, 2 * session.decoder.block + 2):
             pass  # the first forwards are slower than the others
@@ -205,7 +205,7 @@ def launch(
     say("The demo has ended.")
 
 
-def claim(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
     """A socket that listens on a port of this machine."""
     try:
         return socket.create_server((HOST, port))
@@ -241,7 +241,7 @@ def make_app(session: DemoSession) -> Starlette:
         if request.headers.get("content-type") != "application/json":
             return JSONResponse({"error": "Send JSON."}, status_code=415)
         try:
-            question = checked(await request.json(), len(session.positions))
+            question = parsed_question(await request.json(), len(session.positions))
         except (LookupError, TypeError, ValueError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
         events = lines(session.answer(*question), turn)
@@ -253,7 +253,7 @@ def make_app(session: DemoSession) -> Starlette:
     return Starlette(routes=routes, middleware=[hosts])
 
 
-def checked(question: Mapping[str, Any], num_positions: int) -> tuple[str, int, int]:
+def parsed_question(question: Mapping[str, Any], num_positions: int) -> tuple[str, int, int]:
     """Return prompt, position of the slider and longest answer in tokens; other questions raise
     LookupError, TypeError or ValueError.
     """

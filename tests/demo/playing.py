@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gistgate import Decoder, ModelDrafter, make_rule
-from gistgate.demo.server import DemoSession, claim, make_app
+from gistgate.demo.server import DemoSession, listen, make_app
 from gistgate.models.loading import Target
 from tests.tiny import byte_tokenizer, tiny_pair
 
@@ -33,7 +33,7 @@ def served(session: DemoSession) -> Iterator[str]:
     """The address of a server that runs until the end of the block."""
     import uvicorn
 
-    with claim(0) as listener:
+    with listen(0) as listener:
         app = make_app(session)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)

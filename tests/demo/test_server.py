@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from gistgate.core.utils import UserError
-from gistgate.demo.server import claim
+from gistgate.demo.server import listen
 from tests.demo.playing import decoding_threads, demo_session, served, wait_for
 
 
@@ -89,7 +89,7 @@ def test_an_unexpected_error_is_a_sentence_too():
 
 
 def test_a_port_in_use_is_one_sentence():
-    with claim(0) as taken:
+    with listen(0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} cannot be used"):
-            claim(port)
+            listen(port)
