@@ -1,6 +1,7 @@
 """The DVC pipeline: `stages` holds a module for most stages of dvc.yaml, other folders what these
 do. The environment is set here because torch, transformers and huggingface_hub read it on import,
-and this package is imported first."""
+and this package is imported first.
+"""
 
 import os
 

@@ -163,7 +163,8 @@ def scope_of(
 
 COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")
 """Place in the sequence, prompt, scores of strict and loose decoding in [0, 1], length of the loose
-answer in tokens, and 1 where the answer reached its longest length."""
+answer in tokens, and 1 where the answer reached its longest length.
+"""
 
 
 def write_records(

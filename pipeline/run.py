@@ -113,36 +113,25 @@ def side_by_side(
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[RANK::RANKS]
     workers = min(workers, len(pieces))
-    if workers > 1:
-        results = in_workers(prepare, settings, pieces, workers, title, unit)
-    else:
+    if workers <= 1:
         take_device()
-        results = list(map(prepare(settings), pieces)) if pieces else []
+        results = [*map(prepare(settings), pieces)] if pieces else []
+    else:
+        # A copy of this process has its imports; a GPU or torchrun forbids copying.
+        copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
+        context = multiprocessing.get_context("fork" if copies else "spawn")
+        with ProcessPoolExecutor(workers, context, _start, (prepare, settings)) as pool:
+            progress = bar(pool.map(_work_on, pieces), title=title, unit=unit, total=len(pieces))
+            try:
+                results = list(progress)
+            except BrokenProcessPool as error:
+                raise UserError(
+                    "A worker process was ended from outside, most likely for want of memory. Set"
+                    " decoding.workers to 1 in params.yaml and start again; finished pieces are"
+                    " kept."
+                ) from error
     wait()
     return results
-
-
-def in_workers(
-    prepare: Prepare,
-    settings: Any,
-    pieces: Sequence[Any],
-    workers: int,
-    title: str,
-    unit: str,
-) -> list[Any]:
-    """The pieces worked on in processes of their own, which end with this one."""
-    # A copy of this process has its imports; a GPU or torchrun forbids copying.
-    copies = sys.platform == "linux" and not torch.cuda.is_available() and RANKS == 1
-    context = multiprocessing.get_context("fork" if copies else "spawn")
-    with ProcessPoolExecutor(workers, context, _start, (prepare, settings)) as pool:
-        try:
-            results = pool.map(_work_on, pieces)
-            return list(bar(results, title=title, unit=unit, total=len(pieces)))
-        except BrokenProcessPool as error:
-            raise UserError(
-                "A worker process was ended from outside, most likely for want of memory. Set"
-                " decoding.workers to 1 in params.yaml and start again; finished pieces are kept."
-            ) from error
 
 
 def _start(prepare: Prepare, settings: Any) -> None:

@@ -149,7 +149,8 @@ def register_gate(
 ) -> str | None:
     """Register the gate in `folder` as a new version that generates text, move the alias to it and
     return the version. A pair that the registered model could not load is not registered: a
-    sentence says so, and None is returned."""
+    sentence says so, and None is returned.
+    """
     if why := unnamed(read_pair(params.pair)):
         print(
             "The gate is not registered in MLflow, because the registered model could not load"

@@ -1,7 +1,8 @@
 """Make the pair ready: `python -m pipeline.stages.pair` trains the embedded one from scratch
 (data/world and models/embedded), or checks that another one fits together, and writes
 models/pair.json: who they are, and for the embedded pair how well they answer and what strict
-verification gives."""
+verification gives.
+"""
 
 import shutil
 from collections.abc import Callable

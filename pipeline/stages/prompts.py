@@ -26,7 +26,8 @@ TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the mode
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
 SPLITS = ("calibration", "development", "train", "guard")
 """Splits that share the training documents, in the order they are served: more training prompts
-move no split before them. Further draws of calibration prompts come last."""
+move no split before them. Further draws of calibration prompts come last.
+"""
 WORLD_TASK = "wordproblems"  # the task whose problems are drawn from the embedded world
 NOTE = (
     "All prompts but those of test come from the task's training split. A pretrained model may have"

@@ -50,8 +50,10 @@ def test_runs_keep_numbers_files_data_and_origin_and_those_inside_a_run_are_nest
     outer, inner = runs["comparison"], runs["inner"]
     tags = inner.data.tags
     assert (tags["mlflow.parentRunId"], tags["dvc.experiment"], tags["kind"]) == (
-        outer.info.run_id, "brave-name", "method",
-    )  # fmt: skip
+        outer.info.run_id,
+        "brave-name",
+        "method",
+    )
     assert tags["git.revision"] and inner.data.params == {"fixed.window": "2"}
     assert inner.data.metrics == {"accuracy": 0.5, "speed.mean": 1.5, "loss": 2.0}
     assert list((store / "mlruns").rglob("heads/prompts.jsonl"))

@@ -74,12 +74,14 @@ def calibrated(gate: Gate) -> dict[str, Any]:
         "knob": "risk",
     }
     return {
-        **about, "confidence": 0.95, "headline_budget": 0.03,
+        **about,
+        "confidence": 0.95,
+        "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
         "development": [setting(0.1, 10, 5.0)],
         "budgets": {"0.03": {"certified": True, "knob": 0.1, "fixed": {}}},
         "proof": asdict(made),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
