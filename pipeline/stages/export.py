@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
@@ -46,7 +47,7 @@ STRICTLY = "nothing certified, decodes strictly"
 MOST_STATES = 40_000  # states that are kept for the covariance, in rows
 
 
-def main(part: str = "gate") -> None:
+def main(part: Annotated[str, typer.Argument()] = "gate") -> None:
     export = export_segments if part == "segments" else export_gate
     export(read_params())
 

@@ -17,6 +17,7 @@ from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import files_behind, make_decoder
 from pipeline.pair.pair import Pair
 from pipeline.paths import SEGMENTS, calibration_file
+from pipeline.run import run
 from pipeline.stages import export
 from tests.architectures import pair
 from tests.pipeline.parameters import parameters
@@ -70,7 +71,7 @@ def test_the_method_is_decoded_with_the_probes_of_the_run(folder):
 
 
 @pytest.mark.parametrize("certified", [True, False])
-def test_the_export_runs_at_the_certified_value(folder, certified):
+def test_the_export_runs_at_the_certified_value(folder, certified, monkeypatch):
     verdict = {
         "certified": certified,
         "knob": 0.5,
@@ -80,7 +81,9 @@ def test_the_export_runs_at_the_certified_value(folder, certified):
     }
     report = {"confidence": 0.95, "budgets": {"0.03": verdict}}
     write_json(calibration_file("segments"), report)
-    export.main("segments")
+    monkeypatch.setattr("sys.argv", ["export", "segments"])
+    with pytest.raises(SystemExit, match="0"):
+        run(export.main)
     card = Path("models/segments-export/README.md").read_text()
     assert ("bound 0.0080" if certified else "decodes strictly") in card
     with warnings.catch_warnings():
