@@ -1,22 +1,53 @@
-"""`gistgate certify`: one server against another, on a task or on one's own prompts."""
+"""`gistgate certify`: one server against another, on a task or on one's own prompts, or one run of
+an evaluation against another.
+"""
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from gistgate.cli import show
+from gistgate.cli.from_logs import are_logs, from_logs
 from gistgate.cli.options import needing, plain_option, typed
 from gistgate.cli.promise import ENDS, Promise, fields_of, written
 from gistgate.core.utils import UserError
+
+SIDES = "'--baseline' / '--candidate'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Promise):
     """Those of `gistgate certify`."""
 
-    strict: Annotated[str, plain_option("The reference server, such as http://HOST:8000/v1.")]
-    loose: Annotated[str, plain_option("The server that is certified against it.")]
+    strict: Annotated[
+        str,
+        plain_option(
+            "The reference: a server, such as http://HOST:8000/v1, or the log of a run.",
+            "--strict",
+            "--baseline",
+        ),
+    ] = ""
+    loose: Annotated[
+        str,
+        plain_option(
+            "The server, or the log of the run, that is certified against it.",
+            "--loose",
+            "--candidate",
+        ),
+    ] = ""
+    joint: Annotated[
+        str,
+        plain_option("In logs of several tasks, what keeps the budget: each task, or their mean."),
+    ] = "each"
+    recompute: Annotated[
+        Path | None, plain_option("Card of two logs that is computed again from its records.")
+    ] = None
+    junit: Annotated[
+        Path | None, plain_option("File for the verdict about two logs as a report of tests.")
+    ] = None
     file: Annotated[
         str | None,
         plain_option(
@@ -84,12 +115,17 @@ def certify(as_json: bool, **given: Any) -> None:
     is not shown.
 
     The claim is on a task, or on a file of your own prompts. A card is written as JSON and as
-    Markdown.
+    Markdown. From the logs of two runs (lm-eval, inspect_ai, or a table with id and score) the exit
+    status is 0 for PASS, 1 for FAIL, 3 for UNDECIDED and 2 for logs that cannot be compared.
     """
+    options = Options(**given)
+    if are_logs(options):
+        from_logs(options, as_json)
+    if not (options.strict and options.loose):
+        raise typer.BadParameter("Name two servers, or the logs of two runs.", param_hint=SIDES)
     with needing("endpoints"):
         from gistgate.cli.servers import compare
         from gistgate.cli.watch import watch
-    options = Options(**given)
     if options.watch:
         watch(options)
         return

@@ -1,0 +1,102 @@
+"""Logs of inspect_ai, read by its own library (extra `inspect`)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from inspect_ai.log import read_eval_log
+from inspect_ai.scorer import value_to_float
+
+from gistgate.certify.logs import Sample, TaskLog
+from gistgate.core.files import fingerprint
+from gistgate.core.utils import UserError, nearest, shown
+
+UNREAD = {"messages", "events", "store"}
+"""Parts of a sample that nobody needs here, and that are large."""
+
+
+def read_inspect(path: Path, wish: str | None) -> tuple[str, str, TaskLog]:
+    """The task, the model and the samples of one log; the score of a document is its mean over
+    epochs.
+    """
+    try:
+        log = read_eval_log(str(path), exclude_fields=UNREAD)
+    except Exception as error:  # whatever its parser raises
+        raise UserError(
+            f"{path} cannot be read as a log of inspect_ai ({type(error).__name__}). Restore it, or"
+            " install the version that wrote it."
+        ) from error
+    if log.status != "success" or not log.samples:
+        raise UserError(
+            f"{path} is the log of an evaluation that ended with status '{log.status}' and"
+            f" {len(log.samples or ())} samples. Repeat it (inspect eval-retry)."
+        )
+    header = log.eval
+    scorer, _, key = (wish or first_scorer(log, path)).partition(",")
+    settings = {"task_args": header.task_args, "version": header.task_version}
+    task = TaskLog(f"{scorer},{key}" if key else scorer, settings)
+    epochs = defaultdict(list)
+    for sample in log.samples:
+        epochs[str(sample.id)].append(sample)
+    for document, samples in epochs.items():
+        samples.sort(key=lambda sample: sample.epoch)
+        scores = [score_of(sample, scorer, key, path) for sample in samples]
+        first = samples[0]
+        row = Sample(
+            score=fmean(scores),
+            prompt=fingerprint(input_of(first)),
+            content=fingerprint(first.target, [sample.epoch for sample in samples]),
+            answer=fingerprint([sample.output.completion for sample in samples]),
+        )
+        task.add(document, row, str(path))
+    return header.task, header.model, task
+
+
+def first_scorer(log: Any, path: Path) -> str:
+    """The scorer whose score counts where nobody names one."""
+    for sample in log.samples:
+        if sample.scores:
+            return str(next(iter(sample.scores)))
+    raise UserError(f"{path} has no score. Add one with `inspect score`.")
+
+
+def input_of(sample: Any) -> list[Any]:
+    """What the model was asked, without the ids that every run draws anew."""
+    if isinstance(sample.input, str):
+        return [sample.input, sample.choices]
+    messages = [[message.role, message.text] for message in sample.input]
+    return [messages, sample.choices]
+
+
+def score_of(sample: Any, scorer: str, key: str, path: Path) -> float:
+    """The score of a sample as a number, by the library's own table of words."""
+    where = f"{path} gives the sample '{sample.id}' of epoch {sample.epoch}"
+    scores = sample.scores or {}
+    if scorer not in scores:
+        raise UserError(f"{where} no score '{scorer}'. {nearest(scorer, scores)}")
+    value = scores[scorer].value
+    if key and isinstance(value, dict):
+        value = value.get(key)
+    score = value_to_float()(value)
+    if score == 0 and not is_zero(value):
+        raise UserError(
+            f"{where} the score {shown(value)}, which is no number. Name one with --metric"
+            " SCORER,KEY, or score the log again."
+        )
+    return float(score)
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a score says 0, and not what the library takes for 0 because it cannot read it."""
+    if isinstance(value, str):
+        if value.lower() in ("i", "n", "no", "false"):
+            return True
+        try:
+            value = float(value)
+        except ValueError:
+            return False
+    return isinstance(value, int | float) and math.isfinite(value)
