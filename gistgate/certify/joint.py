@@ -92,8 +92,8 @@ class Joint:
     @property
     def sentence(self) -> str:
         """The verdict in one line."""
-        quantity = {"each": f" for each of {len(self.rows)} tasks", "mean": " for the mean"}
-        about = quantity[self.how] if len(self.rows) > 1 else ""
+        about = f" for {self.how} of {len(self.rows)} tasks" if len(self.rows) > 1 else ""
+        about = about.replace("for mean", "for the mean")
         largest = "largest " if about and self.how == "each" else ""
         return (
             f"{self.verdict} budget {points(self.budget)} points{about}: {largest}{figures(self)}"
@@ -119,8 +119,8 @@ def points(share: float, up: bool | None = None) -> str:
     """
     steps = 1e4 * share
     if up is None:
-        return f"{round(steps) / 100 + 0.0:.4g}"
-    return f"{(math.ceil(steps - 1e-6) if up else math.floor(steps + 1e-6)) / 100 + 0.0:.4g}"
+        return str(round(steps) / 100 + 0.0)
+    return str((math.ceil(steps - 1e-6) if up else math.floor(steps + 1e-6)) / 100 + 0.0)
 
 
 def judged(

@@ -45,7 +45,8 @@ def from_logs(options: Options, as_json: bool) -> None:
             from gistgate.certify.records import recomputed, write_junit
         if options.recompute:
             certificate = recomputed(options.recompute)
-            typer.echo(json.dumps(asdict(certificate)) if as_json else certificate.text)
+            entries = {"path": str(options.recompute), "certificate": asdict(certificate)}
+            typer.echo(json.dumps(entries) if as_json else certificate.text)
         else:
             certificate = written(partial(certify_logs, options), attrgetter("text"), as_json)
         if options.junit:
@@ -80,7 +81,7 @@ def certify_logs(options: Options) -> tuple[LogsCertificate, Path]:
         candidate = read_run(options.loose, options.metric)
     if Path(options.strict).resolve() == Path(options.loose).resolve():
         raise UserError("Both runs are the same files. Name those of two runs.")
-    patterns = options.task.split(",") if options.task else []
+    patterns = [name.strip() for name in (options.task or "").split(",") if name.strip()]
     records = paired(baseline, candidate, patterns)
     metrics = {task: log.metric for task, log in baseline.tasks.items()}
     tested = fingerprint(fingerprint_of(records), metrics)

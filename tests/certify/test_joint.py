@@ -96,7 +96,7 @@ def test_verdicts_of_each_and_of_the_mean(tables, how, verdict):
         shuffled[task] = np.random.default_rng(0).permutation(d)
     decided = judge(shuffled, how)
     assert decided.verdict == verdict
-    assert decided.sentence.startswith(f"{verdict} budget 10 points")
+    assert decided.sentence.startswith(f"{verdict} budget 10.0 points")
 
 
 def test_the_sentence_reads_forwards():
@@ -104,7 +104,7 @@ def test_the_sentence_reads_forwards():
     open_verdict = judge({"a": d})
     assert open_verdict.verdict == "UNDECIDED" and open_verdict.needed > 100
     assert open_verdict.sentence == (
-        f"UNDECIDED budget 10 points: loss 9, at most {points(open_verdict.bound, up=True)}"
+        f"UNDECIDED budget 10.0 points: loss 9.0, at most {points(open_verdict.bound, up=True)}"
         f" at 95 %; about {open_verdict.needed:,} prompts would do"
     )
     lost = judge({"a": [1.0] * 50 + [0.0] * 50})

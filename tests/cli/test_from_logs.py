@@ -25,9 +25,9 @@ def runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong, status, beginning", [
-    (0, 0, "PASS budget 5 points: loss 0, at most"),
-    (60, 1, "FAIL budget 5 points: loss 20, at least"),
-    (12, 3, "UNDECIDED budget 5 points: loss 4, at most"),
+    (0, 0, "PASS budget 5.0 points: loss 0.0, at most"),
+    (60, 1, "FAIL budget 5.0 points: loss 20.0, at least"),
+    (12, 3, "UNDECIDED budget 5.0 points: loss 4.0, at most"),
 ])  # fmt: skip
 def test_the_exit_status_is_that_of_the_verdict(run, runs, tmp_path, wrong, status, beginning):
     answer = run(*runs(sums=wrong), "--budget", "0.05")
