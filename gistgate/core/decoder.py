@@ -179,11 +179,6 @@ class Decoder:
         """K, drafted tokens per round."""
         return self.parts.block
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of token ids that count."""
-        return self.parts.vocabulary
-
     def having(self, **changes: Any) -> Decoder:
         """The same decoder with other parts, which are not checked again: an observer, or a rule in
         a wrapper.
@@ -203,7 +198,7 @@ class Decoder:
             Exact(),
             block,
             tokenizer=self.tokenizer,
-            vocabulary=self.vocabulary,
+            vocabulary=self.parts.vocabulary,
             engine=self.engine.name,
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -173,15 +174,14 @@ class Reader:
         use.
         """
         lengths = [len(path) for path in paths]
-        longest = max(lengths)
-        if longest:
-            padded = [[*path, *[0] * (longest - len(path))] for path in paths]
-            index = torch.tensor(padded, device=self.model.device)
-            for layer in self.cache.layers:
-                layer.gather_last(num, index)
-            if self.mask is not None:
-                first = self.slots - num
-                self.mask[:, first : first + longest] = True
+        index = pad_sequence(
+            [torch.tensor(path, dtype=torch.long) for path in paths], batch_first=True
+        )
+        for layer in self.cache.layers:
+            layer.gather_last(num, index)
+        if self.mask is not None:
+            first = self.slots - num
+            self.mask[:, first : first + max(lengths)] = True
         self.keep(num, lengths, valid)
 
     def forget(self, num: int, valid: Sequence[int]) -> None:
@@ -307,7 +307,6 @@ def left_padded(rows: Texts, device: torch.device) -> tuple[Tensor, Tensor | Non
     """Token rows of unequal length as `ids [B, N]` and `valid [B, N]`; None instead of an all-true
     mask.
     """
-    lengths = [len(row) for row in rows]
-    widest = max(lengths)
-    ids = [[0] * (widest - len(row)) + list(row) for row in rows]
-    return torch.tensor(ids, device=device), right_aligned(lengths, device)
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_side="left")
+    return ids.to(device), right_aligned([len(row) for row in rows], device)

@@ -119,7 +119,7 @@ def test_output_layers_of_different_padding():
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, vocabulary=259)
     text = list(BATCH[0])
     answer = decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
-    assert decoder.vocabulary == 259
+    assert decoder.parts.vocabulary == 259
     for token in answer.ids:
         with torch.no_grad():
             z = target(torch.tensor([text])).logits[0, -1]
