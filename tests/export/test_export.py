@@ -155,7 +155,7 @@ def test_guards_and_the_lookup_of_repetitions_are_carried_in_a_small_folder(
 ) -> None:
     """Whoever passes trust_remote_code=True has to be able to read it."""
     assert answers[name]["ids"]
-    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 40
+    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 48
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 lossless anyway.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from gistgate.core.block import Block, Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guard import CLOSED, Verdict
+from gistgate.core.guard import CLOSED, Guard, Verdict
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
@@ -27,11 +28,10 @@ LOOSE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class EncodedPrompt:
+class ClosingGuard(Guard):
     """A guard that closes every row and keeps what it was asked."""
 
-    id = "asked"
-    layers: frozenset[str] = frozenset()
+    id = "closing"
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int, int]] = []
@@ -40,9 +40,6 @@ class EncodedPrompt:
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         self.told.append((len(rows), len({row.index for row in rows}), block.draft_ids.shape[1]))
         return [CLOSED] * len(rows)
-
-    def committed(self, rows: Sequence[Row]) -> None:
-        """Look at nothing."""
 
 
 def answers(
@@ -61,7 +58,7 @@ def texts(rows: Sequence[Generation]) -> list[list[int]]:
 def test_a_closed_row_writes_the_greedy_text_whichever_path_is_best(
     rule_id: str, settings: dict[str, Any]
 ):
-    rule, guard = make_rule(rule_id, **settings), EncodedPrompt()
+    rule, guard = make_rule(rule_id, **settings), ClosingGuard()
     closed, free = answers(rule, guard), answers(rule)
     strict = [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
     assert texts(closed) == strict != texts(free) and any(row.statistics.loose for row in free)
@@ -83,7 +80,7 @@ def test_the_loop_guard_closes_the_rounds_behind_its_alarm():
     """Every row for itself; from then on each round counts once, and what it keeps is there because
     of the guard.
     """
-    rule, guard = make_rule("prob", r=1e-3), Weary(window=None)
+    rule, guard = make_rule("prob", r=1e-3), Weary(window=math.inf)
     together = answers(rule, guard)
     for row, prompt in zip(together, BATCH, strict=True):
         [alone] = answers(rule, guard, batch=[prompt])
@@ -108,9 +105,9 @@ def test_sampled_trees_are_not_guarded(rule_id: str):
     """No guard is asked about a tree, and texts and reasons stay; a round without a draft is
     none.
     """
-    rule, sampling, guard = make_rule(rule_id), Sampling(1.0), EncodedPrompt()
+    rule, sampling, guard = make_rule(rule_id), Sampling(1.0), ClosingGuard()
     free = [(row.ids, row.reasons) for row in answers(rule, sampling=sampling)]
-    for guards in ([guard, strange()], [Weary(window=None)]):
+    for guards in ([guard, strange()], [Weary(window=math.inf)]):
         guarded = answers(rule, *guards, sampling=sampling)
         assert [(row.ids, row.reasons) for row in guarded] == free
         assert {why for row in guarded for why in row.reasons} == {Reason.STRICT, Reason.OWN}
