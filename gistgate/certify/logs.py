@@ -109,13 +109,15 @@ class Run:
 
     def only(self, patterns: Sequence[str]) -> Run:
         """The run with those tasks alone that patterns such as gsm8k or mmlu_* name."""
+        tasks = {}
         for pattern in patterns:
-            if not any(fnmatch(task, pattern) for task in self.tasks):
+            names = [task for task in self.tasks if fnmatch(task, pattern)]
+            if not names:
                 raise UserError(
                     f"{self.path} holds no task '{pattern}'. {nearest(pattern, self.tasks)}"
                 )
-        names = [task for task in self.tasks if any(fnmatch(task, name) for name in patterns)]
-        return replace(self, tasks={task: self.tasks[task] for task in names})
+            tasks.update({task: self.tasks[task] for task in names})
+        return replace(self, tasks=tasks)
 
 
 def read_run(place: str, metric: str | None) -> Run:

@@ -104,3 +104,10 @@ def test_what_gives_no_verdict_ends_with_status_2(run, runs, arguments, word):
     runs(sums=0)
     status, _, error = run("certify", *arguments)
     assert status == 2 and word in error
+
+
+def test_addresses_are_servers_under_these_names_too(run):
+    status, _, error = run(
+        "certify", "--baseline", "http://127.0.0.1:1/v1", "--candidate", "http://127.0.0.1:2/v1"
+    )
+    assert status == 1 and "--task" in error
