@@ -77,6 +77,11 @@ class Builder:
         self.tokenizer = tokenizer
         self.options = options
 
+    def loaded(self) -> "Builder":
+        """The same builder with draft and gate loaded, so that wrong names are refused first."""
+        _ = (self.draft, self.gate)
+        return self
+
     def build(self, policy: Policy = "warn", tuned: Certificate | None = None) -> Built:
         """The decoder of a named certificate, of segments, of what `gistgate tune` chose, or of the
         options and the certificate beside the gate.

@@ -57,7 +57,8 @@ def load_parts(
                 quantise_draft=options.quantise_draft or config.draft.quantisation,
             )
     target = load_target(str(target_name), dtype, gguf=gguf)
-    return Builder(target.model, target.tokenizer, replace(options, draft_gguf=draft_gguf))
+    options = replace(options, draft_gguf=draft_gguf)
+    return Builder(target.model, target.tokenizer, options).loaded()
 
 
 def maker_for(

@@ -113,7 +113,7 @@ class Candidates:
     def __init__(self, target: Target, options: DecodeOptions, prompting: PromptFile) -> None:
         self.target = target
         self.prompting = prompting
-        self.builder = Builder(target.model, target.tokenizer, options)
+        self.builder = Builder(target.model, target.tokenizer, options).loaded()
         self.refused: list[str] = []  # why certificates could not take part, a sentence for each
 
     def all_of(self, certificates: Sequence[str]) -> list[Candidate]:

@@ -11,7 +11,7 @@ from gistgate.core.files import save_tensors
 from gistgate.core.rule import Exact
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules.history import PairCounts
-from pipeline.labels import spans
+from pipeline import spans
 from pipeline.labels.features import Replay
 from pipeline.labels.mining import stamped
 from pipeline.labels.schema import Policy, pack

@@ -22,6 +22,8 @@ from tests.blocks import SPLIT, SURE, TORN, accepted, block
 class Says(Rule):
     """A rule with a fixed opinion."""
 
+    id = "says"
+
     opinion: Tensor
     superset: bool = True
     needs: frozenset[str] = frozenset()
@@ -172,7 +174,7 @@ def test_sampling_is_that_of_transformers(temperature: float, top_k: int, top_p:
 
 
 def test_a_sampled_block_needs_numbers_and_what_is_impossible_for_both_is_refused():
-    with pytest.raises(ValueError, match="uniforms"):
+    with pytest.raises(AssertionError):
         _ = block(SPLIT, SPLIT, draft=[0], greedy=False).strict
     z = [0.0, 0.0, -torch.inf]
     assert not block(
