@@ -163,8 +163,8 @@ def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
     ):
         with pytest.raises(UserError, match=sentence):
             Decoder(target, short, make_rule("exact"), **parts)
-    assert Decoder(target, short, make_rule("exact"), vocabulary=190).vocabulary == 190
-    assert strict().vocabulary == 259 and strict(vocabulary=200).vocabulary == 200
+    assert Decoder(target, short, make_rule("exact"), vocabulary=190).parts.vocabulary == 190
+    assert strict().parts.vocabulary == 259 and strict(vocabulary=200).parts.vocabulary == 200
 
 
 def test_blocks_know_where_thinking_ends():
