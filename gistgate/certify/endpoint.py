@@ -19,7 +19,7 @@ from gistgate.certify.page import (
     text_in,
     tokens_in,
 )
-from gistgate.certify.trouble import NOT_HERE, explained
+from gistgate.certify.trouble import NOT_HERE, PromptError, explained
 from gistgate.core.utils import UserError, first_line, printable
 from gistgate.tasks.task import Messages
 
@@ -153,7 +153,7 @@ class Endpoint:
         reason = choice.get("finish_reason")
         text, instead = text_in(choice.get("message") or choice)
         if instead:
-            raise UserError(
+            raise PromptError(
                 f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning"
                 " and tools off (--strict-body, --loose-body), give the task longer answers, or"
                 " leave such prompts out."
@@ -179,13 +179,13 @@ class Endpoint:
             stream = ""
             if beginning.startswith("data:"):
                 stream = " Switch streams off (--strict-body, --loose-body)."
-            raise UserError(
+            raise PromptError(
                 f"{self.url} does not speak the OpenAI protocol: it sent {beginning}.{stream}"
                 f" {NOT_HERE}"
             )
         reason = error or choice.get("finish_reason")
         if error or reason in BROKEN:
-            raise UserError(
+            raise PromptError(
                 f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its"
                 " log."
             )

@@ -44,6 +44,13 @@ REMEDIES = {  # by a sign in the cause; the first counts
     "": "Start or mend the server, and repeat.",
 }
 
+OF_A_PROMPT = (400, 413, 422)
+"""Statuses with which servers refuse a request for what it holds, such as a prompt too long."""
+
+
+class PromptError(UserError):
+    """A server refuses one prompt, or gives it no whole answer; others may go well."""
+
 
 def cause_of(error: Exception, url: str) -> str:
     """Why a server was not reached, in a line; a timeout is such an error, too."""
@@ -77,7 +84,8 @@ def explained(url: str, key: str) -> Iterator[None]:
             remedy = PASSWORD
         if error.status_code in (401, 403):
             remedy = f"Set {' or '.join(KEYS.values())}, if it wants another key."
-        raise UserError(
+        kind = PromptError if error.status_code in OF_A_PROMPT else UserError
+        raise kind(
             f"{url} refused a request with status {error.status_code}: {reply[:200]}. {remedy}"
         ) from error
     # An address that is none, a page of a gateway, or a proxy of another kind.
