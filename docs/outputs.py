@@ -1,9 +1,9 @@
 """Renew what the pages show, behind a run of `make repro`: python docs/outputs.py [PAGE ...], or
---pictures.
+--picture.
 
 Commands of a `console` block behind the line `<!-- run -->` are run, all those of a page in one
 shell, and their output is pasted under them; a line `...` goes on standing for what it stood for.
-$PROMPT is the question of the tour. The pictures need Chromium (`apt-get install chromium`) and the
+$PROMPT is the question of the tour. The picture needs Chromium (`apt-get install chromium`) and the
 package playwright.
 """
 
@@ -68,8 +68,8 @@ def shortened(output: str, before: str) -> str:
     return "".join([*head, dots, *tail])
 
 
-def take_pictures(folder: Path) -> None:
-    """Write the page of a trace and the demo, as Chromium shows them."""
+def take_picture(path: Path) -> None:
+    """Write the page of a trace as Chromium shows it."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as place, sync_playwright() as driver:
@@ -80,23 +80,12 @@ def take_pictures(folder: Path) -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1100, "height": 1000})
         page.goto(trace.as_uri())
-        page.screenshot(path=folder / "trace.png")
-        command = ["gistgate", "demo", *MODELS.split(), "--no-browser"]
-        demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            # the first line: "The demo runs at http://127.0.0.1:8765/. Ctrl-C ends it."
-            page.goto(demo.stdout.readline().split()[4].rstrip("."))
-            page.fill("#prompt", PROMPT)
-            page.click("#go")
-            page.get_by_text("Done.").wait_for()
-            page.screenshot(path=folder / "demo.png")
-        finally:
-            demo.terminate()
+        page.screenshot(path=path)
 
 
 def main(arguments: list[str]) -> None:
-    if arguments == ["--pictures"]:
-        take_pictures(ROOT / "docs" / "images")
+    if arguments == ["--picture"]:
+        take_picture(ROOT / "docs/images/trace.png")
         return
     pages = arguments or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for page in map(Path, pages):

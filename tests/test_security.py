@@ -13,10 +13,9 @@ import torch
 
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError, printable
-from gistgate.demo.page import render
-from gistgate.demo.server import listen
 from gistgate.export.write import certified_modules, flatten
 from gistgate.lm_eval.model import GatedLM
+from gistgate.measure.trace_page import render
 from gistgate.models.loading import load_target
 from pipeline import tracking
 from pipeline.report.tables import page, plain_markdown
@@ -88,8 +87,6 @@ def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
 
 
 def test_servers_listen_on_this_machine_alone():
-    with listen(0) as listener:
-        assert listener.getsockname()[0] == "127.0.0.1"
     lines = (ROOT / "Makefile").read_text().splitlines()
     servers = [line for line in lines if "mlflow server" in line]
     assert servers and all("--host 127.0.0.1" in line for line in servers)
@@ -125,7 +122,7 @@ def test_templates_escape_everything(tmp_path: Path):
     (tmp_path / "hostile.html.j2").write_text('<p title="{{ text }}">{{ text }}</p>')
     for html in (
         page(str(tmp_path / "hostile"), text=ATTACK),
-        render(str(tmp_path / "hostile.html.j2"), scripts=(), styles=(), text=ATTACK),
+        render(tmp_path / "hostile.html.j2", styles=(), text=ATTACK),
     ):
         assert "<script>alert" not in html and "<img" not in html and html.count('"') == 2
 

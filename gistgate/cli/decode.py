@@ -112,7 +112,7 @@ def trace(
     text = read_prompt(prompt)
     loaded = load(target, asking, options, [EncodedPrompt(text)])
     if html is not None:
-        from gistgate.demo.page import write_trace
+        from gistgate.measure.trace_page import write_trace
 
         write_trace(html, loaded, text)
         typer.echo(f"{html} is written.")

@@ -45,7 +45,6 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "models/target prompts.txt --draft models/draft --block 12 --out stop.json",
     ),
     "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
-    "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
 """The function of each command, and the arguments of its example."""
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -1,4 +1,4 @@
-"""The commands around decoding: fit-draft, draft-vocabulary, inspect, export, eval and demo."""
+"""The commands around decoding: fit-draft, draft-vocabulary, inspect, export and eval."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ from gistgate.cli.options import (
 )
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError, printable
-from gistgate.models.options import DecodeOptions, parse_template, read_prompts
+from gistgate.models.options import DecodeOptions, read_prompts
 
 
 @decodes(max_new_tokens=128, stop=None)
@@ -149,41 +148,3 @@ def evaluate(context: typer.Context) -> None:
 
     sys.argv = ["gistgate eval", *context.args]
     harness()
-
-
-@decodes()
-def demo(
-    target: TargetName,
-    *,
-    asking: Asking,
-    port: Annotated[
-        int, plain_option("Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
-    ] = 8765,
-    browser: Annotated[bool, plain_option("Open the page in the browser.")] = True,
-    options: DecodeOptions,
-) -> None:
-    """Open a local page: type a prompt and watch loose and strict decoding token by token."""
-    from gistgate.demo.page import claim
-
-    with needing("demo"):
-        from gistgate.demo.server import DemoSession, launch, slider_rule
-    models = (asking.gguf or target, options.draft_gguf or options.draft)
-
-    def session() -> DemoSession:
-        loaded = load(target, asking, options)
-        return DemoSession(
-            loaded.decoder,
-            partial(
-                loaded.target.encode,
-                chat=asking.chat,
-                system=asking.system,
-                arguments=parse_template(asking.template),
-            ),
-            slider_rule(loaded.decoder),
-            partial(claim, loaded),
-            " and ".join(Path(str(model)).name for model in models if model is not None),
-            asking.max_new_tokens,
-            loaded.request,
-        )
-
-    launch(session, port, browser, typer.echo)

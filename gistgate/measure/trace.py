@@ -24,13 +24,9 @@ class TracedToken:
 class Watch(Observer):
     """Keeps what blocks say about the tokens that stay. Watches one row."""
 
-    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
-        self.tokenizer = tokenizer
-        self.before = before  # the prompt's ids
+    def __init__(self) -> None:
         # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
-        self._sent = 0
-        self._text = ""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
@@ -42,26 +38,20 @@ class Watch(Observer):
         added = block.logprobs[0, length, acceptance.own_ids[0]]
         self.seen.append((None, float(added.exp())))
 
-    def new(self, ids: Sequence[int], reasons: Sequence[int]) -> list[TracedToken]:
-        """The tokens of an answer, as far as it is decoded, that were not asked for before."""
-        tokens = []
-        for end in range(self._sent + 1, len(ids) + 1):
-            # Half a character decodes to a placeholder: it is shown with the token that completes
-            # it.
-            text = text_behind(self.tokenizer, self.before, ids[:end]).rstrip("\ufffd")
-            reason = Reason(reasons[end - 1]).name.lower()
-            tokens.append(TracedToken(text[len(self._text) :], reason, *self.seen[end - 1]))
-            self._text = text
-        self._sent = len(ids)
-        return tokens
-
 
 def trace(
-    decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any
+    decoder: Decoder, prompt: Sequence[int], tokenizer: Any, **request: Any
 ) -> tuple[Generation, list[TracedToken]]:
-    """Continue one prompt and say of every token why it is there; `request` goes to
+    """Continue the ids of one prompt and say of every token why it is there; `request` goes to
     `Decoder.generate`.
     """
-    watch = Watch(tokenizer, ids)
-    answer = decoder.watched_by(watch).generate([ids], **request)[0]
-    return answer, watch.new(answer.ids, answer.reasons)
+    watch = Watch()
+    answer = decoder.watched_by(watch).generate([prompt], **request)[0]
+    tokens = []
+    before = ""
+    for end, (reason, opinions) in enumerate(zip(answer.reasons, watch.seen), start=1):
+        # Half a character decodes to a placeholder: it is shown with the token that completes it.
+        text = text_behind(tokenizer, prompt, answer.ids[:end]).rstrip("\ufffd")
+        tokens.append(TracedToken(text[len(before) :], Reason(reason).name.lower(), *opinions))
+        before = text
+    return answer, tokens

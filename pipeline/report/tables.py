@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gistgate.core.files import read_json, read_text
 from gistgate.core.utils import printable
 from gistgate.coverage.certificate import Certificate
-from gistgate.demo.page import TEMPLATES as SHARED
-from gistgate.demo.page import flat, render
 from gistgate.gate import GateConfig
+from gistgate.measure.trace_page import TEMPLATES as SHARED
+from gistgate.measure.trace_page import flat, render
 from pipeline.operating import at_budget
 from pipeline.paths import TASKS, evaluation_folder
 from pipeline.report.summary import STRICT, Results, Summary
@@ -123,7 +123,6 @@ def page(name: str, **content: Any) -> str:
     """The page of the template `<name>.html.j2`."""
     return render(
         TEMPLATES / f"{name}.html.j2",
-        scripts=(),
         styles=(SHARED / "page.css", TEMPLATES / "report.css"),
         pct=percent,
         **content,

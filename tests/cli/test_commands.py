@@ -44,7 +44,6 @@ TESTED_ELSEWHERE = {
     "calibrate": "--task sums --gate {pair}/gate",
     "certify": "--task sums --gate {pair}/gate --strict http://a/v1 --loose http://b/v1",
     "eval": "run",
-    "demo": f"{{pair}}/target {GATED} --no-browser --port 0",
 }
 """Arguments of the commands that have tests of their own."""
 KEYS = {"doctor": "advice", "tune": "winner", "generate": "text", "inspect": "certificate"}

@@ -22,7 +22,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # arguments besides the draft and the 
     "tune": ("{folder}", "{prompts}", "--gate", "none"),
     "fit-draft": ("{folder}", "{prompts}", "--out", "stop.json"),
     "draft-vocabulary": ("{folder}", "{prompts}", "--size", "60", "--out", "words.json"),
-    "demo": ("{folder}", "--no-browser"),
     "calibrate": (
         "--target",
         "{folder}",
@@ -45,12 +44,6 @@ def folder(tmp_path_factory):
     write_gguf(place / "draft.gguf", seed=1)
     (place / "prompts.txt").write_text("Tom\n")
     return place
-
-
-@pytest.fixture(autouse=True)
-def demo_without_server(monkeypatch):
-    """Let the demo load its models where it would start a server."""
-    monkeypatch.setattr("gistgate.demo.server.launch", lambda playground, *_, **__: playground())
 
 
 def call(folder: Path, command: str, *more: str) -> Result:

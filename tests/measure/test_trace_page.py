@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gistgate.demo.page import aligned, trace_page, visible
-from tests.demo.answers import LOOSE, STRICT, answer
+from gistgate.measure.trace_page import aligned, trace_page, visible
+from tests.measure.answers import LOOSE, STRICT, answer
 
 HOSTILE = (
     "<script>alert(1)</script>",

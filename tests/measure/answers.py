@@ -1,8 +1,8 @@
 """Answers as the pages show them, made by hand."""
 
 from gistgate.core.request import Statistics
-from gistgate.demo.page import Run
 from gistgate.measure.trace import TracedToken
+from gistgate.measure.trace_page import Run
 
 
 def answer(name: str, *tokens: tuple[str, str, float | None, float]) -> Run:

@@ -47,18 +47,10 @@ class Run:
         return [token.text for token in self.tokens]
 
     def for_page(self) -> dict[str, Any]:
-        """Return what the templates show of the answer."""
+        """Return what the template shows of the answer."""
         tokens = [shown(token) for token in self.tokens]
         counters = numbers(self.statistics)
         return {"name": self.name, "numbers": counters, "tokens": tokens, "texts": self.texts}
-
-
-def record(
-    decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | None = None, **request: Any
-) -> Run:
-    """Decode one prompt and return the traced answer; `request` goes to `Decoder.generate`."""
-    answer, tokens = trace(decoder, ids, tokenizer, **request)
-    return Run(name or rule_name(decoder.rule), tokens, answer.statistics)
 
 
 def rule_name(rule: Any) -> str:
@@ -69,14 +61,14 @@ def rule_name(rule: Any) -> str:
 
 def numbers(statistics: Statistics) -> dict[str, str]:
     """Return what a reader compares, formatted; seconds are those of this one run."""
-    seconds = statistics.seconds.get("total", 0.0)
+    seconds = statistics.seconds["total"]
     return {
         "tokens": str(statistics.tokens),
         "target forwards": str(statistics.forwards),
         "mean accepted length (tau)": f"{statistics.mean_accepted_length:.2f}",
         "loose tokens per hundred": f"{statistics.loose_per_100:.1f}",
         "seconds": f"{seconds:.2f}",
-        "tokens per second": f"{statistics.tokens / seconds:.1f}" if seconds else "–",
+        "tokens per second": f"{statistics.tokens / seconds:.1f}",
     }
 
 
@@ -84,35 +76,38 @@ def aligned(loose: Sequence[str], strict: Sequence[str]) -> list[dict[str, Any]]
     """Return the spans in which two answers agree or differ, given as the texts of their tokens;
     those that differ are numbered from 1.
     """
-    numbers = count(1)
+    places = count(1)
     codes = SequenceMatcher(None, loose, strict, autojunk=False).get_opcodes()
     return [
-        {"number": None if kind == "equal" else next(numbers), "loose": [a, b], STRICT: [c, d]}
+        {"number": None if kind == "equal" else next(places), "loose": [a, b], STRICT: [c, d]}
         for kind, a, b, c, d in codes
     ]
 
 
-def claim(loaded: Any, rule: Any) -> str:
-    """Return what the certificate says about a rule with a knob, and about the requests."""
-    if loaded.options.segments:
-        return "The certificate of segments lies in their folder; this page does not read it."
+def claim(loaded: Any) -> str | None:
+    """Return what the certificate says about the rule that decodes, and about the request; None
+    where decoding is strict.
+    """
     decoder = loaded.decoder
     coverage = loaded.coverage
+    rule = decoder.rule
+    if rule.knob is None:
+        return None
+    if loaded.options.segments:
+        return "The certificate of segments lies in their folder; this page does not read it."
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
     if coverage.certificate is None:
         return "Not certified: there is no certificate."
     wish = replace(loaded.options.wish, names_certificate=coverage.is_named)
     certificate = usable(coverage.certificate, wish)
-    settings = asdict(rule)
-    setup = replace(coverage.setup, rule=rule.id, settings=settings)
-    doubts = [difference.sentence for difference in covers(certificate, setup)]
+    doubts = [difference.sentence for difference in covers(certificate, coverage.setup)]
     if loaded.uncovered is not None:
         doubts.append(loaded.uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
-    knob = rule.knob
-    point = next(p for p in certificate.certified if p.settings[knob] == settings[knob])
+    value = getattr(rule, rule.knob)
+    point = next(p for p in certificate.certified if p.settings[rule.knob] == value)
     # the budget first: the point's own bound was computed after the prompts had chosen the point
     return (
         f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} %"
@@ -137,35 +132,24 @@ def tables_of(decoder: Decoder, certificate: Certificate | None) -> dict[str, di
     return tables
 
 
-def render(
-    template: str | Path,
-    *,
-    scripts: tuple[Path, ...],
-    styles: tuple[Path, ...],
-    connects: str = "'none'",
-    **values: Any,
-) -> str:
-    """Fill a template of this folder, or one that is given by its whole path; all `values` are
-    escaped.
+def render(template: Path, *, script: str = "", styles: Sequence[Path], **values: Any) -> str:
+    """Fill a template, which may name those of this folder; all `values` are escaped.
 
-    The content security policy allows `scripts` and `styles`, which stand inside the page, and
-    requests to `connects`.
+    The content security policy allows `script` and `styles` alone, which stand inside the page.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    path = TEMPLATES / template
-    loader = FileSystemLoader([path.parent, TEMPLATES])
+    loader = FileSystemLoader([template.parent, TEMPLATES])
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    script = "\n".join(file.read_text(encoding="utf-8") for file in scripts)
     style = "\n".join(file.read_text(encoding="utf-8") for file in styles)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src"
-        f" {connects}; script-src '{digest(script)}'; style-src '{digest(style)}'"
+        f" 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'"
     )
-    page = environment.get_template(path.name)
+    page = environment.get_template(template.name)
     return page.render(script=Markup(script), style=Markup(style), policy=policy, **values)
 
 
@@ -200,8 +184,8 @@ def trace_page(
     follow under their names.
     """
     return render(
-        "trace.html.j2",
-        scripts=(TEMPLATES / "tokens.js",),
+        TEMPLATES / "trace.html.j2",
+        script=(TEMPLATES / "tokens.js").read_text(encoding="utf-8"),
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css"),
         prompt=visible(prompt),
         claim=claim,
@@ -218,12 +202,15 @@ def write_trace(path: str | Path, loaded: Any, prompt: str) -> None:
     page of both.
     """
     decoder = loaded.decoder
-    about = (loaded.ids[0], loaded.target.tokenizer)
-    loose = record(decoder, *about, **loaded.request)
-    strict = record(decoder.strict(), *about, STRICT, **loaded.request)
-    sentence = None if decoder.rule.knob is None else claim(loaded, decoder.rule)
+
+    def run(name: str, way: Decoder) -> Run:
+        answer, tokens = trace(way, loaded.ids[0], loaded.target.tokenizer, **loaded.request)
+        return Run(name, tokens, answer.statistics)
+
+    loose = run(rule_name(decoder.rule), decoder)
+    strict = run(STRICT, decoder.strict())
     tables = tables_of(decoder, loaded.coverage.certificate)
-    write_text(path, trace_page(prompt, loose, strict, sentence, tables))
+    write_text(path, trace_page(prompt, loose, strict, claim(loaded), tables))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,1 +1,0 @@
-"""The page of one answer, and a local page that decodes while one watches."""
