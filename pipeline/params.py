@@ -130,9 +130,7 @@ class CollectParams:
 
 @block
 class LabelParams:
-    recipe: Literal["outcome", "suffix", "both", "answers"]
-    window: Count
-    nats: Positive
+    recipe: Literal["outcome", "answers"]
     longest: Positive | None
     price: Positive | None
     batch_size: Count
@@ -281,10 +279,17 @@ gates keep their bytes, and looks their fingerprints.
 """
 
 
+FORMER: dict[type, dict[str, Any]] = {LabelParams: {"window": 16, "nats": 4.0}}
+"""Keys that are gone, with the values that they had in the published run: they are recorded still,
+for the same reason.
+"""
+
+
 def recorded(block: Any) -> dict[str, Any]:
     """The parameters of a block by name, as gates and fingerprints of looks have them."""
     later = LATER.get(type(block), ())
-    return {name: value for name, value in asdict(block).items() if value or name not in later}
+    values = {name: value for name, value in asdict(block).items() if value or name not in later}
+    return FORMER.get(type(block), {}) | values
 
 
 @block

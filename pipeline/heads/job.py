@@ -67,14 +67,6 @@ def fit_head(
     parts = split_by_problem(rows.problem, params, seed)
     if kind == "effects":
         return fit_by_effects(config, rows, parts.test, params.folds)
-    judged = rows.outcome
-    if 0 < judged.sum() < len(rows):  # of both kinds, outcomes are for the map and the measures
-        parts = ProblemParts(
-            parts.train & ~judged,
-            parts.validation & ~judged,
-            parts.calibration & judged,
-            parts.test & judged,
-        )
     net: nn.Module
     report: Metrics
     if kind == "logistic":

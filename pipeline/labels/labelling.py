@@ -4,7 +4,7 @@ many behind the target's own token, because sampling changes answers even when n
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -27,8 +27,8 @@ from pipeline.labels.rollouts import (
     rejoined_at,
 )
 from pipeline.labels.schema import (
+    BLOCK,
     PLACE,
-    TRIAL,
     Policy,
     Table,
     Texts,
@@ -41,7 +41,7 @@ from pipeline.labels.schema import (
 from pipeline.labels.verdicts import AnswerJudge, Meaning
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.pair.pair import Pair, read_pair
-from pipeline.params import LabelParams, Params
+from pipeline.params import Params
 from pipeline.task import request_of
 
 
@@ -112,8 +112,6 @@ class Labeller:
 
     tools: Tools  # makes rollouts and gives verdicts
     prompts: Sequence[Prompt]  # those that the records' column `problem` points into
-    params: LabelParams
-    seed: int  # of the sampled rollouts
     title: str = "label"  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor) -> Table:
@@ -141,17 +139,18 @@ class Labeller:
         greedy_kept = table["greedy_kept"].clone()
         unknown = greedy_kept < 0
         rollouts = self._rollouts(picked(table, unknown), texts, "draft_id")
-        judge = self.tools.judge(self.params.rejoin)
+        judge = self.tools.judge(self.tools.params.label.rejoin)
         verdicts = judge.kept(rollouts, f"{self.title}, greedy")
         greedy_kept[unknown] = torch.tensor(verdicts, dtype=torch.int8)
         return greedy_kept
 
-    def pairs(self, table: Table, texts: Texts, score: Callable[[int, list[int]], float]) -> Table:
-        """What the whole answer loses if the draft token stands in place of the target's own, and
-        the target writes the rest greedily: the columns of TRIAL, and `kept` (0 where the answer
-        scores less, or is more than `label.longest` times as long), all [N]. `score` judges an
-        answer to a problem.
+    def pairs(self, table: Table, texts: Texts) -> Table:
+        """The records as rows of LABELS by what the whole answer loses if the draft token stands in
+        place of the target's own, and the target writes the rest greedily: `trial` has the columns
+        TRIAL, and `kept` is 0 where the answer scores less, or is more than `label.longest` times
+        as long.
         """
+        meaning = self.tools.meaning
         strict = self._rollouts(table, texts, "target_id")
         # A strict text is the answer behind the target's own token already.
         is_loose = (table["policy"] != Policy.STRICT).tolist()
@@ -161,19 +160,26 @@ class Labeller:
             replace(rollout, token=token, reference=answers.get(rollout, rollout.text))
             for rollout, token in zip(strict, table["draft_id"].tolist())
         ]
-        rejoin = self.params.rejoin
+        rejoin = self.tools.params.label.rejoin
         written = self._answers(forced, "draft token", rejoin)
         trials = []
         for rollout, ids, draft in zip(forced, written, table["behind"].tolist()):
             answer = rollout.reference
             ids = ids if rejoin is None else completed(rollout, ids, rejoin)
-            loss = score(rollout.problem, answer) - score(rollout.problem, ids)
+            loss = meaning.score(rollout.problem, answer) - meaning.score(rollout.problem, ids)
             same = [x == y for x, y in zip(draft, ids[rollout.position + 1 :])]
             carried = [*same, False].index(False)
-            is_kept = loss <= 0 and len(ids) <= self.tools.meaning.longest * len(answer)
+            is_kept = loss <= 0 and len(ids) <= meaning.longest * len(answer)
             trials.append((loss, 1 + carried - (len(ids) - len(answer)), is_kept))
-        columns = torch.tensor(trials, dtype=torch.float32).view(-1, 3).unbind(-1)
-        return dict(zip((*TRIAL, "kept"), columns))
+        trials_N3 = torch.tensor(trials, dtype=torch.float32).view(-1, 3)
+        kept = trials_N3[:, 2]
+        return {
+            **{name: table[name] for name in BLOCK},
+            "greedy_kept": kept.to(torch.int8),
+            "kept": kept,
+            "rollouts": torch.ones(len(kept), dtype=torch.int16),
+            "trial": trials_N3[:, :2],
+        }
 
     def _answers(
         self,
@@ -197,7 +203,8 @@ class Labeller:
         label = table["greedy_kept"].float()
         rollouts = torch.ones(len(label), dtype=torch.int16)
         columns = {"kept": label, "rollouts": rollouts}
-        repeats = self.params.rollouts - 1
+        params = self.tools.params
+        repeats = params.label.rollouts - 1
         unsure = (label == 0).nonzero().flatten()
         repeated = picked(table, unsure.repeat_interleave(repeats))
         behind_draft = self._rollouts(repeated, texts, "draft_id")
@@ -209,7 +216,7 @@ class Labeller:
             lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
             lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
         )
-        sampling = Sampling(self.params.temperature)
+        sampling = Sampling(params.label.temperature)
         same = sampled.made_by(self.tools.sampler, f"{self.title}, sampled", sampling)
         kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         against_target = (1 + kept_x - kept_t).view(-1, repeats).mean(-1).clamp(0, 1)
@@ -221,7 +228,8 @@ class Labeller:
         """The rollouts behind the tokens that the column `token` names; each has its own seed."""
         rollouts = []
         rows = plain_rows(table, *PLACE, token)
-        for seed, (problem, policy, position, forced) in enumerate(rows, self.seed * 1_000_003):
+        first = self.tools.params.seed * 1_000_003
+        for seed, (problem, policy, position, forced) in enumerate(rows, first):
             prompt = self.prompts[problem]["ids"]
             text = texts[problem, policy].ids
             reference = self.tools.meaning.references[problem]

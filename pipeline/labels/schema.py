@@ -193,7 +193,6 @@ class Rows:
     policy: Tensor  # whose text the mismatch lies on, a Policy [N]
     position: Tensor  # answer tokens in front of the mismatch [N]
     kept: Tensor  # probability that the meaning is kept [N], the label
-    outcome: Tensor  # whether a rollout is behind the label, and not the target's own text [N]
     kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
     trial: Tensor  # the columns TRIAL [N, 2], nan for labels of other recipes
 
@@ -217,11 +216,9 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
         table = load_tensors(file)
         if num := len(table["kept"]):
             checked(table, columns, file)
-            no_suffix = torch.zeros(num, dtype=torch.bool)
             no_trial = torch.full((num, len(TRIAL)), torch.nan)
-            table["outcome"] = ~table.get("suffix", no_suffix)
             table["trial"] = table.get("trial", no_trial)
-            tables.append({name: table[name] for name in (*columns, "outcome", "trial")})
+            tables.append({name: table[name] for name in (*columns, "trial")})
     if not tables:
         raise UserError(
             f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml."

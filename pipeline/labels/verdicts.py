@@ -47,6 +47,10 @@ class Meaning:
         text = self.task.text(self.tokenizer, answer)
         return bool(self.task.same_meaning(self.docs[problem], text, self.expected[problem]))
 
+    def score(self, problem: int, answer: list[int]) -> float:
+        """What the task thinks of an answer."""
+        return float(self.task.score(self.docs[problem], self.task.text(self.tokenizer, answer)))
+
     def is_comparable(self, problem: int) -> bool:
         """Whether the task finds something to compare with in the problem's reference."""
         return self.same(problem, self.references[problem])

@@ -73,9 +73,6 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
     def read(index: int) -> schema.Table:
         records, texts = labels[index]
         rows = {name: records[name] for name in (*schema.PLACE, "kept")}
-        by_suffix = records["rollouts"] == 0  # labels by the target's own text
-        if by_suffix.any():
-            rows["suffix"] = by_suffix
         if "trial" in records:
             rows["trial"] = records["trial"]
         if not schema.num_rows(records):

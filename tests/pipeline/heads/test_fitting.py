@@ -1,6 +1,6 @@
 """Heads and probability maps: what the libraries fit, chosen on unseen problems."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +30,6 @@ def made(num=600, seed=0):
         torch.zeros(num),
         torch.arange(num) // 30,
         kept,
-        torch.ones(num, dtype=torch.bool),
         torch.zeros(num),
         torch.full((num, len(TRIAL)), torch.nan),
     )
@@ -124,26 +123,6 @@ def test_a_gate_of_effects_is_measured_by_what_its_tokens_do_to_unseen_answers()
     )
     with pytest.raises(UserError, match="lie in 3 training problems only"):
         fit_effects(replace(tried(), kept=(tried().problem > 2).float()), [5], 0.01, 5)
-
-
-def test_suffix_labels_fit_the_head_and_outcomes_its_map():
-    """The suffix labels say nothing about the base rate of outcomes, which are kept three times as
-    often.
-    """
-    suffix = replace(
-        made(), kept=(made().x[:, 0] > 4.5).float(), outcome=torch.zeros(600, dtype=torch.bool)
-    )
-    outcomes = replace(made(seed=1), kept=(made(seed=1).x[:, 0] > 1.5).float())
-    both = Rows(
-        *(
-            torch.cat([getattr(rows, one.name) for rows in (suffix, outcomes)])
-            for one in fields(Rows)
-        )
-    )
-    config = replace(gate_with().config, features={"scalars": 5})
-    gate, metrics, _ = fit_head("logistic", config, both, SETTINGS, 1)
-    assert metrics["n"] == 120 and metrics["kept"] > 0.7 and metrics["ece"] < 0.1
-    assert float(gate.map(gate.head(outcomes.x)).gt(0.5).float().mean()) > 0.7
 
 
 def test_labels_that_are_all_alike_are_one_sentence():

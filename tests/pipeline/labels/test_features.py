@@ -153,7 +153,6 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     stage.main("gated")
     rows, widths = read_rows([FEATURE_FOLDER / "gated"], features)
     assert widths == {"lookahead": 6, "h_tok:post": 32}
-    assert torch.equal(rows.outcome, labels["rollouts"] > 0)
     assert torch.equal(rows.kept, labels["kept"])
     assert torch.equal(rows.problem, labels["problem"])
     torch.testing.assert_close(rows.x[:, 6:], table["h_tok:post"].float(), atol=1e-3, rtol=1e-3)

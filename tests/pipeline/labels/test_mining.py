@@ -29,7 +29,6 @@ from pipeline.labels.schema import (
     unpack,
 )
 from pipeline.labels.verdicts import Meaning
-from pipeline.stages.label import paired_labels
 from tests.pipeline.parameters import parameters
 from tests.tiny import tiny_pair
 
@@ -76,6 +75,7 @@ def same(answer, reference):
 SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is given before its end
     text=lambda _tokenizer, ids: ids,
     same_meaning=lambda _doc, answer, reference: same(answer, reference),
+    score=lambda _doc, ids: sum(ids) / 1000,
     answer=lambda _doc, _text: "",
 )
 
@@ -177,7 +177,7 @@ def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined
 
 
 def labels_of(tools, table, texts):
-    labeller = Labeller(tools, ROWS, tools.params.label, 1)
+    labeller = Labeller(tools, ROWS)
     labels = labeller.label(table, texts, torch.ones(num_rows(table), dtype=torch.bool))
     return checked(labels, LABELS, "the labels")
 
@@ -207,7 +207,7 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair, refer
         answer = greedy(pair, row.problem, text_of(texts, row))
         expected.append(same(answer, references[row.problem]))
     assert 0 < sum(expected) < len(expected), "some texts should lose their meaning"
-    greedy_kept = Labeller(tools, ROWS, tools.params.label, 1).greedy_kept(table, texts)
+    greedy_kept = Labeller(tools, ROWS).greedy_kept(table, texts)
     assert is_intact({**table, "greedy_kept": greedy_kept}).tolist() == expected
     # Other records cost rollouts, and are no labels.
     assert num_rows(labels_of(tools, table, texts)) == tools.cost.labels == sum(expected)
@@ -240,8 +240,8 @@ def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
     texts |= loosely_written
     records = concatenated([strict, loose])
     tools.meaning.longest = longest
-    labeller = Labeller(tools, ROWS, tools.params.label, 1)
-    labels = paired_labels(labeller, lambda _, ids: sum(ids) / 1000, records, texts)
+    labeller = Labeller(tools, ROWS)
+    labels = checked(labeller.pairs(records, texts), LABELS, "the labels")
     trial = labels.pop("trial").T
     labels |= dict(zip(TRIAL, trial))
     outcomes = set()

@@ -14,7 +14,6 @@ from pipeline.labels.schema import LABELS, MISMATCHES, checked, concatenated, nu
 from pipeline.run import Shards
 from pipeline.stages.collect import check_met, no_records
 from tests.pipeline.labels.test_mining import ROWS, mined, pair, tools_for
-from tests.pipeline.parameters import block
 
 __all__ = ["mined", "pair"]
 
@@ -30,7 +29,7 @@ def test_an_empty_shard_stands_beside_others(mined: Any, more: tuple[str, ...]) 
 
 
 def test_nothing_to_label_is_no_error(pair: Any) -> None:
-    labeller = Labeller(tools_for(pair), ROWS, block("label"), 1)
+    labeller = Labeller(tools_for(pair), ROWS)
     labels = labeller.label(no_records(4), {}, torch.ones(0, dtype=torch.bool))
     assert num_rows(checked(labels, LABELS, "nothing")) == 0
 
