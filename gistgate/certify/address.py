@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,17 @@ from gistgate.core.utils import UserError
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the key of both servers, if they are one host, or of OpenAI's."""
-KEYS = {"strict": "GISTGATE_STRICT_API_KEY", "loose": "GISTGATE_LOOSE_API_KEY"}
-"""Environment variables with the key of one server each."""
+KEYS = {
+    "baseline": ("GISTGATE_BASELINE_API_KEY", "GISTGATE_STRICT_API_KEY"),
+    "candidate": ("GISTGATE_CANDIDATE_API_KEY", "GISTGATE_LOOSE_API_KEY"),
+}
+"""Environment variables with the key of one server each; the first that is set counts."""
+OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
+"""Headers that the client takes from the environment (`OPENAI_ORG_ID`, `OPENAI_PROJECT_ID`)."""
+ENDS = ("/chat/completions", "/completions", "/models")
+"""What stands behind the address of a server in that of a request."""
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+"""A variable of the environment in the value of a header."""
 SECRET = re.compile(
     r"api[_-]?key|secret|passw|authorization|credential|(access|auth)[_-]?token$", re.I
 )
@@ -35,11 +44,19 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """An address without its last slash, with login and query apart."""
+        """An address without its last slash, with login and query apart; UserError where it is that
+        of a request.
+        """
         parts = parts_of(text)
+        path = parts.path.rstrip("/")
+        for end in ENDS:
+            if path.endswith(end):
+                raise UserError(
+                    f"The address of a server ends at its version, such as /v1. Leave '{end}' out."
+                )
         login, _, host = parts.netloc.rpartition("@")
         secret = b64encode(unquote(login).encode()).decode()
-        url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        url = urlunsplit((parts.scheme, host, path, "", ""))
         return cls(url, f"Basic {secret}" if login else "", parts.query)
 
     @property
@@ -65,21 +82,52 @@ def parts_of(url: str) -> SplitResult:
     )
 
 
-def keys_of(strict: str, loose: str) -> dict[str, str]:
+def keys_of(baseline: str, candidate: str) -> dict[str, str]:
     """The key of each server by its side: nobody's key is sent to somebody else."""
-    hosts = {"strict": parts_of(strict).hostname, "loose": parts_of(loose).hostname}
-    is_shared = hosts["strict"] == hosts["loose"]
+    hosts = {"baseline": parts_of(baseline).hostname, "candidate": parts_of(candidate).hostname}
+    is_shared = hosts["baseline"] == hosts["candidate"]
     keys = {}
     for side, host in hosts.items():
-        usual = os.environ.get(KEY, "") if is_shared or host == "api.openai.com" else ""
-        key = os.environ.get(KEYS[side], usual).strip()
-        if not (key.isascii() and key.isprintable()):  # a message of HTTP would show it
+        key = os.environ.get(KEY, "") if is_shared or host == "api.openai.com" else ""
+        for name in reversed(KEYS[side]):
+            key = os.environ.get(name, key)
+        keys[side] = key.strip()
+        if not is_sendable(keys[side]):
             raise UserError(
-                "A key holds a line end or a letter beyond ASCII. Set"
-                f" {' or '.join(KEYS.values())} again."
+                f"A key holds a line end or a letter beyond ASCII. Set {KEYS[side][0]} again."
             )
-        keys[side] = key
     return keys
+
+
+def is_sendable(value: str) -> bool:
+    """Whether HTTP takes a value; its message about another one would show it."""
+    return value.isascii() and value.isprintable()
+
+
+def headers_of(lines: Sequence[str]) -> dict[str, str]:
+    """Headers in lines such as `X-Api-Key: $NAME`, where $NAME is a variable of the environment."""
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name = name.strip()
+        try:
+            value = VARIABLE.sub(lambda match: os.environ[match[1]], value).strip()
+        except KeyError as error:
+            raise UserError(
+                f"A header names the variable {error}, which the environment does not have. Set it."
+            ) from error
+        if not (re.fullmatch(r"[\w-]+", name, re.A) and value and is_sendable(value)):
+            raise UserError("A header is none. Write it as in 'X-Api-Key: $NAME'.")
+        headers[name] = value
+    return headers
+
+
+def withheld_headers(key: str) -> list[str]:
+    """Names of headers in the environment that are OpenAI's, unless the server gets its key."""
+    if key and key == os.environ.get(KEY, "").strip():
+        return []
+    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+    return [*OF_OPENAI, *(line.partition(":")[0].strip() for line in lines)]
 
 
 def without_secrets(value: Any) -> Any:

@@ -1,15 +1,18 @@
 """Servers that speak the OpenAI protocol: finding the model, and asking it."""
 
+import asyncio
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from time import monotonic
 from typing import Any
 
 import openai
 
-from gistgate.certify.address import Address, without_secrets
+from gistgate.certify.address import Address, withheld_headers, without_secrets
 from gistgate.certify.answers import Served
 from gistgate.certify.page import (
     BROKEN,
@@ -29,6 +32,12 @@ SECONDS = 600.0
 """Longest wait for one answer."""
 HELLO = 9.0
 """Longest wait for the list of models, in seconds."""
+LOADING = 180.0
+"""Longest wait for a server that loads its model, in seconds."""
+PAUSE = 3.0
+"""Seconds between two questions to such a server."""
+DOORS = (401, 403, 407, 503)
+"""Statuses of a server that would list its models to somebody else, or later."""
 MOST_STOPS = 4
 """Stops that the protocol allows; answers are cut at all of them here."""
 
@@ -39,25 +48,32 @@ class Endpoint:
 
     address: Address
     model: str
-    """Name under which the server knows the model."""
+    """Name under which the server knows the model; empty until it has listed its only one."""
+    side: str = "candidate"
+    """Baseline or candidate."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of every request's body."""
+    """Further entries of every request's body; None leaves an entry out."""
     key: str = field(default="", repr=False)
     """What it asks for; never written."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What every request says beside its body; only the names are written."""
     names: tuple[str, ...] = ()
     """Other names for the model in its answers."""
     reported: list[str] = field(default_factory=list)
     """What it says of itself."""
+    notes: set[str] = field(default_factory=set)
+    """What was said of it once."""
 
     @cached_property
     def client(self) -> Any:
         """The connections to the server, of one event loop."""
+        withheld: dict[str, Any] = dict.fromkeys(withheld_headers(self.key), openai.Omit())
         return openai.AsyncOpenAI(
             base_url=self.url,
             api_key=self.key or "none",
             max_retries=RETRIES,
             timeout=SECONDS,
-            default_headers=self.address.headers,
+            default_headers={**withheld, **self.address.headers, **self.headers},
             default_query=self.address.parameters,
         )
 
@@ -69,11 +85,37 @@ class Endpoint:
     @property
     def identity(self) -> tuple[str, str, Mapping[str, Any]]:
         """What is equal for one server, model and request."""
-        return self.url.lower().replace("localhost", "127.0.0.1"), self.model, self.extra
+        url = self.url.lower().replace("localhost", "127.0.0.1")
+        return url, self.model, {**self.extra, **self.headers}
 
     def described(self) -> dict[str, Any]:
         """What tells this endpoint from others in a certificate."""
-        return {"url": self.url, "model": self.model, "extra": without_secrets(self.extra)}
+        entries = {"url": self.url, "model": self.model, "extra": without_secrets(self.extra)}
+        return {**entries, "headers": sorted(self.headers)} if self.headers else entries
+
+    def hidden(self, text: str) -> str:
+        """A text of the server without what opens it."""
+        secrets = [self.key, *self.headers.values(), *self.address.parameters.values()]
+        for secret in filter(None, [*secrets, self.address.login.removeprefix("Basic ")]):
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "(hidden)", text)
+        return text
+
+    async def patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What `ask` gives, once the server no longer says that it loads its model (status 503)."""
+        deadline = monotonic() + LOADING
+        while True:
+            try:
+                return await ask()
+            except openai.InternalServerError as error:
+                if error.status_code != 503 or monotonic() > deadline:
+                    raise
+                if "loads" not in self.notes:
+                    self.notes.add("loads")
+                    note(
+                        f"{self.url} says: {self.hidden(first_line(error))}. Its model may still"
+                        f" load: waiting for it, at most {LOADING / 60:.0f} minutes."
+                    )
+            await asyncio.sleep(PAUSE)
 
     def report(self, name: str, value: Any) -> None:
         """Keep what the server says of itself, and say where it says something else than before."""
@@ -96,17 +138,14 @@ class Endpoint:
         cause = "an empty list"
         client = self.client.with_options(max_retries=2, timeout=HELLO)  # perhaps a wrong door
         try:
-            models = [model.id for model in (await client.models.list()).data]
-        except (
-            openai.APIConnectionError,
-            openai.AuthenticationError,
-            openai.PermissionDeniedError,
-        ):
+            page = await self.patiently(client.models.list)
+            models = [model.id for model in page.data]
+        except (openai.APIConnectionError, OSError):
             raise
         except Exception as error:
-            if getattr(error, "status_code", 0) == 407:
+            if getattr(error, "status_code", 0) in DOORS:
                 raise
-            cause = first_line(error)
+            cause = self.hidden(first_line(error))
         self.report("list", ", ".join(sorted(models)))
         # vLLM has a page with its version, and llama.cpp says it in every answer.
         with suppress(Exception):
@@ -137,10 +176,12 @@ class Endpoint:
             body |= {"messages": prompt, **continued(prompt)}
         if stops:
             body["stop"] = list(stops)[:MOST_STOPS]
-        body |= self.extra
-        with explained(self.url, self.key):
-            page = await self.client.post(path, body=body, cast_to=object)
-        return self.whole(page, text, body.get("stop") or (), body.get("max_tokens") or 0)
+        merged = {**body, **self.extra}
+        body = {name: value for name, value in merged.items() if value is not None}
+        with explained(self):
+            page = await self.patiently(partial(self.client.post, path, body=body, cast_to=object))
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
+        return self.whole(page, text, body.get("stop") or (), limit)
 
     def whole(
         self, page: Any, prompt: str = "", stops: str | Sequence[str] = (), limit: int = 0
@@ -155,8 +196,8 @@ class Endpoint:
         if instead:
             raise PromptError(
                 f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning"
-                " and tools off (--strict-body, --loose-body), give the task longer answers, or"
-                " leave such prompts out."
+                f" and tools off (--{self.side}-body), give the task longer answers, or leave such"
+                " prompts out."
             )
         self.report("model", page.get("model"))
         self.report("fingerprint", page.get("system_fingerprint"))
@@ -175,10 +216,10 @@ class Endpoint:
         error = page.get("error") if isinstance(page, dict) else None
         choice = first_choice(page) or {}
         if not choice and not error:
-            beginning = beginning_of(page)
+            beginning = self.hidden(beginning_of(page))
             stream = ""
             if beginning.startswith("data:"):
-                stream = " Switch streams off (--strict-body, --loose-body)."
+                stream = f" Switch streams off (--{self.side}-body)."
             raise PromptError(
                 f"{self.url} does not speak the OpenAI protocol: it sent {beginning}.{stream}"
                 f" {NOT_HERE}"
@@ -219,24 +260,22 @@ def continued(messages: Messages) -> dict[str, bool]:
     return {"continue_final_message": True, "add_generation_prompt": False}
 
 
-async def connect(
-    url: str, model: str | None, extra: Mapping[str, Any], key: str, names: tuple[str, ...]
-) -> Endpoint:
-    """The endpoint, if it serves the model; without `model` the only one that it serves. Some
+async def with_model(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, if it serves its model; without one, with the only one that it serves. Some
     servers list none.
     """
-    endpoint = Endpoint(Address.parse(url), model or "", extra, key, names)
-    with explained(endpoint.url, key):
+    with explained(endpoint):
         models, cause = await endpoint.survey()
-    if model is None and len(models) == 1:
+    model = endpoint.model
+    if not model and len(models) == 1:
         return replace(endpoint, model=models[0])
-    if model is not None and (not models or model in (*models, *names)):
+    if model and (not models or model in (*models, *endpoint.names)):
         return endpoint
     listed = f"serves: {', '.join(models)}" if models else f"lists no model ({cause})"
     missing = ""
     if model:
         missing = f" It does not serve '{model}'; if it does, add --same-model {model}."
     raise UserError(
-        f"{endpoint.url} {listed}.{missing} Name one (--strict-model, --loose-model), or mend the"
+        f"{endpoint.url} {listed}.{missing} Name one (--{endpoint.side}-model), or mend the"
         " address, which mostly ends with /v1."
     )

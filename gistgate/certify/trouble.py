@@ -1,7 +1,13 @@
 """What goes wrong between a client and a server, and what helps."""
 
+from __future__ import annotations
+
+import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -9,6 +15,9 @@ import openai
 
 from gistgate.certify.address import KEYS, Address
 from gistgate.core.utils import UserError, first_line
+
+if TYPE_CHECKING:
+    from gistgate.certify.endpoint import Endpoint
 
 NOT_HERE = "Mend the address, which mostly ends with /v1."
 HTTP = "It speaks http without TLS: write http:// in place of https://."
@@ -63,9 +72,44 @@ def cause_of(error: Exception, url: str) -> str:
     return cause
 
 
+def remedy_by_entry(error: openai.APIStatusError, side: str) -> str:
+    """What helps where the refusal of a request names an entry that a server need not take; empty
+    where it names none.
+    """
+    sent = json.loads(error.request.content or "{}")
+    for name in sent:
+        is_named = re.search(rf"\b{re.escape(name)}\b", error.response.text)
+        if is_named and name not in ("model", "prompt", "messages"):
+            body = {name: None}
+            if name == "max_tokens":
+                body["max_completion_tokens"] = sent[name]
+            return (
+                f"If it does not take '{name}', leave that out: --{side}-body '{json.dumps(body)}'."
+            )
+    return ""
+
+
+def remedy_for(error: openai.APIStatusError, side: str) -> str:
+    """What helps after the refusal of a request by the server of a side."""
+    status = error.status_code
+    if status == 407:
+        return PASSWORD
+    if status in (401, 403):
+        return f"Set {KEYS[side][0]}, if it wants another key, or add --{side}-header."
+    if status == 404:
+        return f"{NOT_HERE} Some servers know chats alone (--chat), or none (--no-chat)."
+    if status == 503:
+        return "If its model still loads, wait for that, and repeat."
+    remedy = remedy_by_entry(error, side) if status in OF_A_PROMPT else ""
+    return remedy or (
+        f"Mend that, ask for less at a time (--concurrent), or for other things (--{side}-body)."
+    )
+
+
 @contextmanager
-def explained(url: str, key: str) -> Iterator[None]:
-    """Turn what the client raises into one sentence, without the key."""
+def explained(endpoint: Endpoint) -> Iterator[None]:
+    """Turn what the client raises into one sentence, without what opens the server."""
+    url = endpoint.url
     try:
         yield
     except openai.APIConnectionError as error:
@@ -73,20 +117,19 @@ def explained(url: str, key: str) -> Iterator[None]:
         remedy = next(remedy for sign, remedy in REMEDIES.items() if sign in cause)
         raise UserError(f"{url} cannot be reached ({cause}). {remedy}") from error
     except openai.APIStatusError as error:
-        reply = " ".join(error.response.text.split())
-        if key:
-            reply = reply.replace(key, "(the key)")
-        remedy = (
-            "Mend that, ask for less at a time (--concurrent), or for other things (--strict-body,"
-            " --loose-body)."
-        )
-        if error.status_code == 407:
-            remedy = PASSWORD
-        if error.status_code in (401, 403):
-            remedy = f"Set {' or '.join(KEYS.values())}, if it wants another key."
+        reply = endpoint.hidden(" ".join(error.response.text.split()))[:200]
         kind = PromptError if error.status_code in OF_A_PROMPT else UserError
         raise kind(
-            f"{url} refused a request with status {error.status_code}: {reply[:200]}. {remedy}"
+            f"{url} refused a request with status {error.status_code}: {reply}."
+            f" {remedy_for(error, endpoint.side)}"
+        ) from error
+    except OSError as error:  # the client reads certificates before it asks for anything
+        names = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
+        name = (names or ["SSL_CERT_FILE"])[0]
+        place = os.environ.get(name, "")
+        raise UserError(
+            f"{name} names '{place}', of which no certificates can be read ({first_line(error)})."
+            " Correct or unset that variable."
         ) from error
     # An address that is none, a page of a gateway, or a proxy of another kind.
     except Exception as error:

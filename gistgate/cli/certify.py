@@ -26,16 +26,16 @@ class Options(Promise):
         str,
         plain_option(
             "The reference: a server, such as http://HOST:8000/v1, or the log of a run.",
-            "--strict",
             "--baseline",
+            "--strict",
         ),
     ] = ""
     loose: Annotated[
         str,
         plain_option(
             "The server, or the log of the run, that is certified against it.",
-            "--loose",
             "--candidate",
+            "--loose",
         ),
     ] = ""
     joint: Annotated[
@@ -74,21 +74,48 @@ class Options(Promise):
     stop: Annotated[str, plain_option(ENDS)] = "clear"
     out: Annotated[Path | None, plain_option("Folder of the card; default: this one.")] = None
     strict_model: Annotated[
-        str | None, plain_option("Model of the reference server; default: its only one.")
+        str | None,
+        plain_option(
+            "Model of the baseline; default: its only one.", "--baseline-model", "--strict-model"
+        ),
     ] = None
     loose_model: Annotated[
-        str | None, plain_option("Model of the other server; default: its only one.")
+        str | None,
+        plain_option(
+            "Model of the candidate; default: its only one.", "--candidate-model", "--loose-model"
+        ),
     ] = None
     same_model: Annotated[
         list[str],
         plain_option("Another name that the answers may give the model asked for; repeatable."),
     ] = ()  # type: ignore[assignment]
     strict_body: Annotated[
-        str, plain_option("Further entries of every request to the reference server, as JSON.")
+        str,
+        plain_option(
+            "Further entries of every request to the baseline, as JSON; null leaves an entry out.",
+            "--baseline-body",
+            "--strict-body",
+        ),
     ] = "{}"
     loose_body: Annotated[
-        str, plain_option("Further entries of every request to the other server, as JSON.")
+        str,
+        plain_option(
+            "The same for the candidate.",
+            "--candidate-body",
+            "--loose-body",
+        ),
     ] = "{}"
+    strict_header: Annotated[
+        list[str],
+        plain_option(
+            "Header of every request to the baseline, such as 'X-Api-Key: $NAME' with a variable of"
+            " the environment; never written; repeatable.",
+            "--baseline-header",
+        ),
+    ] = ()  # type: ignore[assignment]
+    loose_header: Annotated[
+        list[str], plain_option("The same for the candidate.", "--candidate-header")
+    ] = ()  # type: ignore[assignment]
     concurrent: Annotated[
         int, plain_option("Requests that are under way at the same time at a server.", min=1)
     ] = 8

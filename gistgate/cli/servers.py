@@ -12,11 +12,11 @@ from typing import Any
 
 from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.ledger import Ledger, Look, hash_of
-from gistgate.certify.address import keys_of
+from gistgate.certify.address import Address, headers_of, keys_of
 from gistgate.certify.card import CARD_FILE, ServedCertificate
 from gistgate.certify.claims import CLAIMS, Claim
 from gistgate.certify.comparison import AnswerStore, BothEndpoints, Comparison
-from gistgate.certify.endpoint import connect
+from gistgate.certify.endpoint import Endpoint, with_model
 from gistgate.cli.certify import Options
 from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.utils import UserError, nearest
@@ -127,14 +127,27 @@ def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothE
     # Of requests that nobody waits for any more.
     runner.get_loop().set_exception_handler(lambda *_: None)
     keys = keys_of(options.strict, options.loose)
-    names = tuple(options.same_model)
-    strict_body = body_of(options.strict_body, spec)
-    loose_body = body_of(options.loose_body, spec)
-    strict = connect(options.strict, options.strict_model, strict_body, keys["strict"], names)
-    loose = connect(options.loose, options.loose_model, loose_body, keys["loose"], names)
+    strict = Endpoint(
+        Address.parse(options.strict),
+        options.strict_model or "",
+        side="baseline",
+        extra=body_of(options.strict_body, spec),
+        key=keys["baseline"],
+        headers=headers_of(options.strict_header),
+        names=tuple(options.same_model),
+    )
+    loose = Endpoint(
+        Address.parse(options.loose),
+        options.loose_model or "",
+        side="candidate",
+        extra=body_of(options.loose_body, spec),
+        key=keys["candidate"],
+        headers=headers_of(options.loose_header),
+        names=tuple(options.same_model),
+    )
     endpoints = BothEndpoints(
-        runner.run(strict),
-        runner.run(loose),
+        runner.run(with_model(strict)),
+        runner.run(with_model(loose)),
         options.temperature,
         options.samples,
         options.seed,
@@ -142,7 +155,8 @@ def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothE
     )
     if endpoints.strict.identity == endpoints.loose.identity:
         raise UserError(
-            "Both endpoints are the same server, model and request. Tell them apart: --strict-body."
+            "Both endpoints are the same server, model and request. Tell them apart:"
+            " --baseline-body."
         )
     return endpoints
 
@@ -155,7 +169,8 @@ def body_of(text: str, spec: TaskSpec) -> dict[str, Any]:
     with suppress(ValueError, TypeError):
         return {**body, **json.loads(text)}
     raise UserError(
-        'What --strict-body or --loose-body says is no JSON object. Write one such as {"top_k": 1}.'
+        "What --baseline-body or --candidate-body says is no JSON object. Write one such as"
+        ' {"top_k": 1}.'
     )
 
 

@@ -38,8 +38,11 @@ class Script:
     says: str = "adder"  # model that an answer names
     renamed: str = ""  # model that it lists once it has answered, if another
     lists: bool = True  # whether it lists its models
+    lacks: str = ""  # an entry that it refuses in a request
+    loading: int = 0  # how often it says that its model loads
     wrong_seeds: bool = False  # whether it gets a request with an odd seed wrong
     logins: set[str] = field(default_factory=set)  # headers with keys or passwords that came
+    headers: dict[str, str] = field(default_factory=dict)  # those of the last request, lower case
     asked: list[dict[str, Any]] = field(
         default_factory=list
     )  # bodies of all requests that were answered
@@ -54,7 +57,10 @@ class Handler(BaseHTTPRequestHandler):
         """Stay silent."""
 
     def do_GET(self) -> None:
-        if self.script.lists:
+        if self.script.loading:
+            self.script.loading -= 1
+            self.send({"error": {"message": "Loading model"}}, 503)
+        elif self.script.lists:
             model = (self.script.asked and self.script.renamed) or self.script.model
             self.send({"object": "list", "data": [{"id": model, "object": "model"}]})
         else:
@@ -76,11 +82,15 @@ class Handler(BaseHTTPRequestHandler):
         if n in self.script.statuses:
             self.send({"error": {"message": f"no {n} today"}}, self.script.statuses[n])
             return
+        if self.script.lacks in body:
+            self.send({"error": {"message": f"'{self.script.lacks}' is not supported"}}, 400)
+            return
         sleep(self.script.delays.get(n, 0.0))
         if n in self.script.pages:
             self.send(self.script.pages[n])
             return
         self.script.asked.append(body)
+        self.script.headers = {name.lower(): value for name, value in self.headers.items()}
         self.script.logins.add(self.headers["Authorization"])
         is_wrong = n in self.script.wrong or (self.script.wrong_seeds and body["seed"] % 2)
         text = f" It is so. #### {n + 1 + bool(is_wrong)}"
