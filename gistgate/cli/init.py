@@ -19,8 +19,6 @@ from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
 
-EMBEDDED = "embedded"  # the pair that the pipeline trains
-EMBEDDED_TASK = "wordproblems"  # the task of its world
 OWN_TASK = "own"  # the task whose file is to be filled in
 METHODS = ("exact", "prob-ratio", "autojudge")
 """Methods of a new project; its params.yaml has the others as comments."""
@@ -36,7 +34,7 @@ class Project:
     """What a new project is about; each field is an option of `gistgate init`."""
 
     folder: Annotated[Path, typer.Argument(help="New folder for the project.")]
-    target: Annotated[str | None, plain_option("Target model: hub id, folder or GGUF file.")] = None
+    target: Annotated[str, plain_option("Target model: hub id, folder or GGUF file.")]
     draft: Annotated[str | None, plain_option("Draft model: hub id, folder or GGUF file.")] = None
     drafter: Annotated[
         str | None,
@@ -68,12 +66,6 @@ class Project:
     chat: Chat = False
     system: System = None
     template: Template = ()  # type: ignore[assignment]
-    embedded: Annotated[
-        bool,
-        plain_option(
-            "Let the pipeline train its own small pair instead of naming models.", "--embedded"
-        ),
-    ] = False
 
     @property
     def name(self) -> str:
@@ -83,29 +75,20 @@ class Project:
     @property
     def pair(self) -> str:
         """The name of the pair's file."""
-        return EMBEDDED if self.embedded else re.sub(r"[^\w.-]+", "-", self.name)
+        return re.sub(r"[^\w.-]+", "-", self.name)
 
     def check(self) -> None:
         """Refuse (UserError) what contradicts itself, and a folder with files in it."""
         from gistgate.models.lighter import check_kind
         from gistgate.models.loading import DTYPES, RETRIEVAL
 
-        names = bool(self.target), bool(self.draft), bool(self.drafter)
-        if self.embedded and any(names):
-            raise UserError(
-                "--embedded trains a pair of its own. Leave it, or --target, --draft and"
-                " --drafter, away."
-            )
         if self.drafter not in (None, *RETRIEVAL):
             raise UserError(
                 f"There is no drafter '{self.drafter}' for a project. Use one of:"
                 f" {', '.join(RETRIEVAL)}."
             )
-        if not self.embedded and names not in ((True, True, False), (True, False, True)):
-            raise UserError(
-                "A project needs --target and either --draft, or --drafter suffix or lookup; or"
-                " --embedded."
-            )
+        if bool(self.draft) == bool(self.drafter):
+            raise UserError("A project needs either --draft, or --drafter suffix or lookup.")
         if self.dtype not in DTYPES[1:]:
             raise UserError(
                 f"There is no dtype '{self.dtype}'. Use one of: {', '.join(DTYPES[1:])}."
@@ -125,9 +108,7 @@ class Project:
         """The file of the pair, as YAML."""
         import yaml
 
-        if self.embedded:
-            return shared("embedded.yaml")
-        target = self.model_of(str(self.target), self.target_revision, self.target_gguf)
+        target = self.model_of(self.target, self.target_revision, self.target_gguf)
         models: dict[str, Any] = {"target": target}
         if self.drafter:
             models["drafter"] = self.drafter
@@ -157,7 +138,7 @@ class Project:
         """The repository's parameters for the pair and a task, no calibration prompt of which was
         ever judged.
         """
-        text = shared("params.yaml")
+        text = with_few_methods(shared("params.yaml"))
         values: dict[str, Any] = {
             "pair": self.pair,
             "task": task,
@@ -166,10 +147,9 @@ class Project:
             "prompting.system": self.system,
             "prompting.arguments": parse_template(self.template),
             "prompts.draw": 1,
+            "decoding.batch_size": 32,
+            "decoding.workers": 1,
         }
-        if not self.embedded:
-            values |= {"decoding.batch_size": 32, "decoding.workers": 1}
-            text = with_few_methods(text)
         for key, value in values.items():
             text = with_value(text, key, json.dumps(value))
         return text
@@ -179,16 +159,15 @@ def init(**given: Any) -> None:
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
     project = Project(**given)
     project.check()
-    task = project.task or (EMBEDDED_TASK if project.embedded else OWN_TASK)
+    task = project.task or OWN_TASK
     contents = contents_of(project, task)
     for place, text in sorted(contents.items()):
         write_text(project.folder / place, text)
         typer.echo(project.folder / place)
     fill = f" Fill in {TASKS} first." if task == OWN_TASK else ""
-    command = "dvc repro" if project.embedded else "dvc repro report export"
     typer.echo(
-        f"The project is written.{fill} Run `{command}` in {project.folder}; its README.md says"
-        " more."
+        f"The project is written.{fill} Run `dvc repro report export` in {project.folder}; its"
+        " README.md says more."
     )
 
 

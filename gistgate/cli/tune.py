@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from gistgate.cli.options import (
     Prompts,
     TargetName,
     decodes,
-    plain_option,
+    needing,
     refuse_options,
 )
 from gistgate.core.files import write_atomic, write_json
@@ -48,12 +48,6 @@ def tune(
     target: TargetName,
     prompts: Prompts,
     *,
-    also: Annotated[
-        list[str],
-        plain_option(
-            "Another certificate of this pair, such as calibrate --out; repeatable.", "--also"
-        ),
-    ] = (),  # type: ignore[assignment]
     asking: Asking,
     as_json: AsJson = False,
     options: DecodeOptions,
@@ -65,8 +59,10 @@ def tune(
     data/prompts/development.jsonl.
     """
     from gistgate.coverage.certificate import read_certificate
-    from gistgate.measure.tune import Candidates
-    from gistgate.measure.tune import tune as race
+
+    with needing("calibrate"):
+        from gistgate.measure.tune import Candidates
+        from gistgate.measure.tune import tune as race
     from gistgate.models.loading import load_target
     from gistgate.models.tuned import TUNED
 
@@ -75,12 +71,12 @@ def tune(
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     gate = Path(options.gate)
     file = asking.of(read_prompts(prompts)[:NUM_PROMPTS])
-    certificate = read_certificate(gate) if gate.is_dir() else None
+    loaded = load_target(target, asking.dtype, gguf=asking.gguf)
+    candidates = Candidates(loaded, options)
+    certificate = read_certificate(gate)
     if file.stops is None and certificate is not None:
         file = replace(file, stops=certificate.scope.get("stops"))
-    loaded = load_target(target, asking.dtype, gguf=asking.gguf)
-    candidates = Candidates(loaded, options, file)
-    competing = candidates.all_of([options.gate, *also])
+    competing = candidates.all_of(file)
     ids = file.encode(loaded)
     finding = race(
         competing,
@@ -89,8 +85,8 @@ def tune(
         stops=file.stops or (),
         eos_ids=loaded.eos_ids,
     )
-    for sentence in candidates.refused:
-        typer.echo(f"Left out: {sentence}", err=True)
+    if candidates.refused:
+        typer.echo(f"The certificate is left out: {candidates.refused}", err=True)
     if not as_json:
         show.say(show.raced(finding))  # before anything is written, which may fail
     report = report_of(finding, len(ids))
@@ -119,20 +115,16 @@ def report_of(finding: Finding, prompts: int) -> dict[str, Any]:
 
 
 def save(gate: Path, finding: Finding, report: dict[str, Any]) -> Path:
-    """Write the winner's certificate, narrowed to its one setting, and the measurement beside
-    it.
-    """
+    """Write the certificate of the winner's setting, and the measurement beside it."""
     from gistgate.export.write import FOLDER, write_code
     from gistgate.models.tuned import MEASURED, TUNED, chosen_among
 
     winner = finding.winner
-    assert winner is not None and winner.certificate is not None and winner.point is not None
-    point = winner.point
-    certificate = replace(winner.certificate, points=(point,), headline_budget=point.budget)
+    assert winner is not None and winner.certificate is not None
+    certificate = winner.certificate
     report = {
         **report,
         "certificate": chosen_among(gate),
-        "point": asdict(point),
         "made": datetime.now(UTC).date().isoformat(),
     }
 

@@ -4,10 +4,11 @@ certificates.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import bootstrap
 
 from gistgate.core.utils import UserError
 
@@ -34,8 +35,8 @@ def accuracy_difference(
     """mean(loose - strict) with its paired BCa bootstrap interval over prompts; negative means that
     looseness costs.
     """
-    a, b = paired(loose, strict)
-    return interval(np.mean, a - b, level=level, seed=seed, is_corrected=True)
+    change = np.subtract(loose, strict, dtype=float)
+    return interval(np.mean, change, level=level, seed=seed, method="BCa")
 
 
 def ratio_of_sums(
@@ -47,9 +48,11 @@ def ratio_of_sums(
     For speed the numerator holds the reference's seconds, repeats of a prompt added up; above 1 is
     faster.
     """
-    columns = paired(numerator, denominator)
-    assert all((column > 0).all() for column in columns), "every prompt takes time"
-    return interval(lambda x, y, axis: x.sum(axis) / y.sum(axis), *columns, level=level, seed=seed)
+
+    def ratio(x: Array, y: Array, axis: int) -> Any:
+        return x.sum(axis) / y.sum(axis)
+
+    return interval(ratio, numerator, denominator, level=level, seed=seed)
 
 
 def ratio_of_rates(
@@ -63,8 +66,8 @@ def ratio_of_rates(
     """Tokens per second of one way of decoding, divided by those of a reference (`times` and
     `tokens` [N]).
     """
-    columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
-    if not all((column > 0).all() for column in columns):
+    columns = (times, tokens, own_times, own_tokens)
+    if not all((np.asarray(column) > 0).all() for column in columns):
         raise UserError(
             "A speed per token needs positive seconds and tokens for every prompt. Repeat the"
             " benchmark."
@@ -78,58 +81,27 @@ def ratio_of_rates(
 
 def interval(
     figure: Figure,
-    *columns: Array,
-    level: float = 0.9,
-    seed: int = 0,
-    is_corrected: bool = False,
+    *columns: ArrayLike,
+    level: float,
+    seed: int,
+    method: Literal["percentile", "BCa"] = "percentile",
 ) -> Interval:
-    """A figure of columns [N] with its percentile bootstrap interval; rows are drawn as a whole, so
-    columns stay paired. `is_corrected` asks for the ends of BCa.
+    """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns
+    stay paired.
     """
-    value = float(figure(*columns, axis=-1))
-    if all(np.ptp(column) == 0 for column in columns):  # every resample is the same
+    arrays = [np.asarray(column, float) for column in columns]
+    value = float(figure(*arrays, axis=-1))
+    if all(np.ptp(column) == 0 for column in arrays):  # every resample is the same
         return Interval(value, value, value)
-    num = len(columns[0])
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for first in range(0, RESAMPLES, AT_ONCE):
-        rows = rng.integers(0, num, (min(AT_ONCE, RESAMPLES - first), num))
-        drawn.append(figure(*(column[rows] for column in columns), axis=-1))
-    resampled = np.concatenate(drawn)
-    tail = (1 - level) / 2
-    ends = [tail, 1 - tail]
-    if is_corrected:
-        ends = corrected(ends, figure, columns, value, resampled)
-    low, high = (float(np.percentile(resampled, 100 * end)) for end in ends)
-    return Interval(value, low, high)
-
-
-def corrected(
-    ends: list[float], figure: Figure, columns: tuple[Array, ...], value: float, resampled: Array
-) -> list[float]:
-    """The ends of an interval, in shares of the resamples, corrected for bias and acceleration
-    (BCa: B. Efron, Journal of the American Statistical Association 82 (1987) 171).
-    """
-    from scipy.special import ndtr, ndtri  # a machine that only decodes need not have scipy
-
-    num = len(columns[0])
-    bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
-
-    def left_out(row: int) -> Any:
-        return figure(*(np.delete(column, row) for column in columns), axis=-1)
-
-    without = np.array([left_out(row) for row in range(num)])
-    influence = (num - 1) * (without.mean() - without)
-    acceleration = (influence**3).sum() / num**3 / (6 * ((influence**2).sum() / num**2) ** 1.5)
-    shifted = [bias + ndtri(end) for end in ends]
-    return [float(ndtr(bias + end / (1 - acceleration * end))) for end in shifted]
-
-
-def paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
-    """Two arrays [N] of the same prompts."""
-    x = np.asarray(a, float).ravel()
-    y = np.asarray(b, float).ravel()
-    assert len(x) == len(y) > 0 and np.isfinite([x, y]).all(), (
-        "both sides need numbers for the same prompts"
-    )
-    return x, y
+    ends = bootstrap(
+        arrays,
+        figure,
+        n_resamples=RESAMPLES,
+        batch=AT_ONCE,
+        vectorized=True,
+        paired=True,
+        confidence_level=level,
+        method=method,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(ends.low), float(ends.high))

@@ -2,18 +2,15 @@
 than it is, so half of the prompts picks a strict and a certified candidate, and the other half
 alone says whether the latter wins."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gistgate.build import Builder, assemble
+from gistgate.build import Builder
 from gistgate.core.decoder import Decoder
-from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
-from gistgate.coverage.certificate import Certificate, OperatingPoint, load_certificate
+from gistgate.coverage.certificate import Certificate
 from gistgate.coverage.choose import MODEL, NONE, STRICT, Choice, usable
-from gistgate.coverage.covers import Difference, covers, joined, refusal
-from gistgate.coverage.setup import Setup
 from gistgate.measure.speed import contender, race, without_loops
 from gistgate.measure.statistics import Interval, ratio_of_sums
 from gistgate.models.loading import Target
@@ -31,8 +28,8 @@ class Candidate:
 
     name: str
     decoder: Decoder
-    certificate: Certificate | None = None  # None for plain and strict decoding, which lose nothing
-    point: OperatingPoint | None = None  # the certified setting
+    # Of its one setting; None for plain and strict decoding, which lose nothing.
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def tune(
     strict = plain
     loose = None
     for candidate in reversed(ranked):
-        if candidate.point is not None:
+        if candidate.certificate is not None:
             loose = candidate
         elif candidate is not plain:
             strict = candidate
@@ -110,84 +107,63 @@ def times_of(
 class Candidates:
     """What `gistgate tune` may choose from, made of parts that are loaded once."""
 
-    def __init__(self, target: Target, options: DecodeOptions, prompting: PromptFile) -> None:
+    def __init__(self, target: Target, options: DecodeOptions) -> None:
         self.target = target
-        self.prompting = prompting
         self.builder = Builder(target.model, target.tokenizer, options).loaded()
-        self.refused: list[str] = []  # why certificates could not take part, a sentence for each
+        self.refused = ""  # why the gate's certificate could not take part, as a clause
 
-    def all_of(self, certificates: Sequence[str]) -> list[Candidate]:
-        """Plain decoding, what the certificates permit, and strict decoding with every K and the
-        drafters of both.
+    def all_of(self, prompting: PromptFile) -> list[Candidate]:
+        """Plain decoding, what the gate's certificate permits for such prompts, and strict decoding
+        with every K and the drafters of both.
         """
         certified: list[Candidate] = []
-        for place in certificates:
-            certified += self.certified(place)
+        try:
+            certified = self.certified(prompting)
+        except UserError as error:
+            self.refused = str(error)
         drafters = ["lookup"] if self.builder.draft is None else [MODEL, "lookup"]
         drafters += [each.certificate.drafter for each in certified if each.certificate]
         strict = []
         for drafter in dict.fromkeys(drafters):
             for block in BLOCKS:
-                choice = Choice(STRICT, {}, block, drafter)
                 name = f"strict {drafter} K={block}"
-                strict.append(Candidate(name, self.decoder(choice)))
-        plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
-        return [plain, *strict, *certified]
+                strict.append(Candidate(name, self.strict(drafter, block)))
+        return [Candidate(PLAIN, self.strict(NONE, 0)), *strict, *certified]
 
-    def decoder(self, choice: Choice) -> Decoder:
-        """The decoder of a choice; a strict one asks no gate."""
-        gate = None if choice.rule == STRICT else self.builder.gate
-        parts = (choice, self.drafter(choice.drafter), gate)
-        engine = self.builder.options.engine
-        return assemble(self.target.model, self.target.tokenizer, *parts, engine=engine)
-
-    def drafter(self, name: str) -> Drafter | None:
-        """A drafter; only those that can end their drafts learn when to."""
-        sources = self.builder.sources
-        if name not in STOPPING:
-            sources = replace(sources, stopping=None)
-        return make_drafter(name, sources)
-
-    def certified(self, place: str) -> Iterator[Candidate]:
-        """The settings of one certificate that keep the budget and hold for these parts and
-        requests, each once.
-        """
-        certificate = load_certificate(place)
-        options = self.builder.options
-        # A certificate that somebody names may be about any score, the one beside the gate is about
-        # the task's own.
-        is_named = str(place) != str(options.gate)
-        wish = replace(options.wish, names_certificate=is_named)
-        points = usable(certificate, wish)
-        point = points.point(wish.budget)
-        choice = Choice(certificate.rule, {}, certificate.block, certificate.drafter)
-        try:
-            differences = self.differences(certificate, choice)
-        except UserError as error:
-            self.refused.append(f"{place}: {error}")
-            return
-        if differences:
-            self.refused.append(f"{place}: {refusal(joined(differences))}")
-        elif point is None:
-            self.refused.append(f"{place}: nothing in it is certified for the budget.")
-        else:
-            # Points of several budgets may have one setting.
-            by_setting: dict[str, OperatingPoint] = {}
-            for candidate in points.points:
-                if candidate.keeps(point.budget):
-                    by_setting[repr(candidate.settings)] = candidate
-            for point in by_setting.values():
-                settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
-                name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
-                decoder = self.decoder(replace(choice, settings=dict(point.settings)))
-                yield Candidate(name, decoder, certificate, point)
-
-    def differences(self, certificate: Certificate, choice: Choice) -> list[Difference]:
-        """What the certificate does not cover of the loaded parts and the requests."""
+    def strict(self, drafter: str, block: int) -> Decoder:
+        """A strict decoder; only drafters that can end their drafts learn when to."""
         builder = self.builder
-        gate = None if certificate.setup.gate is None else builder.gate
-        drafter = self.drafter(choice.drafter)
-        setup = builder.setup(certificate, replace(choice, settings=certificate.fixed), drafter)
-        models = Setup.of(self.target.model, builder.draft, self.target.tokenizer, gate)
-        ask = self.prompting.ask(certificate.ask, self.target)
-        return [*covers(certificate, models), *covers(certificate, setup, ask)]
+        sources = builder.sources
+        if drafter not in STOPPING:
+            sources = replace(sources, stopping=None)
+        choice = Choice(STRICT, {}, block, drafter)
+        return builder.assemble(choice, make_drafter(drafter, sources), **builder.shared)
+
+    def certified(self, prompting: PromptFile) -> list[Candidate]:
+        """The settings of the gate's certificate that keep the budget, each once; UserError where
+        it does not hold for these parts and prompts.
+        """
+        builder = self.builder
+        gate = builder.gate
+        if gate is None or gate.certificate is None:
+            raise UserError("Of the gate nothing is certified for these models. Calibrate it.")
+        wish = builder.options.wish
+        certificate = usable(gate.certificate, wish)
+        loosest = certificate.point(wish.budget)
+        if loosest is None:
+            raise UserError(
+                f"The gate has {certificate.refusal(wish.budget, wish.confidence)}. Ask for a"
+                " certified budget."
+            )
+        # Points of several budgets may have one setting.
+        candidates: dict[str, Candidate] = {}
+        for point in certificate.points:
+            if point.keeps(loosest.budget):
+                settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
+                drafting = f"{certificate.drafter} K={certificate.block}"
+                name = f"{certificate.rule} {settings}, {drafting}"
+                narrow = replace(certificate, points=(point,), headline_budget=point.budget)
+                built = builder.certified(narrow, is_tuned=True)
+                built.coverage.meet(prompting.ask(certificate.ask, self.target))
+                candidates[name] = Candidate(name, built.decoder, narrow)
+        return list(candidates.values())

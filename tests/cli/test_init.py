@@ -68,13 +68,6 @@ def test_the_graph_is_the_repositorys_without_its_code(made):
         assert deps == ["requirements.txt", *(dep for dep in before if not is_code(dep))]
 
 
-def test_an_embedded_project_has_the_parameters_of_this_repository(made):
-    params = read(ROOT, "params.yaml")
-    params["prompts"]["draw"] = 1  # calibration prompts of earlier draws were judged here
-    params["prompting"]["num_fewshot"] = None
-    assert read(made("--embedded", models=""), "params.yaml") == params
-
-
 def test_local_models_and_gguf_files_are_named_by_their_whole_path(made, tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
@@ -133,10 +126,9 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
     ("options", "cause"),
     [
         ("--target ./nowhere --draft a/b", "The model './nowhere' does not exist"),
-        ("--target a/b", "needs --target and either --draft"),
+        ("--target a/b", "needs either --draft"),
         ("--target a/b --draft a/c --task nowhere.yaml", "nowhere.yaml is missing"),
         ("--target a/b --draft a/c --dtype int8", "no dtype 'int8'"),
-        ("--embedded --draft a/c", "--embedded trains a pair of its own"),
         ("--target a/b --drafter suffix --quantise-draft int4", "Name one with --draft"),
         ("--target a/b --draft a/c --quantise-draft int2", "cannot be quantised to 'int2'"),
         ("--target a/b --draft a/c --system Briefly.", "A system text needs a chat"),

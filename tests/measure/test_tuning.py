@@ -9,7 +9,7 @@ import pytest
 from gistgate.core.utils import UserError
 from gistgate.measure import tune as tuning
 from gistgate.measure.tune import Candidate, tune
-from tests.certificates.proofs import certificate, point
+from tests.certificates.proofs import certificate
 
 PROMPTS = [[place] for place in range(12)]
 
@@ -28,10 +28,10 @@ def race(monkeypatch):
 
         monkeypatch.setattr(tuning, "times_of", times_of)
         made = [Candidate(name, None) for name in seconds]
-        certified = {"point": point(), "certificate": certificate()}
-        return tune(
-            [replace(one, **certified) if "loose" in one.name else one for one in made], PROMPTS
-        )
+        certified = [
+            replace(one, certificate=certificate()) if "loose" in one.name else one for one in made
+        ]
+        return tune(certified, PROMPTS)
 
     return run
 
