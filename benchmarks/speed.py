@@ -5,11 +5,8 @@ python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME
 eager,compiled]
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from gistgate.core.utils import UserError, nearest
 from gistgate.measure import baselines, speed
 from gistgate.measure.statistics import ratio_of_sums
 from pipeline.operating import Operating, operating_point
-from pipeline.pair.pair import Pair, load_pair
+from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import calibration_file, prompts_of
 from pipeline.run import run
@@ -34,61 +31,22 @@ LEAST = 4
 """Fewest batches of a size, for the sake of intervals over batches."""
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Pair, test prompts and certified methods of the finished run in this folder."""
-
-    params: Params
-    pair: Pair
-    prompts: list[dict[str, Any]]
-
-    @classmethod
-    def load(cls) -> Workload:
-        """What this folder holds."""
-        params = read_params()
-        if not prompts_of("test").exists():
-            raise UserError(
-                f"This folder has no {prompts_of('test')}. Run `make repro` here first."
-            )
-        return cls(params, load_pair(params), read_prompts("test"))
-
-    @property
-    def ids(self) -> list[list[int]]:
-        """Token ids of every prompt."""
-        return [prompt["ids"] for prompt in self.prompts]
-
-    @cached_property
-    def request(self) -> dict[str, Any]:
-        """Arguments of `Decoder.generate` that all prompts share."""
-        return request_of(self.prompts, self.pair)
-
-    @cached_property
-    def points(self) -> dict[str, Operating]:
-        """Methods that run loosely with a certificate for the headline budget, by name."""
-        points = {}
-        for name in self.params.methods:
-            if calibration_file(name).exists():
-                point = operating_point(self.params, name)
-                if point.certified and point.rule != "exact":
-                    points[name] = point
+def certified_points(params: Params, methods: str) -> dict[str, Operating]:
+    """Methods that run loosely with a certificate for the headline budget, by name; of a list
+    `methods` with commas these alone.
+    """
+    points = {}
+    for name in params.methods:
+        if calibration_file(name).exists():
+            point = operating_point(params, name)
+            if point.certified and point.rule != "exact":
+                points[name] = point
+    if not methods:
         return points
-
-
-def names(text: str, known: Collection[str], refusal: str) -> list[str]:
-    """The names of a list with commas; `refusal` says of any other name what it is not."""
-    entries = text.split(",")
-    for entry in entries:
-        if entry not in known:
-            raise UserError(f"'{entry}' {refusal}. {nearest(entry, known)}")
-    return entries
-
-
-def save(name: str, payload: Mapping[str, Any], results: Path) -> None:
-    """Write `<name>-<cpu|gpu>.json` with the machine and the version of this library."""
-    path = results / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**payload, "machine": speed.machine(), "version": __version__})
-    print(f"Written: {path}")
+    for name in methods.split(","):
+        if name not in points:
+            raise UserError(f"'{name}' is not certified here. {nearest(name, points)}")
+    return {name: points[name] for name in methods.split(",")}
 
 
 def main(
@@ -98,30 +56,36 @@ def main(
     engines: str = ",".join(ENGINES),
     results: Path = RESULTS,
 ) -> None:
-    workload = Workload.load()
-    pair = workload.pair
-    request = workload.request
-    points = workload.points
-    if methods:
-        chosen = names(methods, points, "is not certified here")
-        points = {name: points[name] for name in chosen}
-    params = replace(
-        workload.params, methods={name: workload.params.methods[name] for name in points}
-    )
+    params = read_params()
+    if not prompts_of("test").exists():
+        raise UserError(f"This folder has no {prompts_of('test')}. Run `make repro` here first.")
+    pair = load_pair(params)
+    rows = read_prompts("test")
+    request = request_of(rows, pair)
+    points = certified_points(params, methods)
+    params = replace(params, methods={name: params.methods[name] for name in points})
     torch.set_num_threads(params.benchmark.threads)
     development = read_prompts("development")[: params.benchmark.development]
     field, refused = baselines.chosen(pair, request, [prompt["ids"] for prompt in development])
-    field += [generates(pair, request), baselines.static(pair, request, slots_of(workload.prompts))]
+    field += [generates(pair, request), baselines.static(pair, request, slots_of(rows))]
     for engine in engines.split(","):
         entrants = ours(params, pair, request, engine)
         field += [replace(entrant, name=f"{entrant.name}-{engine}") for entrant in entrants]
-    about = {"pair": pair.name, "points": {name: asdict(point) for name, point in points.items()}}
+    about = {
+        "pair": pair.name,
+        "points": {name: asdict(point) for name, point in points.items()},
+        "machine": speed.machine(),
+        "version": __version__,
+    }
+    path = results / f"speed-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
+    ids = [row["ids"] for row in rows]
     figures: dict[str, Any] = {}
     for size in map(int, batches.split(",")):
         print(f"batch {size}")
-        contenders, failed = measure(field, batches_of(workload.ids, size, prompts))
+        contenders, failed = measure(field, batches_of(ids, size, prompts))
         figures[str(size)] = {"contenders": contenders, "failed": failed | refused}
-        save("speed", {**about, "batches": figures}, results)
+        write_json(path, {**about, "batches": figures})
+        print(f"Written: {path}")
 
 
 def batches_of(ids: Sequence[list[int]], size: int, prompts: int) -> list[list[list[int]]]:

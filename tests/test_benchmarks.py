@@ -1,10 +1,12 @@
-"""What the benchmarks compute of what they measure, and how a server is started."""
+"""What the benchmarks compute of what they measure."""
 
 import pytest
 
-from benchmarks import serving, speed
-from benchmarks.serving import Round, Server, Waited
+from benchmarks import speed
+from gistgate.core.files import write_json
 from gistgate.core.utils import UserError
+from pipeline.paths import calibration_file
+from tests.pipeline.parameters import parameters
 
 
 def test_contenders_are_compared_on_equal_prompts():
@@ -25,23 +27,12 @@ def test_no_prompt_comes_twice():
     assert speed.batches_of(ids, 4, 4) == [ids[:4], ids[4:8]]
 
 
-def test_a_mistyped_name_is_refused_with_the_nearest_one():
-    assert speed.names("fly,prob", ["fly", "prob"], "is not certified here") == ["fly", "prob"]
+def test_a_mistyped_name_is_refused_with_the_nearest_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    point = {"certified": True, "knob": 0.1, "fixed": {}}
+    write_json(calibration_file("fly"), {"budgets": {"0.03": point}})
+    methods = {name: {"rule": "fly", "knob": "theta", "grid": [0.1]} for name in ("fly", "prob")}
+    params = parameters(methods=methods)
+    assert [*speed.certified_points(params, "")] == [*speed.certified_points(params, "fly")]
     with pytest.raises(UserError, match="'fyl' is not certified here. Did you mean 'fly'"):
-        speed.names("prob,fyl", ["fly", "prob"], "is not certified here")
-
-
-def test_servers_are_compared_round_by_round():
-    plain = [Round(2.0, [Waited(10, 0.5, 2.0)]), Round(2.0, [Waited(10, 0.5, 2.0)])]
-    loose = [Round(1.0, [Waited(10, 0.1, 1.0)]), Round(2.0, [Waited(12, 0.3, 2.5)])]
-    figures = serving.against(loose, plain)
-    assert figures["vs_plain"] == pytest.approx({"mean": 22 / 3 / 5, "low": 6 / 5, "high": 2.0})
-    assert figures["first_token"] == pytest.approx(0.2)
-    assert figures["between_tokens"] == pytest.approx((0.1 + 0.2) / 2)
-
-
-def test_a_server_listens_on_this_machine_alone():
-    server = Server("t", "float32", options=["--seed", "1"], gistgate={"strict": True})
-    words = server.command(1234)
-    assert words[words.index("--host") + 1] == "127.0.0.1" and words[-2:] == ["--seed", "1"]
-    assert words[words.index("--additional-config") + 1] == '{"gistgate": {"strict": true}}'
+        speed.certified_points(params, "fly,fyl")
