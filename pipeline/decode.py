@@ -4,7 +4,6 @@ through it.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gistgate.build import assemble
@@ -25,9 +24,11 @@ from pipeline.paths import DATASTORE, SEGMENTS, prompts_of, reference_of
 from pipeline.run import bar
 from pipeline.task import request_of, seeds_of
 
-TEXTS = (prompts_of("train"), reference_of("train"))
-CHOICE = "choice"  # the drafter that weighs corpus, prompt lookup and draft model
-RETRIEVAL = {CORPUS: TEXTS, CHOICE: TEXTS, **dict.fromkeys(STORED, (DATASTORE,))}
+KNOWN = {
+    CORPUS: (prompts_of("train"), reference_of("train")),
+    SEGMENT: (SEGMENTS,),
+    **dict.fromkeys(STORED, (DATASTORE,)),
+}
 """Ids of drafters -> the files that each knows besides the request: a certificate holds for no
 other content.
 """
@@ -73,10 +74,10 @@ def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
     """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for
     "none".
     """
-    if drafter in (CORPUS, CHOICE):
+    if drafter == CORPUS:
         from pipeline import retrieval  # imports searches that few methods need
 
-        return retrieval.make_drafter(drafter, pair)
+        return retrieval.corpus_drafter()
     if drafter == MODEL:
         drafter = pair.drafter
     sources = library.Sources(pair.target, pair.tokenizer, pair.draft, DATASTORE)
@@ -85,12 +86,7 @@ def make_drafter(pair: Pair, drafter: str) -> Drafter | None:
 
 def asks_draft(drafter: str) -> bool:
     """Whether a drafter drafts with the pair's draft model, alone or among others."""
-    return drafter in (SEGMENT, CHOICE) or library.asks_draft(drafter)
-
-
-def files_behind(drafter: str) -> list[Path]:
-    """The files that a drafter knows besides the request."""
-    return [SEGMENTS] if drafter == SEGMENT else list(RETRIEVAL.get(drafter, ()))
+    return drafter == SEGMENT or library.asks_draft(drafter)
 
 
 def decoder_at(pair: Pair, point: Operating, **parts: Any) -> Decoder:

@@ -3,7 +3,6 @@ place and remedy. A method of params.yaml is one of them: a rule with a drafter,
 compete and the knob of calibration.
 """
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -107,34 +106,16 @@ class MethodParams:
     knob: str | None = None
     grid: tuple[Number, ...] = ()
 
-    def __post_init__(self) -> None:
-        if (self.knob is None) != (not self.grid):
-            raise UserError(
-                f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or"
-                " neither."
-            )
-        rises = {earlier < later for earlier, later in itertools.pairwise(self.grid)}
-        if len(rises) > 1 or len(set(self.grid)) < len(self.grid):
-            raise UserError(
-                f"params.yaml: a grid of '{self.rule}' goes up and down. Order it from strict to"
-                " loose."
-            )
-
     @property
     def gate(self) -> Path | None:
         """The folder of the gate that the rule asks; None for a rule without one."""
-        return gate_of(self.rule, self.drafter, self.after)
+        asks = self.drafter != SEGMENT and "gate" in kind_of_rule(self.rule).needs
+        return Path(self.after) if asks else None
 
     @property
     def head(self) -> str | None:
         """The name of that gate."""
         return self.gate.name if self.gate else None
-
-
-def gate_of(rule: str, drafter: str, after: str) -> Path | None:
-    """The folder `after` where it is that of a gate which the rule asks."""
-    asks = drafter != SEGMENT and "gate" in kind_of_rule(rule).needs
-    return Path(after) if asks else None
 
 
 def kind_of_rule(rule: str) -> Any:
@@ -152,16 +133,15 @@ def check_method(name: str, method: MethodParams, heads: Sequence[str]) -> None:
     trained.
     """
     kind = kind_of_rule(method.rule)
-    if method.knob is None and kind.knob is not None:
+    knob = method.knob or kind.knob
+    if (knob or method.grid) and not (method.knob and method.grid):
+        raise UserError(f"params.yaml: the method '{name}' needs both 'knob' ({knob}) and 'grid'.")
+    ordered = sorted(set(method.grid), reverse=kind.looser != "up")
+    orders = [ordered] if method.knob == kind.knob else [ordered, ordered[::-1]]
+    if list(method.grid) not in orders:
         raise UserError(
-            f"params.yaml: the method '{name}' has no knob. Give it 'knob: {kind.knob}' and a"
-            " 'grid'."
-        )
-    rises = method.grid[:1] < method.grid[1:2]
-    if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
-        raise UserError(
-            f"params.yaml: the grid of '{name}' goes from loose to strict: {list(method.grid)}."
-            " Turn it."
+            f"params.yaml: the grid of '{name}' does not go from strict to loose:"
+            f" {list(method.grid)}. Order it so."
         )
     if method.rule.startswith(SEGMENT) != (method.drafter == SEGMENT):
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 from gistgate.core.files import read_json
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
-from pipeline.methods import MODEL, SEGMENT, MethodParams, gate_of
+from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.params import Params
 from pipeline.paths import calibration_file
 
@@ -37,7 +37,7 @@ class Operating:
     @property
     def gate(self) -> Path | None:
         """The folder of the gate that the rule asks; None for a rule without one."""
-        return gate_of(self.rule, self.drafter, self.after)
+        return Path(self.after) if self.head else None
 
 
 def operating_point(params: Params, name: str) -> Operating:

@@ -25,9 +25,9 @@ from gistgate.coverage.choose import Choice
 from gistgate.lm_eval.files import files_of
 from gistgate.tasks.prompts import Prompt, hashes_of
 from gistgate.tasks.task import Task
-from pipeline.decode import asks_draft, decode_split, files_behind, load_gate, make_decoder
+from pipeline.decode import KNOWN, asks_draft, decode_split, load_gate, make_decoder
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import Params, recorded
+from pipeline.params import FORMER, Params, recorded
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.task import load_task, read_prompts
 
@@ -156,7 +156,7 @@ def scope_of(
     draft = pair.draft if asks_draft(method.drafter) else None
     gate = load_gate(params.method(name), pair)
     rows = params.decoding.batch_size
-    data = files_behind(method.drafter)
+    data = KNOWN.get(method.drafter, ())
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
     return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
 
@@ -224,7 +224,8 @@ def look_of(setup: Setup, name: str) -> Look:
 
 def choice_of(params: Params, name: str) -> str:
     """Fingerprint of every parameter and file that leads to a method's tested settings."""
-    values = {key: value for key, value in vars(params).items() if key not in APART}
+    values: dict[str, Any] = {"choice": FORMER["choice"]}
+    values |= {key: value for key, value in vars(params).items() if key not in APART}
     for key, value in values.items():
         if is_dataclass(value):
             values[key] = recorded(value)

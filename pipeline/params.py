@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gistgate.core.features import needs_q, split_id
-from gistgate.core.heads import HEADS, MAPS
+from gistgate.core.heads import HEADS
 from gistgate.core.utils import UserError, nearest
 from pipeline.methods import (
     MODEL,
@@ -114,7 +114,6 @@ class DecodingParams:
 @block
 class EngineParams:
     rollouts: Literal["own", "vllm"]
-    states: Literal["own", "vllm"]
     arguments: dict[str, Any]
 
 
@@ -152,7 +151,7 @@ class TrainParams:
     test_share: Share
     calibration_share: Share
     validation_share: Share
-    map: str
+    map: Literal["platt", "isotonic"]
     c: tuple[Annotated[Number, between(1e-9)], ...]
     folds: Annotated[int, between(2)]
     epochs: Count
@@ -162,7 +161,6 @@ class TrainParams:
     weight_decay: Positive
     hidden: Count
     dropout: Annotated[Number, between(0, 0.95)]
-    devices: Count
     span: Count
     span_features: tuple[str, ...]
 
@@ -207,9 +205,7 @@ class SegmentParams:
     prefixes: Count
     samples: Annotated[int, between(2)]
     temperature: Annotated[Number, between(1e-6)]
-    judge: Literal["answer", "exact", "nli", "embedding"]
-    judge_model: str | None
-    similarity: Share
+    judge: Literal["answer", "exact"]
     shard_problems: Count
     pooling: Literal["mean", "last", "attention"]
     loss: Literal["bce", "mse"]
@@ -219,22 +215,6 @@ class SegmentParams:
     lr: Positive
     batch_size: Count
     head: str
-
-    def __post_init__(self) -> None:
-        if self.judge in ("nli", "embedding") and not self.judge_model:
-            raise UserError(
-                f"params.yaml: the judge '{self.judge}' needs a model: 'segments.judge_model'."
-            )
-
-
-@block
-class ChoiceParams:
-    verify: Annotated[Number, between(0.1, 100)]
-    cost: Annotated[Number, between(0, 10)]
-    block: Count
-    min_match: Natural
-    prior: Share
-    weight: Annotated[Number, between(0.1, 10_000)]
 
 
 @block
@@ -261,7 +241,6 @@ class BenchmarkParams:
 @block
 class AdversarialParams:
     prompts: Count
-    file: str | None
 
 
 @block
@@ -279,9 +258,22 @@ gates keep their bytes, and looks their fingerprints.
 """
 
 
-FORMER: dict[type, dict[str, Any]] = {LabelParams: {"window": 16, "nats": 4.0}}
-"""Keys that are gone, with the values that they had in the published run: they are recorded still,
-for the same reason.
+FORMER: dict[Any, dict[str, Any]] = {
+    "choice": {
+        "verify": 1.6,
+        "cost": 0.42,
+        "block": 8,
+        "min_match": 2,
+        "prior": 0.5,
+        "weight": 16.0,
+    },
+    LabelParams: {"window": 16, "nats": 4.0},
+    TrainParams: {"devices": 1},
+    EngineParams: {"states": "own"},
+    SegmentParams: {"judge_model": None, "similarity": 0.95},
+}
+"""Blocks and keys that are gone, with the values that they had in the published run: they are
+recorded still, for the same reason.
 """
 
 
@@ -315,7 +307,6 @@ class Params:
     train: TrainParams
     datastore: DatastoreParams
     segments: SegmentParams
-    choice: ChoiceParams
     methods: dict[str, MethodParams]
     calibrate: CalibrateParams
     benchmark: BenchmarkParams
@@ -361,7 +352,7 @@ def parse_params(content: Any) -> Params:
 
 
 def check_names(train: TrainParams) -> None:
-    """Features, kinds of heads and the probability map exist."""
+    """Features and kinds of heads exist."""
     for key in ("features", "extra_features", "pilot_features", "span_features"):
         try:
             for name in getattr(train, key):
@@ -369,10 +360,9 @@ def check_names(train: TrainParams) -> None:
         except UserError as error:
             raise UserError(f"params.yaml: 'train.{key}': {error}") from error
     kinds = ("logistic", "effects", *HEADS)
-    named = [("heads", kind_of(head), kinds) for head in train.heads]
-    for key, name, names in [*named, ("map", train.map, tuple(MAPS))]:
-        if name not in names:
-            raise UserError(f"params.yaml: 'train.{key}' names '{name}'. {nearest(name, names)}")
+    for kind in map(kind_of, train.heads):
+        if kind not in kinds:
+            raise UserError(f"params.yaml: 'train.heads' names '{kind}'. {nearest(kind, kinds)}")
 
 
 def with_drafter(params: Params, drafter: str) -> Params:

@@ -1,4 +1,4 @@
-"""SENSE's datastore, and the drafters that know the same texts: `python -m pipeline.retrieval`
+"""SENSE's datastore, and the drafter that knows the same texts: `python -m pipeline.retrieval`
 builds models/datastore from the strict answers to training prompts. The target's states are
 streamed through a scratch file. Axis letters: B texts, T tokens of the longest, N states, D width
 of a state, P width of a key.
@@ -18,16 +18,11 @@ from sklearn.utils import gen_batches
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.drafter import Drafter
 from gistgate.core.features import tap
 from gistgate.core.files import read_json_lines
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.reader import contiguous_rows
 from gistgate.core.utils import UserError
-from gistgate.drafters.adaptive import AdaptiveDrafter, Option
-from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.text import PromptLookup
-from gistgate.models.sources import CORPUS
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.index import fill, fits_exactly, import_faiss, new_index
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
@@ -155,19 +150,11 @@ def fit(
     return projection, float(pca.explained_variance_ratio_.sum())
 
 
-def make_drafter(name: str, pair: Pair) -> Drafter:
-    """The corpus (REST), or the choice, whose costs are set: texts must not depend on the clock."""
-    texts = ([*text.prompt, *text.answer] for text in training_texts())
-    corpus = CorpusDrafter(SuffixArray.build(texts))
-    if name == CORPUS:
-        return corpus
-    costs = read_params().choice
-    options = [
-        Option(corpus, prior=costs.prior),
-        Option(PromptLookup(), min_match=costs.min_match, prior=costs.prior),
-        Option(ModelDrafter(pair.draft_model), cost=costs.cost, prior=costs.prior),
-    ]
-    return AdaptiveDrafter(options, costs.verify, block=costs.block, weight=costs.weight)
+def corpus_drafter() -> CorpusDrafter:
+    """The drafter that looks these texts up (REST, arXiv 2311.08252)."""
+    return CorpusDrafter(
+        SuffixArray.build([*text.prompt, *text.answer] for text in training_texts())
+    )
 
 
 if __name__ == "__main__":

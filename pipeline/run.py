@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import typer
-from torch import Tensor
 from tqdm import tqdm
 
 from gistgate import __version__
@@ -187,23 +186,15 @@ class Shards:
         settings: Any,
         workers: int,
         title: str,
+        metadata: dict[str, str],
     ) -> bool:
-        """Make the shards that no earlier start has made; True in the process that publishes
-        them.
+        """Make the shards that no earlier start has made: `prepare(settings)` is asked for the
+        tensors of each by its number. True in the process that publishes them.
         """
         missing = [index for index in range(count) if not self.path(index).exists()]
-        side_by_side(prepare, settings, missing, workers, title, "shard")
+        job = (self, prepare, settings, metadata)
+        side_by_side(_making, job, missing, workers, title, "shard")
         return RANK == 0
-
-    def make(
-        self,
-        index: int,
-        produce: Callable[[], dict[str, Tensor]],
-        metadata: dict[str, str],
-    ) -> None:
-        """Produce a shard unless an earlier start already did."""
-        if not self.path(index).exists():
-            save_tensors(self.path(index), produce(), metadata)
 
     def publish(
         self,
@@ -224,6 +215,12 @@ class Shards:
 
         write_atomic(output, write)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _making(job: tuple[Shards, Prepare, Any, dict[str, str]]) -> Work:
+    shards, prepare, settings, metadata = job
+    produce = prepare(settings)
+    return lambda index: save_tensors(shards.path(index), produce(index), metadata)
 
 
 def shard_files(folder: Path) -> list[Path]:

@@ -22,7 +22,6 @@ from pipeline.run import revision
 
 MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
-JOINED = "MLFLOW_RUN_ID"  # variable in which `mlflow run` names the run that it began
 SERVERS = ("http", "databricks")
 """How URIs begin whose server keeps artefacts itself; a database keeps rows alone."""
 
@@ -77,9 +76,7 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run of a `kind`, nested in the one around it or that of `mlflow run`; failed where an error
-    leaves it.
-    """
+    """A run of a `kind`, nested in the one around it; failed where an error leaves it."""
     mlflow = connect(params)
     tags = {"kind": kind, "git.revision": revision()}
     if experiment := os.environ.get("DVC_EXP_NAME"):
@@ -106,14 +103,9 @@ def connect(params: Params) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
-    run_id = os.environ.get(JOINED)
     try:
         mlflow.set_tracking_uri(uri)
-        if run_id:
-            mlflow.set_experiment(experiment_id=mlflow.get_run(run_id).info.experiment_id)
-            # takes the run up, until this process ends; all others are part of it
-            mlflow.start_run()
-        elif mlflow.active_run() is None:  # a run inside another one stays in its experiment
+        if mlflow.active_run() is None:  # a run inside another one stays in its experiment
             name = params.tracking.experiment or f"{params.pair}/{params.task}"
             if mlflow.get_experiment_by_name(name) is None:
                 # The place of artefacts is frozen now; it has to be absolute, whatever directory
@@ -122,10 +114,7 @@ def connect(params: Params) -> Any:
                 mlflow.create_experiment(name, artifact_location=place)
             mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
-        variables = (
-            f"{JOINED}={run_id}, or MLFLOW_TRACKING_URI" if run_id else "MLFLOW_TRACKING_URI"
-        )
-        message = f"The tracking store {uri} cannot be used ({error}). Check {variables}."
+        message = f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI."
         without_password = re.sub(r"(?<=//)[^/\s@]+@", "", message)
         raise UserError(without_password) from error
     return mlflow

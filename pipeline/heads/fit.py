@@ -6,15 +6,11 @@ epoch, the dropout of a step from the seed and its number. Axis letters: N rows,
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from scipy.linalg import block_diag
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
@@ -30,7 +26,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from gistgate.core.heads import HEADS, Isotonic, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import TRIAL, Array, Rows, as_classes
-from pipeline.pair.training import lightning
+from pipeline.pair.training import train_best
 from pipeline.params import TrainParams
 
 COMPONENTS = 60  # of a hidden state, that `fit_effects` tells apart
@@ -173,9 +169,7 @@ def effects(rows: Rows) -> dict[str, float]:
 
 
 class EpochBatches(Sampler[Tensor]):
-    """Batches of row numbers in an order of seed and epoch alone; of each batch every process takes
-    its part.
-    """
+    """Batches of row numbers in an order of seed and epoch alone."""
 
     def __init__(self, num: int, size: int, seed: int) -> None:
         self.num = num
@@ -194,10 +188,7 @@ class EpochBatches(Sampler[Tensor]):
         # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets
         # the epoch.
         generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
-        number = dist.get_rank() if dist.is_initialized() else 0
-        processes = dist.get_world_size() if dist.is_initialized() else 1
-        for batch in torch.randperm(self.num, generator=generator).split(self.size):
-            yield batch[number::processes] if len(batch) >= processes else batch
+        yield from torch.randperm(self.num, generator=generator).split(self.size)
 
 
 class HeadTraining(pl.LightningModule):
@@ -209,9 +200,6 @@ class HeadTraining(pl.LightningModule):
         self.params = params
         self.seed = seed
         self.curves: dict[str, list[float]] = {"training_loss": [], "validation_loss": []}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["curves"] = self.curves
 
     def on_train_epoch_end(self) -> None:
         for name, values in self.curves.items():
@@ -268,44 +256,16 @@ def fit_net(
 
     seen = batches(train, EpochBatches(len(train), params.batch_size, seed))
     unseen = batches(validation, torch.arange(len(validation)).split(params.batch_size))
-    state, report = train_net(HeadTraining(net, params, seed), seen, unseen)
-    net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
+    training = HeadTraining(net, params, seed)
+    train_best(training, seen, unseen, params.patience, max_epochs=params.epochs)
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, mean, scale)
-    return net.float().eval(), report
-
-
-def train_net(
-    module: HeadTraining, seen: DataLoader[Any], unseen: DataLoader[Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights with the smallest loss on the `unseen` batches, and how the training went."""
-    params = module.params
-    with TemporaryDirectory() as folder:
-        best = ModelCheckpoint(
-            folder, "best", monitor="validation_loss", save_last=True, save_on_train_epoch_end=True
-        )
-        stop = EarlyStopping(
-            "validation_loss", patience=params.patience, check_on_train_epoch_end=True
-        )
-        trainer = lightning(
-            20,
-            [best, stop],
-            max_epochs=params.epochs,
-            accelerator="auto",
-            devices=params.devices,
-            strategy="ddp_spawn" if params.devices > 1 else "auto",
-            use_distributed_sampler=False,  # EpochBatches divides the rows
-            default_root_dir=folder,
-        )
-        trainer.fit(module, seen, unseen)
-        # Processes of their own leave nothing but files behind.
-        curves = torch.load(Path(folder) / "last.ckpt", weights_only=True)["curves"]
-        weights = torch.load(Path(folder) / "best.ckpt", weights_only=True)["state_dict"]
-    return weights, {
-        "validation_loss": min(curves["validation_loss"]),
-        "epochs": len(curves["validation_loss"]),
-        "curves": curves,
+    losses = training.curves["validation_loss"]
+    return net.float().eval(), {
+        "validation_loss": min(losses),
+        "epochs": len(losses),
+        "curves": training.curves,
     }
 
 

@@ -86,7 +86,9 @@ def batches(table: Table, batch_size: int) -> Iterator[Table]:
 
 
 class RecordedTexts(Drafter):
-    """Proposes the tokens `blocks [B, K]` (-1: none), without probabilities."""
+    """Proposes the draft tokens from every mismatch on, `blocks [B, K]` (-1: none), without
+    probabilities.
+    """
 
     blocks: Tensor
 
@@ -145,23 +147,15 @@ class FeatureReader:
         parts = []
         replay = Replay(self.decoder, self.prompts, self.names, batch_size)
         for part in batches(table, batch_size):
-            self.drafter.blocks = blocks_of(part)
+            self.drafter.blocks = torch.cat([part["draft_id"][:, None], part["behind"].long()], 1)
             block = replay.block(part, texts, **request)
-            parts.append(at_mismatch(block, self.names, part["target_id"]))
+            features = extract(block, self.names)
+            columns = {name: values[:, 0].float() for name, values in features.items()}
+            columns["kl"] = divergence(block)
+            same_target = block.top_ids[:, 0].cpu() == part["target_id"]
+            columns["same_target"] = same_target.to(torch.int8)
+            parts.append({name: column.cpu() for name, column in columns.items()})
         return concatenated(parts)
-
-
-def blocks_of(part: Table) -> Tensor:
-    """The draft tokens from every mismatch on [B, K], -1 behind the draft's end."""
-    return torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
-
-
-def at_mismatch(block: Block, names: Sequence[str], target_id_B: Tensor) -> Table:
-    """The columns of FEATURES that are read from blocks which begin with their mismatches."""
-    columns = {name: values[:, 0].float() for name, values in extract(block, names).items()}
-    columns["kl"] = divergence(block)
-    columns["same_target"] = (block.top_ids[:, 0].cpu() == target_id_B).to(torch.int8)
-    return {name: column.cpu() for name, column in columns.items()}
 
 
 def divergence(block: Block) -> Tensor:

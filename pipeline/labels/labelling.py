@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import HarnessTask
 from gistgate.tasks.prompts import Prompt
 from pipeline.decode import strict_decoder
@@ -39,7 +40,7 @@ from pipeline.labels.schema import (
     split_by_problem,
 )
 from pipeline.labels.verdicts import AnswerJudge, Meaning
-from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
+from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine
 from pipeline.pair.pair import Pair, read_pair
 from pipeline.params import Params
 from pipeline.task import request_of
@@ -102,7 +103,10 @@ def engine_of(params: Params) -> Engine | None:
     """
     if params.engine.rollouts == "own":
         return None
-    check_alone(params)
+    if params.decoding.workers > 1:
+        raise UserError(
+            "Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml."
+        )
     return VllmEngine(read_pair(params.pair).target, params.engine.arguments)
 
 

@@ -5,9 +5,11 @@ such as depend on how others end; `RolloutList` asks for some that are all known
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -171,9 +173,15 @@ class Cost:
         self.slots += usage.available
         self.slots_used += usage.busy
 
-    def save(self, folder: Path, index: int) -> None:
-        """Keep the cost of one shard beside the shards, until `report_costs`."""
-        write_json(folder / f"cost-{index:05d}.json", asdict(self))
+
+@contextmanager
+def counted(folder: Path, index: int) -> Iterator[Cost]:
+    """The cost of one shard, kept beside the shards in `folder` until `report_costs`."""
+    cost = Cost()
+    started = perf_counter()
+    yield cost
+    cost.seconds = perf_counter() - started
+    write_json(folder / f"cost-{index:05d}.json", asdict(cost))
 
 
 def report_costs(folder: Path, name: str, count: int) -> None:

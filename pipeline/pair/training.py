@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import pytorch_lightning as pl
 import torch
 import typer
-from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.utils.data import DataLoader
@@ -56,6 +57,25 @@ def lightning(
     progress = TQDMProgressBar(refresh_rate if sys.stdout.isatty() else 0)
     options |= {"logger": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
     return pl.Trainer(callbacks=[*callbacks, progress], **options)
+
+
+def train_best(
+    module: pl.LightningModule,
+    seen: DataLoader[Any],
+    unseen: DataLoader[Any],
+    patience: int,
+    **options: Any,
+) -> None:
+    """Train a module until its `validation_loss` on the `unseen` batches has not fallen for
+    `patience` epochs, and give it the weights with which that was smallest.
+    """
+    with TemporaryDirectory() as folder:
+        best = ModelCheckpoint(folder, monitor="validation_loss")
+        stop = EarlyStopping("validation_loss", patience=patience)
+        trainer = lightning(20, [best, stop], devices=1, default_root_dir=folder, **options)
+        trainer.fit(module, seen, unseen)
+        state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
+    module.load_state_dict(state)
 
 
 def orthogonalise(g_BMN: Tensor) -> Tensor:

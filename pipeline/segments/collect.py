@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -36,11 +35,9 @@ Segments = list[list[list[int]]]  # of each prefix, as token ids
 
 
 def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
-    """One row for each prefix: its samples, who wrote them, and their groups by every judge that
-    can be asked.
-    """
+    """One row for each prefix: its samples, who wrote them, and their groups by every judge."""
     prompts = read_prompts("train")[: params.segments.problems]
-    judges = judges_of(params.segments, task)
+    judges = judges_of(task)
     folder = shards_of(params, pair, task).folder
     sampler = Sampler(pair, task, params, request_of(prompts, pair))
     size = params.segments.shard_problems
@@ -59,10 +56,8 @@ def shards_of(params: Params, pair: Pair, task: Task) -> Shards:
     settings = asdict(params.segments)
     for name in LEARNING:
         del settings[name]
-    judge = Path(settings["judge_model"] or "")
-    models = [*pair.files, judge] if settings["judge_model"] and judge.is_dir() else pair.files
     deciding = (settings, params.seed, params.decoding.batch_size, task_hash(task))
-    return Shards("segments", *deciding, *models, prompts_of("train"), REFERENCE)
+    return Shards("segments", *deciding, *pair.files, prompts_of("train"), REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -167,10 +162,9 @@ class Sampler:
         for number in numbers:
             prefixes += self.prefixes(number, prompts[number], references[number])
         first = (self.params.seed * 1_000_003 + numbers[0]) * DRAWS
-        seeds = {"target": first, "draft": first + DRAWS // 2}
         by_role = {
-            "target": self.segments(self.pair.target, prefixes, seeds["target"]),
-            "draft": self.segments(self.pair.draft_model, prefixes, seeds["draft"]),
+            "target": self.segments(self.pair.target, prefixes, first),
+            "draft": self.segments(self.pair.draft_model, prefixes, first + DRAWS // 2),
         }
         answers = self.answers(prefixes, [*by_role.values()])
         rows = []
@@ -180,9 +174,7 @@ class Sampler:
                 Sample(self.pair.tokenizer.decode(ids), answers[index, *ids]) for _, ids in drawn
             ]
             doc = prompts[prefix.problem]["doc"]
-            offset = index * self.params.segments.samples
             row = asdict(prefix)
-            row["seeds"] = {role: seed + offset for role, seed in seeds.items()}
             row["roles"] = [role for role, _ in drawn]
             row["segments"] = [ids for _, ids in drawn]
             row["groups"] = {

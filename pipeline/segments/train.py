@@ -4,16 +4,14 @@ trained on what the draft wrote, because that is what they judge, and the target
 segments as well.
 """
 
-import copy
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,8 +24,8 @@ from gistgate.core.utils import UserError
 from gistgate.segments.probes import GATE, Probe, Probes
 from pipeline.labels.schema import split_by_problem
 from pipeline.pair.pair import load_pair
-from pipeline.pair.training import lightning
-from pipeline.params import Params, SegmentParams, read_params
+from pipeline.pair.training import train_best
+from pipeline.params import Params, SegmentParams, read_params, recorded
 from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, collected, shares
@@ -54,7 +52,7 @@ def main() -> None:
             folder,
             pair.target,
             pair.draft_model,
-            settings=asdict(settings),
+            settings=recorded(settings),
             seed=params.seed,
         )
         shutil.copytree(HEADS / settings.head, folder / GATE)
@@ -171,27 +169,19 @@ def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Prob
 
 
 class ProbeTraining(pl.LightningModule):
-    """Loss and optimiser; a segment counts as often as it was drawn. Keeps the best weights."""
+    """Loss and optimiser; a segment counts as often as it was drawn."""
 
     def __init__(self, probe: nn.Module, loss: str, lr: float) -> None:
         super().__init__()
         self.probe = probe
         self.kind = loss
         self.lr = lr
-        self.best = float("inf")
-        self.weights = copy.deepcopy(probe.state_dict())
 
     def training_step(self, batch: list[Tensor], _index: int) -> Tensor:
         return self.loss(batch)
 
     def validation_step(self, batch: list[Tensor], _index: int) -> None:
         self.log("validation_loss", self.loss(batch), on_epoch=True, batch_size=int(batch[3].sum()))
-
-    def on_validation_epoch_end(self) -> None:
-        loss = float(self.trainer.callback_metrics["validation_loss"])
-        if loss < self.best:
-            self.best = loss
-            self.weights = copy.deepcopy(self.probe.state_dict())
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         states, valid, share, count = batch
@@ -216,19 +206,11 @@ def fit_probe(
     pl.seed_everything(seed, verbose=False)
     probe = Probe(train.tensors[0].shape[-1], params.hidden, params.pooling)
     training = ProbeTraining(probe, params.loss, params.lr)
-    trainer = lightning(
-        0,
-        [EarlyStopping("validation_loss", patience=params.patience)],
-        max_epochs=params.epochs,
-        accelerator="cpu",
-        devices=1,
-        enable_checkpointing=False,
-    )
     order = torch.Generator().manual_seed(seed)
     batches = DataLoader(train, params.batch_size, shuffle=True, generator=order)
-    trainer.fit(training, batches, DataLoader(validation, 1024))
-    probe.load_state_dict(training.weights)
-    return probe.eval()
+    unseen = DataLoader(validation, 1024)
+    train_best(training, batches, unseen, params.patience, max_epochs=params.epochs)
+    return probe.cpu().eval()
 
 
 @torch.no_grad()

@@ -9,19 +9,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
-from gistgate.models.options import read_prompts as prompts_in
-from gistgate.models.tokenizers import encode, rendered
+from gistgate.models.tokenizers import encode
 from pipeline.decode import decode_split, decoder_at
 from pipeline.methods import MODEL
 from pipeline.operating import Operating, operating_point
 from pipeline.pair.pair import load_pair, read_pair
-from pipeline.params import Params, read_params
+from pipeline.params import read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.task import context_length, read_prompts
@@ -62,8 +59,6 @@ def main() -> None:
     ordinary = read_prompts("test")[: params.adversarial.prompts]
     protocol = {*added_ids(tokenizer), *eos_ids(pair.target, tokenizer)}
     texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(protocol)])
-    if params.adversarial.file:
-        texts += texts_in_file(params, tokenizer)
     room = context_length(read_pair(params.pair)) - ordinary[0]["max_new_tokens"]
     encoded = [
         {**ordinary[0], "kind": kind, "ids": encode(tokenizer, text)} for kind, text in texts
@@ -71,7 +66,7 @@ def main() -> None:
     prompts = [prompt for prompt in encoded if len(prompt["ids"]) <= room]
     if not prompts:
         raise UserError(
-            "All adversarial prompts are longer than the context. Name a file with shorter ones."
+            "All adversarial prompts are longer than the context. Take a task with shorter ones."
         )
     memory = PromptCache(params.decoding.prompt_memory_mb)
 
@@ -108,22 +103,6 @@ def by_kind(
         after = [loose[place] for place in places]
         counts[kind] = compare(before, after, protocol)
     return counts
-
-
-def texts_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
-    """Kind and text of the prompts of `adversarial.file`, in the chat template with its system text
-    where the run's own are.
-    """
-    prompting = params.prompting
-    texts = []
-    for prompt in prompts_in(str(params.adversarial.file)):
-        text = prompt.text
-        if prompting.chat_template:
-            turns = [{"role": "system", "content": prompting.system}] if prompting.system else []
-            turns.append({"role": "user", "content": text})
-            text = rendered(tokenizer, turns, **prompting.arguments)
-        texts.append((prompt.kind, text))
-    return texts
 
 
 def is_strict(point: Operating, drafter: str) -> bool:

@@ -6,7 +6,7 @@ reports/labels/collect-<pass>.json.
 
 import math
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from pathlib import Path
 
 import torch
 
@@ -15,7 +15,7 @@ from gistgate.core.utils import UserError
 from gistgate.gate import Gate
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import collect_gated, collect_strict
-from pipeline.labels.rollouts import Cost, report_costs
+from pipeline.labels.rollouts import Cost, counted, report_costs
 from pipeline.labels.schema import (
     MISMATCH_FOLDER,
     MISMATCHES,
@@ -45,15 +45,16 @@ def main(name: str) -> None:
     blocks = (params.decoding.deciding, params.collect, params.engine)
     shards = Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
     workers = params.decoding.workers
-    if shards.fill(count, collecting, (params, name, shards), workers, f"collect, {name}"):
+    job = (params, name, shards.folder)
+    if shards.fill(count, collecting, job, workers, f"collect, {name}", {"pass": name}):
         check_met(shards, count)
         report_costs(shards.folder, f"collect-{name}", count)
         shards.publish(count, MISMATCH_FOLDER / name)
 
 
-def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
-    """Collects one shard after another."""
-    params, name, shards = settings
+def collecting(settings: tuple[Params, str, Path]) -> Callable[[int], Table]:
+    """Collects one shard after another; costs go to the folder."""
+    params, name, folder = settings
     torch.set_grad_enabled(False)
     is_gated = name == "gated"
     engine = None if is_gated or params.collect.recipe == "text" else engine_of(params)
@@ -73,16 +74,13 @@ def collecting(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         return collect_strict(params, tools, prompts, problems)
 
     def produce(index: int) -> Table:
-        cost = Cost()
-        started = perf_counter()
-        records, texts = collected(minable_problems[index * size : (index + 1) * size], cost)
-        cost.seconds = perf_counter() - started
-        cost.save(shards.folder, index)
+        with counted(folder, index) as cost:
+            records, texts = collected(minable_problems[index * size : (index + 1) * size], cost)
         if not records:
             records = no_records(params.decoding.block, ["probability"] if is_gated else [])
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
-    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
+    return produce
 
 
 def minable(params: Params) -> list[int]:

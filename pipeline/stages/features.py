@@ -12,7 +12,6 @@ from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline.labels import schema
 from pipeline.labels.features import FeatureReader
-from pipeline.labels.vllm import StateFeatures, served_features
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
@@ -33,10 +32,10 @@ def main(goal: str) -> None:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
     labels = schema.LABEL_FOLDER / GOALS[goal]
     count = len(shard_files(labels))
-    settings = (params.pair, params.decoding.deciding, params.engine, features_of(params, goal))
+    settings = (params.pair, params.decoding.deciding, features_of(params, goal))
     shards = Shards(f"features-{goal}", *settings, labels, *pair_files(params.pair))
     workers = params.decoding.workers
-    if shards.fill(count, reading, (params, goal, shards), workers, f"features, {goal}"):
+    if shards.fill(count, reading, (params, goal), workers, f"features, {goal}", {"goal": goal}):
         # A near tie may turn in another batch. Of large features only this column is read.
         column = "same_target"
         parts = [load_tensors(shards.path(index), [column])[column] for index in range(count)]
@@ -54,18 +53,13 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, "scalars")))
 
 
-def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
+def reading(settings: tuple[Params, str]) -> Callable[[int], schema.Table]:
     """Reads the features of one shard after another."""
-    params, goal, shards = settings
-    served = params.engine.states != "own"
-    pair = load_pair(params, weights=not served)
+    params, goal = settings
+    pair = load_pair(params)
     prompts = read_prompts("train")
     names = features_of(params, goal)
-    reader: FeatureReader | StateFeatures
-    if served:
-        reader = served_features(params, pair, prompts, names)
-    else:
-        reader = FeatureReader(pair, prompts, names, params.decoding.block)
+    reader = FeatureReader(pair, prompts, names, params.decoding.block)
     labels = schema.read_records(schema.LABEL_FOLDER / GOALS[goal], schema.LABELS)
     request = request_of(prompts, pair)
     columns = {**schema.FEATURES, **dict.fromkeys(names, schema.FEATURE)}
@@ -80,7 +74,7 @@ def reading(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         rows |= reader.read(records, texts, params.decoding.batch_size, **request)
         return schema.checked(rows, columns, f"Shard {index}", OVERFLOW)
 
-    return lambda index: shards.make(index, lambda: read(index), {"goal": goal})
+    return read
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ and with the target's own. What labels cost is in reports/labels/label-<pass>.js
 """
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.labels import schema
 from pipeline.labels.labelling import Labeller, chosen_rows, engine_of, tools_of
-from pipeline.labels.rollouts import Cost, report_costs
+from pipeline.labels.rollouts import Cost, counted, report_costs
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.run import Shards, run, shard_files
@@ -30,7 +30,8 @@ def main(name: str) -> None:
     shards = Shards(f"label-{name}", name, params.pair, params.seed, *blocks, shares, *files)
     title = f"label, {name}"
     workers = params.decoding.workers
-    if shards.fill(count, labelling, (params, name, shards), workers, title):
+    job = (params, name, shards.folder)
+    if shards.fill(count, labelling, job, workers, title, {"pass": name}):
         report_costs(shards.folder, f"label-{name}", count)
         labels = schema.concatenated(tables(schema.read_records(shards.folder, schema.LABELS)))
         shards.publish(count, schema.LABEL_FOLDER / name, rates(labels))
@@ -41,9 +42,9 @@ def tables(shards: Sequence[tuple[schema.Table, schema.Texts]]) -> list[schema.T
     return [records for records, _ in shards]
 
 
-def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
-    """Labels one shard after another."""
-    params, name, shards = settings
+def labelling(settings: tuple[Params, str, Path]) -> Callable[[int], schema.Table]:
+    """Labels one shard after another; costs go to the folder."""
+    params, name, folder = settings
     torch.set_grad_enabled(False)
     engine = engine_of(params)
     pair = load_pair(params, weights=engine is None)
@@ -66,15 +67,12 @@ def labelling(settings: tuple[Params, str, Shards]) -> Callable[[int], None]:
         return labeller.pairs(schema.picked(records, chosen[index]), texts)
 
     def produce(index: int) -> schema.Table:
-        cost = Cost()
-        started = perf_counter()
-        labels = labels_of(index, cost)
-        cost.seconds = perf_counter() - started
-        cost.save(shards.folder, index)
+        with counted(folder, index) as cost:
+            labels = labels_of(index, cost)
         checked = schema.checked(labels, schema.LABELS, f"Shard {index}")
         return schema.pack(checked, mined[index][1].values())
 
-    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
+    return produce
 
 
 def rates(labels: schema.Table) -> dict[str, Any]:

@@ -51,12 +51,21 @@ def check_all(**changes: Any) -> None:
         ({"calibrate": {"budgets": 0.02}}, "It should be a valid array"),
         ({"prompts": None}, "It should be an object"),
         ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),
-        ({"methods": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}, "goes up and down"),
-        ({"methods": {"fly": {**FLY, "grid": [0.5, 0.5, 0.3]}}}, "goes up and down"),
-        ({"methods": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}}, "'fly' goes from loose to strict"),
-        ({"methods": {"fly": {**FLY, "knob": None}}}, "needs both 'knob' and 'grid'"),
+        (
+            {"methods": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}},
+            "not go from strict to loose",
+        ),
+        (
+            {"methods": {"fly": {**FLY, "grid": [0.5, 0.5, 0.3]}}},
+            "not go from strict to loose",
+        ),
+        (
+            {"methods": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}},
+            "not go from strict to loose",
+        ),
+        ({"methods": {"fly": {**FLY, "knob": None}}}, "needs both 'knob' (theta) and 'grid'"),
         ({"methods": {"fly": {}}}, "lacks the key 'methods.fly.rule'"),
-        ({"methods": {"a": {"rule": "fly"}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"methods": {"a": {"rule": "fly"}}}, "needs both 'knob' (theta) and 'grid'"),
         ({"methods": {"a": {**FLY, "rule": "flyy"}}}, "no rule 'flyy'. Did you mean 'fly'?"),
         (
             {"train": {"features": ["h_tok"]}},

@@ -152,8 +152,7 @@ def make_all(settings, made, stop_at=None):
         made.append(index)
         return {"x": torch.tensor([index])}
 
-    for index in range(3):
-        shards.make(index, lambda: produce(index), {})  # noqa: B023 (called at once)
+    shards.fill(3, lambda _settings: produce, None, 1, "collect", {})
     shards.publish(3, Path("out"), {"rows": 3})
 
 

@@ -10,7 +10,7 @@ from gistgate.core.files import fingerprint, write_text
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.lm_eval.files import files_of
 from gistgate.tasks.task import Prompting
-from pipeline.decode import files_behind
+from pipeline.decode import KNOWN
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import Pair
 from pipeline.paths import prompts_of
@@ -20,7 +20,7 @@ from tests.tiny import byte_tokenizer, tiny_pair
 MODELS = {
     "model": True,
     "tree": True,
-    "choice": True,
+    "corpus": False,
     "lookup": False,
     "sen": False,
 }
@@ -33,7 +33,7 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for file in [*files_behind("choice"), *files_behind("sen"), prompts_of("calibration")]:
+    for file in [*KNOWN["corpus"], *KNOWN["sen"], prompts_of("calibration")]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("known")
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
@@ -42,8 +42,8 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(
     for name, has_model in MODELS.items():
         made = scope_of(params, name, pair, TASK)
         assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
-        assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
-    files_behind("sen")[0].write_text("something else")
+        assert (made.get("drafter_data") is not None) is (name in ("corpus", "sen"))
+    KNOWN["sen"][0].write_text("something else")
     assert scope_of(params, "sen", pair, TASK)["drafter_data"] != made["drafter_data"]
 
 

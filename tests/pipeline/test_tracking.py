@@ -98,32 +98,6 @@ def test_the_champion_generates_text(store, tmp_path, monkeypatch):
     assert not list((store / "mlruns").rglob("*.pkl"))
 
 
-def test_the_run_of_mlflow_run_is_joined_and_one_that_is_not_there_is_named(store, monkeypatch):
-    mlflow = tracking.connect(PARAMS)
-    mlflow.set_experiment("elsewhere")
-    with mlflow.start_run() as outer:
-        pass
-    monkeypatch.setenv("MLFLOW_RUN_ID", outer.info.run_id)
-    with (
-        tracking.run(PARAMS, "first", kind="comparison"),
-        tracking.run(PARAMS, "inner", kind="method"),
-    ):
-        pass
-    mlflow.end_run()
-    names = {
-        run.info.run_name: run
-        for run in mlflow.search_runs(experiment_names=["elsewhere"], output_format="list")
-    }
-    parents = {name: names[name].data.tags["mlflow.parentRunId"] for name in ("first", "inner")}
-    assert parents == {"first": outer.info.run_id, "inner": names["first"].info.run_id}
-    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
-    with (
-        pytest.raises(UserError, match="Check MLFLOW_RUN_ID=0+, or"),
-        tracking.run(PARAMS, "fly", kind="method"),
-    ):
-        pass
-
-
 def test_an_unusable_store_is_one_sentence(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{store}/old")
     with (

@@ -1,6 +1,4 @@
-"""What vLLM makes for the pipeline: its rollouts are the decoder's, its hidden states those of
-transformers.
-"""
+"""What vLLM makes for the pipeline: its rollouts are the decoder's."""
 
 import json
 import subprocess
@@ -9,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.features import tap
-from gistgate.core.files import load_tensors
 from gistgate.rules import make_rule
 from pipeline.labels.rollouts import Cost, PrefixCache, Rollout, RolloutRunner
 from tests.pipeline.labels.ends import ends
@@ -30,9 +25,8 @@ from tests.vllm.engine import prepare
 
 job = json.loads(Path(sys.argv[1]).read_text())
 prepare(job)
-from gistgate.core.files import save_tensors
 from pipeline.labels.rollouts import Cost, Rollout
-from pipeline.labels.vllm import EngineRunner, VllmEngine, VllmStates
+from pipeline.labels.vllm import EngineRunner, VllmEngine
 from pipeline.pair.pair import ModelSource
 from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
@@ -47,15 +41,6 @@ found = {}
 for rejoin in (None, 8):
     found[str(rejoin)] = [asdict(ended) for ended in ends(runner, rollouts, rejoin)]
 Path(sys.argv[2]).write_text(json.dumps(found))
-"""
-STATES = """
-folder = Path(job["cache"]) / "states"
-arguments = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 4}
-states = VllmStates(source, job["layers"], arguments, folder)
-found = [one for part in (job["texts"][:5], job["texts"][5:]) for one in states(part)]
-save_tensors(sys.argv[2], {str(number): one for number, one in enumerate(found)})
-left = {path.name.removesuffix(".lock") for path in folder.iterdir()}
-assert len(left) <= 1, f"states that were read are left behind: {left}"
 """
 
 
@@ -107,17 +92,3 @@ def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path):
     assert [ended["finish"] for ended in found["8"]] == [
         one.finish for one in ends(runner, asked, 8)
     ]
-
-
-def test_states_are_those_of_transformers(place: Path, tmp_path: Path):
-    draw = torch.Generator().manual_seed(0)
-    texts = [torch.randint(3, 259, (5 + 9 * n,), generator=draw).tolist() for n in range(9)]
-    found = load_tensors(
-        run(STATES, tmp_path, target=str(place / "target"), layers=[1, 2], texts=texts)
-    )
-    target = AutoModelForCausalLM.from_pretrained(place / "target", dtype="float32").eval()
-    for number, text in enumerate(texts):
-        with torch.no_grad(), tap(target, ["layer:0", "layer:1"]) as seen:
-            target(torch.tensor([text]))
-        expected = torch.stack([seen["layer:0"][0], seen["layer:1"][0]], dim=1)
-        torch.testing.assert_close(found[str(number)], expected, rtol=1e-4, atol=1e-4)

@@ -139,16 +139,6 @@ def test_a_net_keeps_its_best_weights_and_equal_seeds_give_equal_ones():
     assert torch.equal(one, other) and not torch.equal(one, trained(replace(settings, epochs=1))[0])
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_trains():
-    """Both see half of every batch; without dropout the weights agree up to rounding."""
-    settings = replace(SETTINGS, dropout=0.0, batch_size=100, epochs=3)
-    (one, alone), (two, together) = (trained(replace(settings, devices=n)) for n in (1, 2))
-    assert together["epochs"] == alone["epochs"] == 3
-    assert together["validation_loss"] == pytest.approx(alone["validation_loss"], abs=1e-5)
-    assert torch.allclose(one, two, atol=1e-4)
-
-
 def test_maps_undo_a_distortion():
     """Logits that are twice too large are brought back to the probabilities behind them."""
     generator = np.random.default_rng(0)

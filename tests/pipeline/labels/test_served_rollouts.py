@@ -15,7 +15,7 @@ from gistgate.drafters.model import ModelDrafter
 from pipeline.labels import vllm
 from pipeline.labels.labelling import engine_of
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, PrefixCache, Rollout, RolloutRunner
-from pipeline.labels.vllm import EngineRunner, TextToExtend, VllmEngine, VllmStates, served_features
+from pipeline.labels.vllm import EngineRunner, TextToExtend, VllmEngine
 from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends
@@ -113,23 +113,23 @@ def test_portions_of_a_text_draw_with_other_seeds_and_never_leave_the_limit(work
     assert all(len(request.text) + request.num <= longest for request in requests)
 
 
-@pytest.mark.parametrize("start", [engine_of, lambda params: served_features(params, None, [], [])])
-def test_an_engine_needs_one_worker(start):
+def test_an_engine_needs_one_worker():
     params: Any = SimpleNamespace(
         engine=SimpleNamespace(rollouts="vllm"), decoding=SimpleNamespace(workers=2)
     )
     with pytest.raises(UserError, match="decoding.workers to 1"):
-        start(params)
+        engine_of(params)
 
 
 @pytest.mark.parametrize(
-    "key, start",
+    "source, sentence",
     [
-        ("engine.rollouts", lambda source, folder: VllmEngine(source, {})),
-        ("engine.states", lambda source, folder: VllmStates(source, [1], {}, folder)),
+        (ModelSource("some/model"), r"the extra `vllm`.*set engine.rollouts to own"),
+        (ModelSource("some/model", gguf_file="m.gguf"), "is a GGUF file"),
     ],
 )
-def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, tmp_path, key, start):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=rf"the extra `vllm`.*set {key} to own"):
-        start(ModelSource("some/model"), tmp_path)
+def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, source, sentence):
+    stand_in = SimpleNamespace(LLM=None) if source.gguf_file else None
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    with pytest.raises(UserError, match=sentence):
+        VllmEngine(source, {})

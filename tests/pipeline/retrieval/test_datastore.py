@@ -13,10 +13,11 @@ from sklearn.preprocessing import StandardScaler, normalize
 
 from gistgate.core.files import fingerprint, read_json_lines, write_json_lines
 from gistgate.core.utils import UserError
+from gistgate.models.sources import CORPUS, STORED
 from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline import retrieval
-from pipeline.decode import RETRIEVAL, asks_draft, files_behind, make_drafter
+from pipeline.decode import KNOWN, asks_draft, make_drafter
 from pipeline.paths import DATASTORE
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
@@ -25,7 +26,7 @@ from tests.retrieval.test_sense import store_of
 
 TRAIN = prompts(5, 17, 2, 10)
 TEXTS = [retrieval.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
-PARAMS = SimpleNamespace(datastore=block("datastore", key_size=16), choice=block("choice"))
+PARAMS = SimpleNamespace(datastore=block("datastore", key_size=16))
 
 
 def tiny(kind: str = "llama") -> SimpleNamespace:
@@ -92,17 +93,17 @@ def test_states_are_fitted_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch):
         retrieval.build(tiny(), TEXTS, "post", 33)
 
 
-@pytest.mark.parametrize("name", RETRIEVAL)
+@pytest.mark.parametrize("name", [CORPUS, *STORED])
 def test_drafters_by_id_know_training_texts_alone_and_stay_strict(name: str, folder: Path):
     store_of("llama", TRAIN).save(DATASTORE)
     assert [one.ids for one in decoded(make_drafter(tiny(), name), "llama", TRAIN)] == wanted(
         "llama", TRAIN
     )
-    assert asks_draft(name) == (name == "choice")
-    before = fingerprint(*files_behind(name))
+    assert not asks_draft(name)
+    before = fingerprint(*KNOWN[name])
     store_of("llama", TRAIN[:2]).save(DATASTORE)
     write_json_lines(retrieval.ANSWERS, read_json_lines(retrieval.ANSWERS)[1:])
-    assert fingerprint(*files_behind(name)) != before  # a certificate is bound to these files
+    assert fingerprint(*KNOWN[name]) != before  # a certificate is bound to these files
 
 
 def test_a_datastore_that_is_missing_or_another_target_s_is_named(folder: Path):

@@ -71,11 +71,11 @@ def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, mo
     task = SimpleNamespace(name="sums", metric="first", stops=[], max_new_tokens=8, files=())
 
     def folder(**changes):
-        params = params_with(judge_model="judge", **changes)
+        params = params_with(**changes)
         return collect.shards_of(params, PAIR, task).folder
 
     folders = []
-    for file in (collect.REFERENCE, "data/prompts/train.jsonl", "judge/model.safetensors"):
+    for file in (collect.REFERENCE, "data/prompts/train.jsonl"):
         write_text(file, "changed")
         folders.append(folder())
     write_text("data/else", "changed")
@@ -83,7 +83,7 @@ def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, mo
     folders.append(folder(samples=5))
     task.metric = "last"
     folders.append(folder())
-    assert len(set(folders)) == 5
+    assert len(set(folders)) == 4
 
 
 def test_a_share_counts_one_models_samples_in_the_group_of_any():

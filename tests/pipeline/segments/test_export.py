@@ -14,7 +14,7 @@ from gistgate.core.request import total
 from gistgate.coverage.choose import Choice
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.probes import Probe, Probes
-from pipeline.decode import files_behind, make_decoder
+from pipeline.decode import make_decoder
 from pipeline.pair.pair import Pair
 from pipeline.paths import SEGMENTS, calibration_file
 from pipeline.run import run
@@ -67,7 +67,6 @@ def test_the_method_is_decoded_with_the_probes_of_the_run(folder):
     assert statistics.loose > 0
     assert statistics.extra["segments"] > 0
     assert [answer.ids for answer in loose] == [answer.ids for answer in again]
-    assert files_behind("segment") == [SEGMENTS]
 
 
 @pytest.mark.parametrize("certified", [True, False])

@@ -39,8 +39,8 @@ def test_a_pass_without_any_mismatch_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shards = Shards("collect", "test")
-    shards.make(0, lambda: pack(no_records(4), []), {})
+    records = [no_records(4), mined[0]]
+    shards.fill(2, lambda made: lambda n: pack(made[n], []), records, 1, "collect", {})
     with pytest.raises(UserError, match="No text has a mismatch"):
         check_met(shards, 1)
-    shards.make(1, lambda: pack(mined[0], []), {})
     check_met(shards, 2)
