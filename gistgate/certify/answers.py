@@ -6,19 +6,42 @@ from statistics import fmean
 
 from gistgate.tasks.task import Document, Task
 
+THOUGHTS = (
+    "thought tokens",
+    "thought characters",
+    "answer characters",
+    "unfinished thoughts",
+    "unfinished answers",
+)
+"""What a card says of answers with thoughts."""
+
 
 @dataclass(frozen=True)
 class Served:
     """One complete answer."""
 
     text: str
-    """The answer, without the text that ended it."""
+    """The answer, without its thought and without the text that ended it."""
     tokens: int | None
-    """Its length in tokens; None where the server does not say it."""
+    """The length of thought and answer in tokens; None where the server does not say it."""
     capped: bool
     """Whether it was cut at the longest length."""
     limited: bool = False
     """Whether the server cut it at a limit of its own before that."""
+    thought: int = 0
+    """The length of its thought in characters."""
+    thought_tokens: int | None = None
+    """The same in tokens; None where the server does not say it."""
+    is_open: bool = False
+    """Whether it ended within the thought, so that there is no answer."""
+
+    @property
+    def tokens_of_thought(self) -> float | None:
+        """The length of its thought in tokens: as the server says it, else by the characters."""
+        if self.thought_tokens is not None or self.tokens is None:
+            return self.thought_tokens
+        characters = self.thought + len(self.text)
+        return self.tokens * self.thought / max(1, characters)
 
 
 Pair = tuple[Served, Served]  # the strict and the loose answer to one prompt, of one seed
@@ -46,12 +69,6 @@ class Answered:
         """Whether the texts of a pair differ, scored alike or not."""
         return [answer.text for answer in self.strict] != [answer.text for answer in self.loose]
 
-    @property
-    def growth(self) -> int:
-        """Tokens of the loose answers less those of the strict ones."""
-        loose = sum(answer.tokens or 0 for answer in self.loose)
-        return loose - sum(answer.tokens or 0 for answer in self.strict)
-
 
 def mean_length(answers: Sequence[Served]) -> float | None:
     """The mean length in tokens; None where the server does not say all lengths."""
@@ -61,11 +78,30 @@ def mean_length(answers: Sequence[Served]) -> float | None:
 
 def means_of(answers: Sequence[Served], scores: Sequence[float]) -> dict[str, float | None]:
     """What a card says of one endpoint: shares of answers cut at the longest length and before,
-    mean length in tokens and mean score.
+    mean length in tokens and mean score; and what `thoughts_of` says.
     """
     return {
         "capped": fmean(answer.capped for answer in answers),
         "limited": fmean(answer.limited for answer in answers) or None,
         "tokens": mean_length(answers),
         "score": fmean(scores) if scores else None,
+        **thoughts_of(answers),
+    }
+
+
+def thoughts_of(answers: Sequence[Served]) -> dict[str, float | None]:
+    """The mean length of thoughts, in tokens where the server says it and else in characters, that
+    of the answers behind them, in characters, and the shares of thoughts and of answers without an
+    end; None where nobody thinks.
+    """
+    if not any(answer.thought or answer.thought_tokens for answer in answers):
+        return dict.fromkeys(THOUGHTS)
+    tokens = [answer.thought_tokens for answer in answers if answer.thought_tokens is not None]
+    is_told = len(tokens) == len(answers)
+    return {
+        "thought tokens": fmean(tokens) if is_told else None,
+        "thought characters": None if is_told else fmean(answer.thought for answer in answers),
+        "answer characters": fmean(len(answer.text) for answer in answers),
+        "unfinished thoughts": fmean(answer.is_open for answer in answers),
+        "unfinished answers": fmean(answer.capped and not answer.is_open for answer in answers),
     }

@@ -1,5 +1,5 @@
-"""What is claimed of the loose endpoint against the strict one: its score, its agreement or its
-length.
+"""What is claimed of the loose endpoint against the strict one: its score, its agreement, or the
+length of its answers or thoughts.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from gistgate.certificates.fixed_sequence import Verdicts
 from gistgate.certificates.planning import Plan
-from gistgate.certify.answers import Answered, mean_length
+from gistgate.certify.answers import Answered, Served
 from gistgate.core.utils import UserError
 
 LENGTHS = 250
@@ -80,14 +80,28 @@ class Length(Claim):
     words = ("growth", "longer", "shorter")
     counts_prompts = False
 
+    def length(self, answer: Served) -> float | None:
+        """What is compared, in tokens; None where the server does not say it."""
+        return answer.tokens
+
+    def mean_length(self, answers: Sequence[Served]) -> float | None:
+        """The mean of lengths; None where one is not said."""
+        lengths = [self.length(answer) for answer in answers]
+        told = [length for length in lengths if length is not None]
+        return fmean(told) if len(told) == len(lengths) else None
+
+    def growth(self, prompt: Answered) -> float:
+        """How much longer the loose answers to a prompt are on average, in tokens."""
+        return (self.mean_length(prompt.loose) or 0) - (self.mean_length(prompt.strict) or 0)
+
     def difference(self, prompt: Answered) -> float:
         """What a loose answer is longer than the budget allows, as a share of the longest answer,
         moved and scaled so that the mean is the budget if it is just kept.
         """
         limit = prompt.task.max_new_tokens
-        strict = mean_length(prompt.strict)
-        loose = mean_length(prompt.loose)
-        lengths = [answer.tokens or 0 for answer in (*prompt.strict, *prompt.loose)]
+        strict = self.mean_length(prompt.strict)
+        loose = self.mean_length(prompt.loose)
+        lengths = [self.length(answer) or 0 for answer in (*prompt.strict, *prompt.loose)]
         if strict is None or loose is None or max(lengths) > limit:
             raise UserError(
                 f"The servers say {prompt.strict[0].tokens} and {prompt.loose[0].tokens} tokens, of"
@@ -97,8 +111,8 @@ class Length(Claim):
         return self.budget + (1 - self.budget) * surplus / limit
 
     def to_lose(self, answered: Sequence[Answered]) -> float:
-        """The growth up to the longest answers."""
-        return growth_unit(answered) - 1
+        """The growth up to the longest answers; nothing where nobody writes."""
+        return self.growth_unit(answered) - 1
 
     def needed(self, plan: Plan, changed: float) -> int:
         """A usual number of prompts."""
@@ -106,13 +120,13 @@ class Length(Claim):
 
     def said(self, value: float, answered: Sequence[Answered]) -> float:
         """The growth of the mean length."""
-        return self.budget + (value - self.budget) * growth_unit(answered) / (1 - self.budget)
+        return self.budget + (value - self.budget) * self.growth_unit(answered) / (1 - self.budget)
 
     def shown(self, verdicts: Verdicts, answered: Sequence[Answered]) -> Verdicts:
         """The verdicts with the growth in place of what was tested; what was decided stays."""
         tested = verdicts.tested[0]
         bound = verdicts.bound(self.budget)
-        growths = [prompt.growth for prompt in answered]
+        growths = [self.growth(prompt) for prompt in answered]
         bound = replace(
             bound,
             mean=self.said(bound.mean, answered),
@@ -122,12 +136,22 @@ class Length(Claim):
         )
         return replace(verdicts, tested=(replace(tested, bounds={self.budget: bound}),))
 
+    def growth_unit(self, answered: Sequence[Answered]) -> float:
+        """The longest length over the mean strict one; 1 where nothing was written."""
+        strict = [answer for prompt in answered for answer in prompt.strict]
+        limit = answered[0].task.max_new_tokens
+        return limit / (self.mean_length(strict) or limit)
 
-def growth_unit(answered: Sequence[Answered]) -> float:
-    """The longest length over the mean strict one."""
-    strict = [answer for prompt in answered for answer in prompt.strict]
-    limit = answered[0].task.max_new_tokens
-    return limit / (mean_length(strict) or limit)
+
+class Thoughts(Length):
+    """The loose endpoint thinks little longer."""
+
+    id = "thoughts"
+    promise = "thinks at most {:.4g} % longer than"
+
+    def length(self, answer: Served) -> float | None:
+        """The tokens of its thought."""
+        return answer.tokens_of_thought
 
 
-CLAIMS: dict[str, type[Claim]] = {claim.id: claim for claim in (Claim, Agreement, Length)}
+CLAIMS: dict[str, type[Claim]] = {claim.id: claim for claim in (Claim, Agreement, Length, Thoughts)}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,7 @@ from gistgate.tasks.task import Document, Messages, Task
 PILOT = 10  # prompts after which the seconds of the plan are said
 TICK = 0.5  # seconds between two lines about the progress, on a terminal
 SELDOM = 10.0  # the same elsewhere
+MOST = 0.5  # share of answers without an end above which they may be thoughts
 
 Request = tuple[str | Messages, list[str], int]  # prompt, stops and longest answer in tokens
 
@@ -193,6 +195,8 @@ class Comparison:
         self.answered.append(Answered(self.task, doc, pairs))
         if len(self.answered) == PILOT:
             self.tell(self.need, stays=True)
+            for sentence in self.unfinished():
+                note(sentence)
         difference = self.claim.difference(self.answered[-1])
         self.changed += difference
         return difference
@@ -215,6 +219,34 @@ class Comparison:
             answers += (prompt.strict, prompt.loose)[side]
             scores += prompt.scores[side : side + 1]
         return means_of(answers, scores)
+
+    def unfinished(self) -> list[str]:
+        """A sentence about each endpoint that ends most of its answers at the longest length or
+        within a thought: what it wrote may be a thought without a mark.
+        """
+        sentences = []
+        for side, endpoint in enumerate((self.endpoints.strict, self.endpoints.loose)):
+            answers: list[Served] = []
+            for prompt in self.answered:
+                answers += (prompt.strict, prompt.loose)[side]
+            share = fmean(answer.capped or answer.is_open for answer in answers)
+            if share > MOST:
+                sentences.append(
+                    f"{endpoint.url} does not end {share:.0%} of its answers within"
+                    f" {self.task.max_new_tokens} tokens: they may be thoughts. Allow longer ones"
+                    " (--max-new-tokens), or switch reasoning off (--template"
+                    " enable_thinking=false)."
+                )
+        return sentences
+
+    def check_finished(self) -> None:
+        """Refuse a claim about scores of a chat in which one endpoint alone ends most of its
+        answers: what the other one is scored by may stand in a thought.
+        """
+        sentences = self.unfinished()
+        is_chat = self.task.prompting.chat_template
+        if is_chat and self.claim.id == "score" and len(sentences) == 1:
+            raise UserError(sentences[0])
 
     def check_something_to_lose(self) -> None:
         """Refuse strict answers of which nothing could be lost, because a certificate would say

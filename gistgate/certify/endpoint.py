@@ -18,10 +18,11 @@ from gistgate.certify.page import (
     BROKEN,
     beginning_of,
     first_choice,
+    instead_of,
     parsed_page,
-    text_in,
     tokens_in,
 )
+from gistgate.certify.thoughts import reply_in
 from gistgate.certify.trouble import NOT_HERE, PromptError, explained
 from gistgate.core.utils import UserError, first_line, printable
 from gistgate.tasks.task import Messages
@@ -192,12 +193,15 @@ class Endpoint:
         page = parsed_page(page)
         choice = self.choice_in(page)
         reason = choice.get("finish_reason")
-        text, instead = text_in(choice.get("message") or choice)
+        message = choice.get("message") or choice
+        is_capped = reason == "length"
+        reply = reply_in(message, is_capped)
+        text = reply.answer
+        instead = instead_of(message, reply)
         if instead:
             raise PromptError(
-                f"{self.url} ended an answer with {instead} in place of a text. Switch reasoning"
-                f" and tools off (--{self.side}-body), give the task longer answers, or leave such"
-                " prompts out."
+                f"{self.url} ended an answer with {instead} in place of a text. Switch tools off"
+                f" (--{self.side}-body), or leave such prompts out."
             )
         self.report("model", page.get("model"))
         self.report("fingerprint", page.get("system_fingerprint"))
@@ -205,11 +209,18 @@ class Endpoint:
         if prompt.strip() and text.startswith(prompt):
             self.report("repeats", "the prompt in front of answers, which was cut off")
             text = text.removeprefix(prompt)
-        tokens = tokens_in(page, text)
+        tokens, thought_tokens = tokens_in(page, not (text or reply.thought))
         for stop in [stops] if isinstance(stops, str) else stops:
             text = text.split(stop)[0]  # `transformers serve` leaves it in the text
-        is_capped = reason == "length"
-        return Served(text, tokens, is_capped, is_capped and 0 < (tokens or 0) < limit)
+        return Served(
+            text,
+            tokens,
+            is_capped,
+            limited=is_capped and 0 < (tokens or 0) < limit,
+            thought=len(reply.thought),
+            thought_tokens=thought_tokens,
+            is_open=reply.is_open,
+        )
 
     def choice_in(self, page: Any) -> Mapping[str, Any]:
         """The choice of a page that holds one, of this model, that ends as an answer should."""

@@ -1,27 +1,18 @@
-"""The text of an answer in what a server sent with status 200."""
+"""What a server sent with status 200, and what of it is an answer."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from gistgate.certify.thoughts import Reply
 from gistgate.core.utils import first_line
 
 BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error")
 """Reasons for which an answer ends that is not what the model would say; servers have several words
 for "stop".
-"""
-THOUGHT = re.compile(
-    r".*(</([\w:]*think|thinking|thought|reasoning)>|\[/THINK\]|\|>final<\|message\|>)", re.S | re.I
-)
-THINKING = re.compile(
-    r"\s*(<([\w:]*think|thinking|thought|reasoning)>|\[THINK\]|<\|channel\|>analysis)", re.I
-)
-"""Reasoning in front of an answer, and the beginning of one that never ends, in the marks of
-several families.
 """
 
 
@@ -46,31 +37,29 @@ def beginning_of(page: Any) -> str:
     return first_line(ValueError(text))[:80] or "an empty page"
 
 
-def text_in(message: Mapping[str, Any]) -> tuple[str, str]:
-    """The text of an answer without its reasoning, and what stands in place of a text."""
-    content = message.get("content", message.get("text"))
-    parts = [content]
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    whole = "".join(texts)
-    text = THOUGHT.sub("", whole, 1)
-    if THINKING.match(text):
-        text = ""
-    if text.strip():
-        return text, ""
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if text != whole or reasoning or len(parts) > len(texts) > 0:
-        return text, "its reasoning"
+def instead_of(message: Mapping[str, Any], reply: Reply) -> str:
+    """What stands in place of an answer; nothing if there is one, or a thought that has no end."""
+    if reply.answer.strip() or reply.is_open:
+        return ""
     if message.get("refusal"):
-        return text, "a refusal"
+        return "a refusal"
     if message.get("tool_calls") or message.get("function_call"):
-        return text, "the call of a tool"
-    return text, "" if texts else "nothing"
+        return "the call of a tool"
+    content = message.get("content", message.get("text"))
+    is_text = isinstance(content, str) or (isinstance(content, list) and content)
+    return "" if is_text else "nothing"
 
 
-def tokens_in(page: Mapping[str, Any], text: str) -> int | None:
-    """The length of an answer in tokens; None where the server does not say it."""
+def tokens_in(page: Mapping[str, Any], is_empty: bool) -> tuple[int | None, int | None]:
+    """The lengths of an answer with its thought, and of the thought, in tokens; None where the
+    server does not say it.
+    """
     usage = page.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and tokens >= bool(text) else None
+    if not isinstance(usage, dict):
+        return None, None
+    tokens = usage.get("completion_tokens")
+    if not isinstance(tokens, int) or (tokens < 1 and not is_empty):
+        tokens = None
+    details = usage.get("completion_tokens_details")
+    thought = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return tokens, thought if isinstance(thought, int) else None

@@ -73,6 +73,7 @@ def compare(options: Options) -> tuple[ServedCertificate, Path]:
             with suppress(Exception):
                 runner.run(side.survey())
     comparison.check_something_to_lose()
+    comparison.check_finished()
     ledger.record(look)
     certificate = ServedCertificate.of(comparison, verdicts)
     card = (options.out or Path()) / CARD_FILE

@@ -107,12 +107,13 @@ def test_what_came_is_a_text_no_answer_or_an_error():
         ("Two words?\n a", "\n a"),
     ):
         assert read({"content": content}) == text
+    for said in (
+        {"content": "<think>b"},
+        {"content": "[THINK]b[/THINK] "},
+        {"content": "", "reasoning": "b"},
+    ):
+        assert not read(said).strip()
     for what, saids in {
-        "its reasoning": (
-            {"content": "<think>b"},
-            {"content": "[THINK]b[/THINK] "},
-            {"content": "", "reasoning": "b"},
-        ),
         "a refusal": ({"content": "", "refusal": "No."},),
         "the call of a tool": ({"content": None, "tool_calls": [{}]},),
         "nothing": ({"content": []}, {"content": 3}, {"content": None}),
