@@ -117,6 +117,11 @@ class Builder:
         """The draft model, as light as the options say."""
         options = self.options
         if options.draft is None:
+            if options.draft_gguf is not None:
+                raise UserError(
+                    f"--draft-gguf {options.draft_gguf} is of a draft, and no draft is named. Name"
+                    " it (--draft)."
+                )
             return None
         return load_draft(options.draft, self.target, self.tokenizer, **options.lighter)
 

@@ -34,11 +34,9 @@ MEMORY_MB = 1000
 """Room for prompts that are read once and decoded at many settings."""
 
 
-def load_parts(
-    target_name: str | None, gguf: str | None, draft_gguf: str | None, options: DecodeOptions
-) -> Builder:
+def load_parts(target_name: str | None, gguf: str | None, options: DecodeOptions) -> Builder:
     """The models that are named, else those that the gate was trained for, the draft as light as
-    then; `gguf` and `draft_gguf` name files in the folders of both.
+    then; `gguf` names a file in the target's folder.
     """
     dtype = "auto"
     if options.gate:
@@ -57,7 +55,6 @@ def load_parts(
                 quantise_draft=options.quantise_draft or config.draft.quantisation,
             )
     target = load_target(str(target_name), dtype, gguf=gguf)
-    options = replace(options, draft_gguf=draft_gguf)
     return Builder(target.model, target.tokenizer, options).loaded()
 
 

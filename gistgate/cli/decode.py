@@ -53,24 +53,18 @@ def generate(
     from gistgate.core.block import Sampling
     from gistgate.core.request import text_behind
     from gistgate.measure.shadow import shadow, summary
-    from gistgate.measure.speed import settle_batches
 
     if in_shadow and options.speculate_up_to is not None:
         raise UserError(
             "Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both"
             " away."
         )
-    loaded = load(
-        target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature, measures=True
-    )
+    loaded = load(target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature)
     decoder = loaded.decoder
     text = partial(text_behind, loaded.target.tokenizer, loaded.ids[0], skip_special_tokens=True)
     if in_shadow:
         decoder = shadow(decoder)
-    request = {"sampling": Sampling(temperature), **loaded.request}
-    if options.speculate_up_to == AUTO:
-        settle_batches(decoder, loaded.ids, **request)
-    request["seeds"] = [seed]
+    request = {"sampling": Sampling(temperature), "seeds": [seed], **loaded.request}
     if as_json:
         answer = decoder.generate(loaded.ids, **request)[0]
         counters = {"finish": answer.finish, "statistics": answer.statistics.as_dict()}
@@ -173,18 +167,16 @@ def load(
     options: DecodeOptions,
     prompts: Sequence[EncodedPrompt] = (),
     temperature: float = 0.0,
-    measures: bool = False,
 ) -> Loaded:
-    """The target and its decoder; wrong names and requests are refused before anything is loaded.
-
-    `measures`: whether the command finds out itself up to how many rows speculation pays.
+    """The target and its decoder; wrong names and requests are refused before anything is
+    loaded.
     """
     from gistgate.build import build, named_coverage
     from gistgate.compiled import ENGINES
     from gistgate.models.loading import load_target
 
     _ = ENGINES[options.engine]
-    if options.speculate_up_to == AUTO and not measures:
+    if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
     prompting = asking.of(prompts, temperature)
     coverage = named_coverage(options.certificate)

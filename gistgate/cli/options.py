@@ -103,6 +103,22 @@ DECODER: dict[str, Any] = {
 """The fields of `DecodeOptions` as options."""
 
 
+def decoder_parameters(names: Iterable[str]) -> list[inspect.Parameter]:
+    """Some fields of `DecodeOptions` as parameters of a command."""
+    defaults = {**vars(DecodeOptions()), "settings": ()}
+    return [
+        parameter(name, Annotated[KINDS.get(name, str | None), DECODER[name]], defaults[name])
+        for name in names
+    ]
+
+
+def decode_options(given: dict[str, Any], names: Iterable[str]) -> DecodeOptions:
+    """Take these fields out of the arguments of a command."""
+    options = {name: given.pop(name) for name in names}
+    options["settings"] = parse_settings(options["settings"])
+    return DecodeOptions(**options)
+
+
 def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose parameters `asking` and `options` become options; `usual` has other defaults,
     None for none.
@@ -113,20 +129,13 @@ def decodes(**usual: Any) -> Callable[[Callable[..., None]], Callable[..., None]
         for item in fields
         if usual.get(item.name, item) is not None
     ]
-    defaults = {**vars(DecodeOptions()), "settings": ()}
-    decoder = [
-        parameter(name, Annotated[KINDS.get(name, str | None), declared], defaults[name])
-        for name, declared in DECODER.items()
-    ]
-    parts = {"asking": asking, "options": decoder}
+    parts = {"asking": asking, "options": decoder_parameters(DECODER)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
             about = Asking(**{item.name: given.pop(item.name) for item in asking})
-            options = {name: given.pop(name) for name in DECODER}
-            options["settings"] = parse_settings(options["settings"])
-            command(**given, asking=about, options=DecodeOptions(**options))
+            command(asking=about, options=decode_options(given, DECODER), **given)
 
         signature = inspect.signature(command, eval_str=True).parameters.items()
         return typed(run, [part for name, item in signature for part in parts.get(name, [item])])

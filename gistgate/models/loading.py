@@ -26,7 +26,6 @@ from gistgate.models.tokenizers import (
     check_draft_tokenizer,
     encode,
     load_tokenizer,
-    own_tokenizer,
     rendered,
     warn_untemplated,
 )
@@ -186,11 +185,7 @@ def load_draft(
         place["revision"] = revision
         draft = load_model("draft", name, target.device, dtype=target.dtype, **place)
         check_smaller(target, draft)
-        check_draft_tokenizer(
-            target, draft, tokenizer, lambda: own_tokenizer("draft", name, **place)
-        )
-    else:
-        check_draft_tokenizer(target, draft, tokenizer)
+    check_draft_tokenizer(target, draft, tokenizer, revision)
     if subset is not None:
         draft = subset.apply(draft, tokenizer)
     return quantise(draft, quantised)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
 MEASURED_BY = (
-    "speculate_up_to=auto (--speculate-up-to) is measured by `gistgate generate` and the lm-eval"
-    " model alone. Give a number of rows, or leave it away."
+    "speculate_up_to=auto (--speculate-up-to) is measured by the lm-eval model alone. Give a number"
+    " of rows, or leave it away."
 )
 
 
@@ -73,15 +73,8 @@ class DecodeOptions:
         "eager, or compiled: takes seconds to minutes to build, then faster for single requests.",
     ] = "eager"
     speculate_up_to: Annotated[
-        int | str | None, "Rows above which decoding is plain (0: always), or auto."
+        int | str | None, "Rows above which decoding is plain (0: always)."
     ] = None
-
-    def __post_init__(self) -> None:
-        if self.draft_gguf is not None and self.draft is None:
-            raise UserError(
-                f"--draft-gguf {self.draft_gguf} is of a draft, and no draft is named. Name it"
-                " (--draft)."
-            )
 
     @property
     def lighter(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def weight_files(name: str, revision: str | None = None, local: bool = True) -> 
 
 
 def tokenizer_files(
-    name: str, revision: str | None = None, gguf_file: str | None = None, **_: Any
+    name: str, revision: str | None = None, gguf_file: str | None = None
 ) -> list[str]:
     """Names of the files with a tokenizer, in a folder or in what is here of a repository on the
     hub.

@@ -138,9 +138,6 @@ def hybrid(draft: PreTrainedModel, stopping: Any) -> Drafter:
             " stop_drafting."
         )
     block = int(measured["block"])
-    verify = measured["verify"]
-    if not isinstance(verify, dict):  # older files have the cost at K alone
-        verify = {block: verify}
-    by_block = {int(num): float(cost) for num, cost in verify.items()}
+    by_block = {int(num): float(cost) for num, cost in measured["verify"].items()}
     costs = Costs(1.0, float(measured["cost"]), by_block)
     return ModelOrTextDrafter(ModelDrafter(draft, stopping), costs, block)

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -135,33 +134,26 @@ def check_draft_tokenizer(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: Any = None,
-    read: Callable[[], Any] | None = None,
+    revision: str | None = None,
 ) -> None:
     """Refuse a draft whose token ids mean something else than the target's, where both tokenizers
-    can be read; `read` reads the draft's (default: by the name in its configuration).
+    can be read by the names in the models' configurations.
     """
     partner = target if tokenizer is None else tokenizer
     if draft is target or partner in COMPARED.get(draft, ()):
         return
     if tokenizer is None:
         tokenizer = tokenizer_of("target", target)
-    if tokenizer is not None and read is not None:
-        check_same_tokenizer(tokenizer, read())
-    elif tokenizer is not None:
-        origin = (
-            f" The draft's tokenizer is that of '{draft.config.name_or_path}', which its"
-            " configuration names; if the model was made otherwise, set `draft.config.name_or_path"
-            " = ''`."
-        )
-        check_same_tokenizer(tokenizer, tokenizer_of("draft", draft), origin)
+    if tokenizer is not None:
+        check_same_tokenizer(tokenizer, tokenizer_of("draft", draft, revision))
     COMPARED.setdefault(draft, WeakSet()).add(partner)
 
 
-def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
+def check_same_tokenizer(target: Any, draft: Any) -> None:
     """Refuse two tokenizers of which an id means two tokens, or one knows many more; None is
-    trusted. `origin` ends the message.
+    trusted.
     """
-    if target is None or draft is None:
+    if draft is None:
         return
     target_tokens = tokens_by_id(target)
     draft_tokens = tokens_by_id(draft)
@@ -182,7 +174,8 @@ def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
         return
     raise UserError(
         f"The draft model has another tokenizer: {difference}. Use a draft model with the target's"
-        f" tokenizer, or a drafter without a model such as 'lookup'.{origin}"
+        " tokenizer, or a drafter without a model such as 'lookup'; if a loaded draft only names"
+        " another model, set `draft.config.name_or_path = ''`."
     )
 
 
@@ -191,49 +184,42 @@ def tokens_by_id(tokenizer: Any) -> dict[int, str]:
     return {index: token for token, index in tokenizer.get_vocab().items()}
 
 
-def tokenizer_of(role: str, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(
+    role: str, model: PreTrainedModel, revision: str | None = None
+) -> PreTrainedTokenizerBase | None:
     """The tokenizer of what a loaded model came from; None where that is not known or has none."""
     name = str(getattr(model, "gguf_file", None) or model.config.name_or_path)
     # A name that is no folder is a hub id only where the cache holds its configuration: the folder
     # may have moved.
-    if name and (Path(name).exists() or stored_file(name, "config.json")):
-        return readable_tokenizer(role, name)
+    if name and (Path(name).exists() or stored_file(name, "config.json", revision)):
+        name, place = placed(name)
+        return readable_tokenizer(role, name, revision, **place)
     return None
 
 
 def readable_tokenizer(
-    role: str, name: str, revision: str | None = None
+    role: str, name: str, revision: str | None = None, gguf_file: str | None = None
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model that is loaded already, if it can be read; damaged files are a
-    warning.
+    """A model's own tokenizer, to compare; None where none can be read. Files that lie here and are
+    damaged are refused.
     """
-    name, place = placed(name)
-    is_here = Path(name).is_dir() or bool(tokenizer_files(name, revision))
+    files = tokenizer_files(name, revision, gguf_file)
     try:
         # The hub is first asked with one request: transformers repeats its own for half a minute
-        # without a network.
-        if is_here or has_file(name, "tokenizer_config.json", revision=revision):
-            return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
-    except UserError as error:
-        warnings.warn(str(error), stacklevel=2)
-    except Exception:  # no such repository, no access, a proxy without one: nothing can be read
-        pass
+        # without a network, and makes a tokenizer up for a folder without one.
+        if files or has_file(name, "tokenizer_config.json", revision=revision):
+            return AutoTokenizer.from_pretrained(
+                name,
+                revision=revision,
+                gguf_file=gguf_file,
+                local_files_only=bool(files),
+                trust_remote_code=False,
+            )
+    except Exception as error:  # no such repository, no access, or files that fail in many ways
+        if files:
+            raise UserError(
+                f"The tokenizer of the {role} '{name}' could not be read from {', '.join(files)}"
+                f" ({first_line(error)}), so that target and draft cannot be compared. Restore its"
+                " files."
+            ) from error
     return None
-
-
-def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase | None:
-    """A model's own tokenizer, to compare; None without one. `place` goes to `from_pretrained`."""
-    if Path(name).is_dir() and not tokenizer_files(name, **place):  # transformers would make one up
-        return None
-    place["trust_remote_code"] = False
-    try:
-        return AutoTokenizer.from_pretrained(name, **place)
-    except Exception as error:  # damaged files fail in many ways
-        files = tokenizer_files(name, **place)
-        if not files:
-            return None
-        raise UserError(
-            f"The tokenizer of the {role} '{name}' could not be read from {', '.join(files)}"
-            f" ({first_line(error)}), so that target and draft cannot be compared. Restore its"
-            " files."
-        ) from error

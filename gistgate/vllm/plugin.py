@@ -134,9 +134,8 @@ def check_draft(config: Any, tokenizer: Any) -> None:
         return
     # vLLM's configuration of the draft names the target's tokenizer, so the draft's own is read
     # from its model.
-    draft_tokenizer = readable_tokenizer("draft", str(draft.model), draft.revision)
-    if draft_tokenizer is not None:
-        check_same_tokenizer(tokenizer, draft_tokenizer)
+    own_tokenizer = readable_tokenizer("draft", str(draft.model), draft.revision)
+    check_same_tokenizer(tokenizer, own_tokenizer)
 
 
 def tensor_parallel_group() -> Any:

@@ -193,10 +193,10 @@ def check_vocabularies(
             raise UserError(
                 f"The {role} knows {size} tokens, the tokenizer {num}. Choose models of one family."
             )
-    if source.draft:
-        draft = tokenizers.own_tokenizer("draft", source.draft.model, **source.draft.place)
-        if draft is not None:
-            tokenizers.check_same_tokenizer(tokenizer, draft)
+    draft = source.draft
+    if draft:
+        place = (draft.model, draft.revision, draft.gguf_file)
+        tokenizers.check_same_tokenizer(tokenizer, tokenizers.readable_tokenizer("draft", *place))
 
 
 @dataclass(frozen=True)

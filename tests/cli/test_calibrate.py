@@ -17,14 +17,14 @@ from gistgate.certificates import decoder as decoders
 from gistgate.certificates.bounds import BETTING
 from gistgate.certificates.decoder import OwnDecoder, method_of
 from gistgate.certificates.ledger import Ledger, Look, hash_of, read_looks
-from gistgate.cli.calibrate import Options
+from gistgate.cli.calibrate import PARTS, Options
 from gistgate.cli.calibration import (
     certify,
     make_scorer,
     prompts_of,
     warn_of_little_to_lose,
 )
-from gistgate.cli.options import needing
+from gistgate.cli.options import decode_options, needing
 from gistgate.cli.show import proved
 from gistgate.cli.tools import inspect
 from gistgate.core.decoder import Decoder
@@ -36,6 +36,7 @@ from gistgate.coverage.setup import Setup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
+from gistgate.models.options import DecodeOptions
 from gistgate.rules import make_rule
 from gistgate.tasks.prompts import hashes_of
 from gistgate.tasks.task import TASKS
@@ -75,7 +76,14 @@ def sums(tmp_path, monkeypatch, folders):
         "batch_size": 16,
         **given,
     }
-    return lambda **changes: Options(**{**usual, **changes})
+    return lambda **changes: made(**{**usual, **changes})
+
+
+def made(**named: Any) -> Options:
+    """The options of a command, those of the decoder among them."""
+    named.setdefault("settings", ())
+    decoding = decode_options(named, [name for name in PARTS if name in named])
+    return Options(**named, decoding=replace(decoding, gate=named.get("gate")))
 
 
 def parts_of(draft: Any = None, gate: Any = None) -> Any:
@@ -229,7 +237,7 @@ def test_answers_of_another_gate_are_not_taken_over(sums, monkeypatch, folders):
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = SimpleNamespace(certificate=certified and SimpleNamespace(drafter=certified, block=3))
     parts = parts_of(draft=draft, gate=known)
-    parts.options = Options(task="sums", gate="g").decoding
+    parts.options = DecodeOptions(gate="g")
     assert method_of(parts).drafter == drafter
 
 
@@ -347,7 +355,7 @@ def drafter_of(options: Options) -> Any:
 )
 def test_options_that_cannot_be_are_refused(refuses, said, message):
     with pytest.raises(UserError, match=message):
-        refuses(Options(task="sums", **said))
+        refuses(made(task="sums", **said))
 
 
 def test_without_its_libraries_the_command_says_what_to_install():

@@ -24,6 +24,7 @@ from gistgate.core.utils import UserError
 from gistgate.gate import Gate
 from gistgate.models.lighter import Subset
 from gistgate.models.loading import load_draft, load_target
+from gistgate.models.options import DecodeOptions
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -70,7 +71,7 @@ def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None)
 
 
 def loaded(options: Options) -> Builder:
-    return load_parts(options.target, options.gguf, options.draft_gguf, options.decoding)
+    return load_parts(options.target, options.gguf, options.decoding)
 
 
 def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:
@@ -92,7 +93,7 @@ def test_the_draft_of_the_command_is_as_light_as_the_one_that_runs(place, monkey
     draft = load_draft(place / "draft", target, TOKENIZER, quantised="int4")
     gate, moved = make_gate(place, target, draft), load_target(str(place / "moved")).model
     options = options_of(sentence(gate, moved, draft), monkeypatch)
-    assert options.quantise_draft == "int4"
+    assert options.decoding.quantise_draft == "int4"
     found = loaded(options)
     assert found.gate is not None and found.draft is not None
     assert list(map(identify_model, (found.target, found.draft))) == list(
@@ -103,13 +104,8 @@ def test_the_draft_of_the_command_is_as_light_as_the_one_that_runs(place, monkey
 def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
-    named = {
-        "task": "sums",
-        "gate": str(gate),
-        "target": str(place / "moved"),
-        "draft": str(place / "draft"),
-    }
-    found = loaded(Options(**named))
+    decoding = DecodeOptions(gate=str(gate), draft=str(place / "draft"))
+    found = loaded(Options(task="sums", target=str(place / "moved"), decoding=decoding))
     assert getattr(found.draft, "quantised", None) == "int4"
 
 
@@ -128,5 +124,5 @@ def test_the_command_calibrates_the_same_way_of_decoding(place, monkeypatch, cer
         load_target(str(place / "moved")).model,
         draft,
     )
-    options = options_of(said, monkeypatch)
+    options = options_of(said, monkeypatch).decoding
     assert (options.rule, options.drafter, options.block) == expected

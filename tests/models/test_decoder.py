@@ -211,7 +211,7 @@ def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> 
 
 # ---- Lighter drafts and ends of drafts by name, and what certificates bind of them.
 
-ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": 1.0, "block": 5})
+ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": {"5": 1.0}, "block": 5})
 
 
 @pytest.fixture

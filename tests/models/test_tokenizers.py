@@ -17,7 +17,12 @@ from gistgate.core.utils import UserError
 from gistgate.models import tokenizers
 from gistgate.models.loading import Target, load_draft
 from gistgate.models.options import DecodeOptions
-from gistgate.models.tokenizers import check_same_tokenizer, encode, own_tokenizer, tokenizer_of
+from gistgate.models.tokenizers import (
+    check_same_tokenizer,
+    encode,
+    readable_tokenizer,
+    tokenizer_of,
+)
 from tests.architectures import tiny_model
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -148,11 +153,10 @@ def test_a_model_of_unknown_origin_is_trusted(saved: Path, monkeypatch: pytest.M
     load_draft(loaded(saved / "swapped"), unnamed)  # nobody knows the tokenizer of this target
 
 
-def test_a_loaded_draft_is_refused_with_its_origin_and_what_helps(saved: Path) -> None:
+def test_a_loaded_draft_is_refused_with_what_helps(saved: Path) -> None:
     target = loaded(saved / "target")
     draft = loaded(saved / "swapped")
-    origin = f"is that of '{saved / 'swapped'}'.*draft.config.name_or_path = ''"
-    with pytest.raises(UserError, match=origin):
+    with pytest.raises(UserError, match="draft.config.name_or_path = ''"):
         load_draft(draft, target)
     draft.config.name_or_path = ""
     load_draft(draft, target)
@@ -177,7 +181,7 @@ def test_a_model_from_the_hub_is_compared_from_the_cache_alone(
     (saved / "swapped/tokenizer.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="'nobody/here' could not be read from tokenizer.json"):
-        own_tokenizer("draft", "nobody/here")
+        readable_tokenizer("draft", "nobody/here")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
