@@ -60,14 +60,18 @@ class BothEndpoints:
         """The answers of both endpoints, one pair for each sample; the seed of a request that is
         repeated is the same, and so is the other endpoint's.
         """
+        samplings = self.samplings(request)
+        return await asyncio.gather(*(self.pair(request, sampling) for sampling in samplings))
+
+    def samplings(self, request: Request) -> list[dict[str, Any]]:
+        """What a request says for each of its samples."""
+        if not self.temperature:
+            return [{}] * self.samples
         seeds = Random(self.mark(request))
-        pairs = []
-        for _ in range(self.samples):
-            sampling: dict[str, Any] = {}
-            if self.temperature:
-                sampling = {"temperature": self.temperature, "seed": seeds.getrandbits(31)}
-            pairs.append(self.pair(request, sampling))
-        return await asyncio.gather(*pairs)
+        return [
+            {"temperature": self.temperature, "seed": seeds.getrandbits(31)}
+            for _ in range(self.samples)
+        ]
 
     async def pair(self, request: Request, sampling: dict[str, Any]) -> Pair:
         """One answer of each endpoint."""

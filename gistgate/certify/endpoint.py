@@ -161,6 +161,17 @@ class Endpoint:
         """The answer to a text to continue, or to the messages of a chat; greedy without other
         `sampling`.
         """
+        path, body = self.request(prompt, stops, max_tokens, **sampling)
+        with explained(self):
+            page = await self.patiently(partial(self.client.post, path, body=body, cast_to=object))
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
+        return self.whole(page, text, body.get("stop") or (), limit)
+
+    def request(
+        self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any
+    ) -> tuple[str, dict[str, Any]]:
+        """Path and body of a request."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": max_tokens,
@@ -169,20 +180,14 @@ class Endpoint:
         }
         if isinstance(prompt, str):
             path = "/completions"
-            text = prompt
             body["prompt"] = prompt
         else:
             path = "/chat/completions"
-            text = prompt[-1]["content"]
             body |= {"messages": prompt, **continued(prompt)}
         if stops:
             body["stop"] = list(stops)[:MOST_STOPS]
-        merged = {**body, **self.extra}
-        body = {name: value for name, value in merged.items() if value is not None}
-        with explained(self):
-            page = await self.patiently(partial(self.client.post, path, body=body, cast_to=object))
-        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        return self.whole(page, text, body.get("stop") or (), limit)
+        body |= self.extra
+        return path, {name: entry for name, entry in body.items() if entry is not None}
 
     def whole(
         self, page: Any, prompt: str = "", stops: str | Sequence[str] = (), limit: int = 0

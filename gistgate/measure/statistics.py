@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, t
 
 from gistgate.core.utils import UserError
 
@@ -53,6 +53,16 @@ def ratio_of_sums(
         return x.sum(axis) / y.sum(axis)
 
     return interval(ratio, numerator, denominator, level=level, seed=seed)
+
+
+def ratio_of_pairs(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.95) -> Interval:
+    """Geometric mean of numerator / denominator over the same prompts [N], N at least 2, with the
+    t interval of its logarithm, which few prompts do not make too short.
+    """
+    logs = np.log(np.divide(numerator, denominator))
+    half = t.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    middle, low, high = np.exp(logs.mean() + half * np.array([0.0, -1.0, 1.0])).tolist()
+    return Interval(middle, low, high)
 
 
 def ratio_of_rates(

@@ -40,6 +40,9 @@ class Script:
     lists: bool = True  # whether it lists its models
     lacks: str = ""  # an entry that it refuses in a request
     loading: int = 0  # how often it says that its model loads
+    streams: bool = True  # whether it can answer in a stream
+    pace: float = 0.0  # seconds between two of the three parts of a stream
+    timings: dict[str, int] = field(default_factory=dict)  # what it tells of its tokens
     wrong_seeds: bool = False  # whether it gets a request with an odd seed wrong
     logins: set[str] = field(default_factory=set)  # headers with keys or passwords that came
     headers: dict[str, str] = field(default_factory=dict)  # those of the last request, lower case
@@ -96,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
         text = f" It is so. #### {n + 1 + bool(is_wrong)}"
         text = self.script.texts.get(n, text)
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
+        if body.get("stream") and self.script.streams:
+            self.stream(text or "", chat)
+            return
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": self.script.tokens, "total_tokens": 10}
@@ -107,8 +113,25 @@ class Handler(BaseHTTPRequestHandler):
                 "model": self.script.says,
                 "choices": [choice],
                 "usage": usage,
+                "timings": self.script.timings,
             }
         )
+
+    def stream(self, text: str, chat: bool) -> None:
+        """Answer in three parts, the first of which has no text, and a page with the length."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for part in ("", text[:1], text[1:]):
+            delta = {"delta": {"content": part}} if chat else {"text": part}
+            page = {"model": self.script.says, "choices": [{"index": 0, **delta}], "usage": None}
+            sleep(self.script.pace)
+            self.wfile.write(f"data: {json.dumps(page)}\n\n".encode())
+            self.wfile.flush()
+        usage = {"completion_tokens": self.script.tokens}
+        last = {"choices": [], "usage": usage, "timings": self.script.timings}
+        self.wfile.write(f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode())
+        self.close_connection = True
 
     def send(
         self, value: Any, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})

@@ -2,9 +2,16 @@
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from gistgate.core.utils import UserError
-from gistgate.measure.statistics import Interval, accuracy_difference, ratio_of_rates, ratio_of_sums
+from gistgate.measure.statistics import (
+    Interval,
+    accuracy_difference,
+    ratio_of_pairs,
+    ratio_of_rates,
+    ratio_of_sums,
+)
 
 
 def test_the_interval_of_the_accuracy_difference_is_the_paired_one():
@@ -45,3 +52,10 @@ def test_a_rate_does_not_reward_short_answers():
     assert ratio_of_rates(times, tokens, [1.0, 3.0], [10, 90]).mean == pytest.approx(100 / 4 / 10)
     with pytest.raises(UserError, match="positive seconds and tokens"):
         ratio_of_rates(times, tokens, [1.0, 1.0], [10, 0])
+
+
+def test_a_ratio_of_pairs_has_the_t_interval_of_its_logarithm():
+    found = ratio_of_pairs([2.0, 8.0, 4.0], [1.0, 1.0, 1.0])
+    expected = np.exp(ttest_1samp(np.log([2.0, 8.0, 4.0]), 0).confidence_interval(0.95))
+    assert found.mean == pytest.approx(4.0)
+    assert (found.low, found.high) == pytest.approx(tuple(expected))
