@@ -167,7 +167,7 @@ def test_prompts_are_judged_once_and_planned_looks_divide_the_error(sums):
     assert again.points == kept.points and len(read_looks(Ledger().local)[1]) == 1
     for changes in ({"stop": "clear", "looks": 1}, {"block": 3, "looks": 1}):
         with pytest.raises(UserError, match=r"already been judged.*--draw 2"):
-            certify(replace(options, **changes))
+            certify(sums(**changes))
 
 
 def test_no_prompt_chooses_a_setting_and_certifies_it(sums):
