@@ -11,9 +11,8 @@ import mlflow
 import pandas
 
 from gistgate.build import build
-from gistgate.core.decoder import Decoder
 from gistgate.core.request import text_behind
-from gistgate.models.loading import Target, load_target
+from gistgate.models.loading import load_target
 from gistgate.models.options import DecodeOptions
 
 
@@ -21,18 +20,15 @@ class GateModel(mlflow.pyfunc.PythonModel):
     """Decodes prompts with the certified setting of the gate."""
 
     def load_context(self, context: Any) -> None:
-        self.gate = context.artifacts["gate"]
-        self.config = dict(context.model_config)
-        self.loaded: tuple[Target, Decoder] | None = None
-
-    def load(self) -> tuple[Target, Decoder]:
-        """Both models, and the decoder that is put together from them."""
-        config = self.config
+        """Load both models, and put the decoder together from them."""
+        config = dict(context.model_config)
         target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
         about_draft = ("draft", "draft_revision", "quantise_draft")
         named = {name: config[name] for name in about_draft if config[name] is not None}
-        options = DecodeOptions(gate=self.gate, **named)
-        return target, build(target.model, target.tokenizer, options).decoder
+        options = DecodeOptions(gate=context.artifacts["gate"], **named)
+        self.config = config
+        self.target = target
+        self.decoder = build(target.model, target.tokenizer, options).decoder
 
     def predict(
         self,
@@ -41,13 +37,12 @@ class GateModel(mlflow.pyfunc.PythonModel):
         params: dict[str, Any] | None = None,
     ) -> list[str]:
         """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""
-        self.loaded = self.loaded or self.load()
-        target, decoder = self.loaded
         config = self.config
+        target = self.target
         template = (config["chat"], config["system"], config.get("arguments"))
         prompts = [target.encode(prompt, *template) for prompt in model_input.iloc[:, 0]]
         limit = (params or {}).get("max_new_tokens") or config["max_new_tokens"]
-        answers = decoder.generate(
+        answers = self.decoder.generate(
             prompts, max_new_tokens=limit, stops=config["stops"], eos_ids=target.eos_ids
         )
         return [

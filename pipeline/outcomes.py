@@ -94,7 +94,9 @@ class Setup:
                 decoder = make_decoder(self.pair, choice, gate)
                 values = ", ".join(f"{key} {value}" for key, value in settings.items())
                 job = (decoder, self.pair, prompts, params, f"{name} {values}", self.memory, start)
-                decoded[key] = [Answer(made.ids, made.statistics) for made in decode_split(*job)]
+                decoded[key] = [
+                    Answer(answer.ids, answer.statistics) for answer in decode_split(*job)
+                ]
             return decoded[key]
 
         return Outcomes(self.prompts, self.scorer, strict, loose, chunk)
@@ -191,7 +193,6 @@ def write_records(
 
 
 APART = {
-    "tracking",
     "benchmark",
     "adversarial",
     "allow_code",

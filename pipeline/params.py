@@ -208,7 +208,6 @@ class SegmentParams:
     judge: Literal["answer", "exact"]
     shard_problems: Count
     pooling: Literal["mean", "last", "attention"]
-    loss: Literal["bce", "mse"]
     hidden: Count
     epochs: Count
     patience: Natural
@@ -243,11 +242,6 @@ class AdversarialParams:
     prompts: Count
 
 
-@block
-class TrackingParams:
-    experiment: str | None
-
-
 LATER = {
     LabelParams: ("longest", "price"),
     PromptingParams: ("arguments",),
@@ -270,7 +264,7 @@ FORMER: dict[Any, dict[str, Any]] = {
     LabelParams: {"window": 16, "nats": 4.0},
     TrainParams: {"devices": 1},
     EngineParams: {"states": "own"},
-    SegmentParams: {"judge_model": None, "similarity": 0.95},
+    SegmentParams: {"judge_model": None, "similarity": 0.95, "loss": "bce"},
 }
 """Blocks and keys that are gone, with the values that they had in the published run: they are
 recorded still, for the same reason.
@@ -311,7 +305,6 @@ class Params:
     calibrate: CalibrateParams
     benchmark: BenchmarkParams
     adversarial: AdversarialParams
-    tracking: TrackingParams
 
     def method(self, name: str) -> MethodParams:
         """The method of that name; a mistyped name, and a rule that the method does not fit, are

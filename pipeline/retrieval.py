@@ -1,13 +1,11 @@
 """SENSE's datastore, and the drafter that knows the same texts: `python -m pipeline.retrieval`
-builds models/datastore from the strict answers to training prompts. The target's states are
-streamed through a scratch file. Axis letters: B texts, T tokens of the longest, N states, D width
-of a state, P width of a key.
+builds models/datastore from the strict answers to training prompts. Axis letters: B texts, T
+tokens of the longest, N states, D width of a state, P width of a key.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -88,20 +86,15 @@ def build(
             f" {width}."
         )
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
-    with TemporaryFile() as scratch:
-        states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
-        scaler = StandardScaler()
-        place = 0
-        for batch in bar(batches, title="states", unit="batch"):
-            states = states_of(pair.target, batch, layer).numpy()
-            states_ND[place : place + len(states)] = states
-            scaler.partial_fit(states)
-            place += len(states)
-        projection, explained = fit(states_ND, scaler, size)
-        keys = [
-            projection(torch.from_numpy(np.array(states_ND[chunk])))
-            for chunk in gen_batches(num, CHUNK)
-        ]
+    scaler = StandardScaler()
+    parts = []
+    for batch in bar(batches, title="states", unit="batch"):
+        states = states_of(pair.target, batch, layer).numpy()
+        scaler.partial_fit(states)
+        parts.append(states)
+    states_ND = np.concatenate(parts)
+    projection, explained = fit(states_ND, scaler, size)
+    keys = [projection(torch.from_numpy(states_ND[chunk])) for chunk in gen_batches(num, CHUNK)]
     identities = (identify_model(pair.target), identify_tokenizer(pair.tokenizer))
     provenance = {"split": "train", "prompts": len(texts), "answers": "strict"}
     config = DatastoreConfig(*identities, layer, 0, 0, provenance=provenance)

@@ -106,7 +106,7 @@ def connect(params: Params) -> Any:
     try:
         mlflow.set_tracking_uri(uri)
         if mlflow.active_run() is None:  # a run inside another one stays in its experiment
-            name = params.tracking.experiment or f"{params.pair}/{params.task}"
+            name = f"{params.pair}/{params.task}"
             if mlflow.get_experiment_by_name(name) is None:
                 # The place of artefacts is frozen now; it has to be absolute, whatever directory
                 # this runs in.
@@ -177,9 +177,7 @@ def unnamed(source: PairSource) -> str | None:
     """
     if source.target.revision and not source.target.is_folder:
         return "the target's revision"
-    if source.draft and source.draft.gguf_file:
-        return "the draft's GGUF file"
-    return "the pair's own tokenizer" if source.tokenizer else None
+    return "the draft's GGUF file" if source.draft and source.draft.gguf_file else None
 
 
 def configuration(params: Params) -> dict[str, Any]:

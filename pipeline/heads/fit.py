@@ -3,9 +3,8 @@ modules come back. The order of an epoch's batches follows from the seed and the
 epoch, the dropout of a step from the seed and its number. Axis letters: N rows, F features.
 """
 
-import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, cross_val_
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from gistgate.core.heads import HEADS, Isotonic, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
@@ -168,38 +167,37 @@ def effects(rows: Rows) -> dict[str, float]:
     return means
 
 
-class EpochBatches(Sampler[Tensor]):
-    """Batches of row numbers in an order of seed and epoch alone."""
-
-    def __init__(self, num: int, size: int, seed: int) -> None:
-        self.num = num
-        self.size = size
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next batches be those of an epoch; Lightning calls it."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return math.ceil(self.num / self.size)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets
-        # the epoch.
-        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
-        yield from torch.randperm(self.num, generator=generator).split(self.size)
-
-
 class HeadTraining(pl.LightningModule):
     """Loss, optimiser and schedule for a net that turns features into one logit."""
 
-    def __init__(self, net: nn.Module, params: TrainParams, seed: int) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        seen: TensorDataset,
+        unseen: TensorDataset,
+        params: TrainParams,
+        seed: int,
+    ) -> None:
         super().__init__()
         self.net = net
+        self.seen = seen
+        self.unseen = unseen
         self.params = params
         self.seed = seed
         self.curves: dict[str, list[float]] = {"training_loss": [], "validation_loss": []}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The batches of an epoch, in an order of seed and epoch alone."""
+        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.current_epoch)
+        return self.batches(self.seen, torch.randperm(len(self.seen), generator=generator))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The batches that decide when the training stops."""
+        return self.batches(self.unseen, torch.arange(len(self.unseen)))
+
+    def batches(self, data: TensorDataset, order: Tensor) -> DataLoader[Any]:
+        """Rows in this order; a batch is one indexing operation."""
+        return DataLoader(data, sampler=order.split(self.params.batch_size), batch_size=None)
 
     def on_train_epoch_end(self) -> None:
         for name, values in self.curves.items():
@@ -250,14 +248,11 @@ def fit_net(
     std, mean = torch.std_mean(train.x.double(), dim=0, correction=0)
     scale = torch.where(std > 1e-6, std, 1.0)  # a constant feature keeps scale 1
 
-    def batches(rows: Rows, order: Any) -> DataLoader[Any]:
-        data = TensorDataset(((rows.x - mean) / scale).float(), rows.kept)
-        return DataLoader(data, sampler=order, batch_size=None)  # a batch is one indexing operation
+    def standardised(rows: Rows) -> TensorDataset:
+        return TensorDataset(((rows.x - mean) / scale).float(), rows.kept)
 
-    seen = batches(train, EpochBatches(len(train), params.batch_size, seed))
-    unseen = batches(validation, torch.arange(len(validation)).split(params.batch_size))
-    training = HeadTraining(net, params, seed)
-    train_best(training, seen, unseen, params.patience, max_epochs=params.epochs)
+    training = HeadTraining(net, standardised(train), standardised(validation), params, seed)
+    train_best(training, params.epochs, params.patience, reload_dataloaders_every_n_epochs=1)
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, mean, scale)

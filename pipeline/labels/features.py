@@ -56,7 +56,7 @@ class Replay(Observer):
         lengths = []
         for problem, policy, position in plain_rows(part, *PLACE):
             prompt = self.prompts[problem]["ids"]
-            whole.append((*prompt, *texts[problem, policy].ids))
+            whole.append((*prompt, *texts[problem, policy]))
             starts.append((len(prompt) + position, ()))
             lengths.append(len(prompt))
         self._decoder.resume(

@@ -56,6 +56,7 @@ class Tools:
     meaning: Meaning
     params: Params
     cost: Cost
+    prompts: Sequence[Prompt]  # those that the records' column `problem` points into
     request: dict[str, Any]  # what all prompts share
     engine: Engine | None = None  # makes rollouts instead of the decoder
 
@@ -76,7 +77,7 @@ class Tools:
     def judge(self, rejoin: int | None) -> AnswerJudge:
         """A judge who has not audited anything yet; `rejoin` as in `label.rejoin`."""
         audit = self.params.label.audit
-        return AnswerJudge(self.runner, self.meaning.same, self.meaning.is_given, audit, rejoin)
+        return AnswerJudge(self.runner, self.meaning.same, audit, rejoin)
 
 
 def tools_of(
@@ -94,7 +95,7 @@ def tools_of(
     docs = [prompt["doc"] for prompt in prompts]
     longest = params.label.longest or math.inf
     meaning = Meaning(task, pair.tokenizer, docs, read_references(), longest)
-    return Tools(decoder, meaning, params, cost, request_of(prompts, pair), engine)
+    return Tools(decoder, meaning, params, cost, prompts, request_of(prompts, pair), engine)
 
 
 def engine_of(params: Params) -> Engine | None:
@@ -115,7 +116,6 @@ class Labeller:
     """Turns records of mismatches into labels."""
 
     tools: Tools  # makes rollouts and gives verdicts
-    prompts: Sequence[Prompt]  # those that the records' column `problem` points into
     title: str = "label"  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor) -> Table:
@@ -194,7 +194,7 @@ class Labeller:
         """The answers of greedy rollouts, up to their ends or to where they rejoin."""
         listed = RolloutList(
             rollouts,
-            lambda rollout, answer: decided(rollout, answer, rejoin, None),
+            lambda rollout, answer: decided(rollout, answer, rejoin),
             lambda _rollout, finished: finished.ids,
         )
         return listed.made_by(self.tools.runner, f"{self.title}, {title}")
@@ -217,7 +217,7 @@ class Labeller:
         meaning = self.tools.meaning
         sampled = RolloutList(
             behind_draft + self._rollouts(repeated, texts, "target_id"),  # they share batches
-            lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
+            lambda _rollout, _answer: None,
             lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
         )
         sampling = Sampling(params.label.temperature)
@@ -234,8 +234,8 @@ class Labeller:
         rows = plain_rows(table, *PLACE, token)
         first = self.tools.params.seed * 1_000_003
         for seed, (problem, policy, position, forced) in enumerate(rows, first):
-            prompt = self.prompts[problem]["ids"]
-            text = texts[problem, policy].ids
+            prompt = self.tools.prompts[problem]["ids"]
+            text = texts[problem, policy]
             reference = self.tools.meaning.references[problem]
             rollouts.append(Rollout(problem, prompt, text, position, forced, reference, seed))
         return rollouts
@@ -280,13 +280,13 @@ def is_intact(table: Table) -> Tensor:
     is_fine = True
     text = None
     rows = plain_rows(table, "problem", "policy", "accepted", "greedy_kept")
-    for *place, accepted, kept in rows:
+    for *place, accepted, is_kept in rows:
         if place != text:
             is_fine = True
             text = place
         intact.append(is_fine)
         if accepted:
-            is_fine = bool(kept)
+            is_fine = bool(is_kept)
     return torch.tensor(intact, dtype=torch.bool)
 
 

@@ -27,7 +27,7 @@ from gistgate.tasks.prompts import Prompt
 from pipeline.decode import make_decoder
 from pipeline.labels.labelling import Tools
 from pipeline.labels.rollouts import GREEDY, FinishedRollout, Rollout
-from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
+from pipeline.labels.schema import Policy, Table, Texts, concatenated, num_rows, picked
 from pipeline.labels.verdicts import AnswerJudge
 from pipeline.methods import MODEL
 from pipeline.pair.pair import Pair
@@ -41,7 +41,7 @@ GIVEN_UP = "given up"
 """Finish of a rollout whose walk has taken another way."""
 WAITING = 2
 """Rollouts that walks keep under way or waiting for every slot: few lookaheads are needed then."""
-Mined = tuple[list[Table], list[AnswerText]]
+Mined = tuple[list[Table], Texts]
 """Records of mismatches, and the texts that these lie on."""
 
 
@@ -212,17 +212,17 @@ class SequentialLabelling:
     _judged: int = 3  # as if one of three had done harm, until outcomes are clear
     _lost: int = 1
 
-    def walk(self, problems: Sequence[int], prompts: Sequence[Prompt]) -> Mined:
+    def walk(self, problems: Sequence[int]) -> Mined:
         """Records of every mismatch on the walks, with their outcomes, and the texts."""
         for problem in problems:
-            prompt = prompts[problem]["ids"]
+            prompt = self.tools.prompts[problem]["ids"]
             reference = self.tools.meaning.references[problem]
             memory = PrefixState(list(prompt), RowCache([]), RowCache([]))
             self._walks.append(Walk(problem, prompt, reference, memory, len(prompt)))
         with bar(title="walks", unit="walk", total=len(problems)) as self._bar:
             self.judge.runner.serve(self, GREEDY)
             self._show()
-        texts = [AnswerText(walk.problem, Policy.SEQUENTIAL, walk.answer) for walk in self._walks]
+        texts: Texts = {(walk.problem, Policy.SEQUENTIAL): walk.answer for walk in self._walks}
         return [table for walk in self._walks for table in walk.walked], texts
 
     def take(self, num: int) -> list[Rollout]:
@@ -311,34 +311,24 @@ class SequentialLabelling:
             walk.looked_ahead(answer, memory, table)
 
 
-def collect_strict(
-    params: Params,
-    tools: Tools,
-    prompts: Sequence[Prompt],
-    problems: Sequence[int],
-) -> tuple[Table, list[AnswerText]]:
+def collect_strict(tools: Tools, problems: Sequence[int]) -> tuple[Table, Texts]:
     """Mismatches of some problems and their texts: the target's own and, if that is the recipe,
     those of the walk.
     """
-    walks = params.collect.recipe == "walk"
+    settings = tools.params.collect
+    walks = settings.recipe == "walk"
     sound = [*filter(tools.meaning.is_comparable, problems)]
-    num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
+    num = round(settings.strict_share * len(problems)) if walks else len(sound)
     slots = Slots(tools.batch_size)
-    tables, texts = written(
-        tools.decoder,
-        prompts,
-        sound[:num],
-        Policy.STRICT,
-        slots,
-        **tools.request,
-    )
+    strict = (tools.prompts, sound[:num], Policy.STRICT, slots)
+    tables, texts = written(tools.decoder, *strict, **tools.request)
     tools.cost.use(slots.usage)
     if walks:
-        labelling = SequentialLabelling(tools, tools.judge(params.collect.rejoin))
-        walked, walked_texts = labelling.walk(sound, prompts)
+        labelling = SequentialLabelling(tools, tools.judge(settings.rejoin))
+        walked, walked_texts = labelling.walk(sound)
         tools.cost.labels += sum(map(num_rows, walked))
         tables += walked
-        texts += walked_texts
+        texts |= walked_texts
     return concatenated(tables), texts
 
 
@@ -348,7 +338,7 @@ def collect_gated(
     gate: Gate,
     prompts: Sequence[Prompt],
     problems: Sequence[int],
-) -> tuple[Table, list[AnswerText]]:
+) -> tuple[Table, Texts]:
     """The same on the pilot gate's own texts; a record names the pilot's P(kept) as
     `probability`.
     """
@@ -382,6 +372,4 @@ def written(
         for problem, table in zip(problems, recorder.take(answers))
         if table
     ]
-    return tables, [
-        AnswerText(problem, policy, answer.ids) for problem, answer in zip(problems, answers)
-    ]
+    return tables, {(problem, policy): answer.ids for problem, answer in zip(problems, answers)}

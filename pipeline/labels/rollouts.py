@@ -23,8 +23,6 @@ from pipeline.run import bar
 
 REJOINED = "rejoined"
 """Finish of a rollout that came back to the words of its reference."""
-ANSWERED = "answered"
-"""Finish of a rollout whose answer nothing can change any more."""
 GREEDY = Sampling()
 REPORTS = Path("reports/labels")  # what each pass of the stages `collect` and `label` has cost
 Outcome = TypeVar("Outcome")
@@ -47,10 +45,6 @@ class Rollout:
         return Row(index, [*self.prompt, *self.text[: self.position]], len(self.prompt), self.seed)
 
 
-Answered = Callable[[Rollout, list[int]], bool]
-"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change
-any more.
-"""
 Decided = Callable[[Rollout, list[int]], str | None]
 """(rollout, answer so far as token ids) -> why the rollout may end here; None: it has to go on."""
 
@@ -60,7 +54,7 @@ class FinishedRollout:
     """A rollout that has come to its end, or as far as its outcome needs."""
 
     ids: list[int]  # the whole answer, the kept prefix and the forced token included
-    finish: str  # as of `Generation`, or REJOINED, or ANSWERED, or the source's own reason
+    finish: str  # as of `Generation`, or REJOINED, or the source's own reason
 
 
 class RolloutSource(Protocol):
@@ -116,19 +110,12 @@ class RolloutList(Generic[Outcome]):
         return [self._outcomes[rollout] for rollout in self.rollouts]
 
 
-def decided(
-    rollout: Rollout,
-    answer: list[int],
-    rejoin: int | None,
-    answered: Answered | None,
-) -> str | None:
-    """Why an outcome is known: `rejoin` tokens in a row equal the reference's, or the answer so far
-    is given.
-    """
+def decided(rollout: Rollout, answer: list[int], rejoin: int | None) -> str | None:
+    """Why an outcome is known: `rejoin` tokens in a row equal the reference's."""
     # All of it is looked at: an audit that was still going on may have passed over the place.
     if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
         return REJOINED
-    return ANSWERED if answered is not None and answered(rollout, answer) else None
+    return None
 
 
 def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int) -> int | None:

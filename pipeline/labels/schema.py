@@ -5,12 +5,12 @@ tokens of a block, F width of a feature or of all features.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,28 +122,21 @@ def checked(
     return table
 
 
-class AnswerText(NamedTuple):
-    """One answer in which mismatches were found."""
-
-    problem: int  # index of its prompt in the split
-    policy: int  # whose text it is, a Policy
-    ids: list[int]  # the answer as token ids, without the prompt
+Texts = dict[tuple[int, int], list[int]]
+"""Answers in which mismatches were found, as token ids, by problem and policy (whose text)."""
 
 
-Texts = dict[tuple[int, int], AnswerText]  # by (problem, policy)
-
-
-def pack(records: Table, texts: Collection[AnswerText]) -> Table:
+def pack(records: Table, texts: Texts) -> Table:
     """Records and their texts as one shard; the columns `text_*` do not share the leading axis of
     the records.
     """
-    problems, policies, answers = zip(*texts) if texts else ((), (), ())
+    answers = texts.values()
     return {
         **records,
         "text_ids": torch.tensor(list(chain(*answers)), dtype=torch.int32),
         "text_lengths": torch.tensor(list(map(len, answers)), dtype=torch.int64),
-        "text_problem": torch.tensor(problems, dtype=torch.int64),
-        "text_policy": torch.tensor(policies, dtype=torch.int8),
+        "text_problem": torch.tensor([problem for problem, _ in texts], dtype=torch.int64),
+        "text_policy": torch.tensor([policy for _, policy in texts], dtype=torch.int8),
     }
 
 
@@ -151,10 +144,7 @@ def unpack(shard: Table) -> tuple[Table, Texts]:
     """The records of a shard, and its texts."""
     answers = shard["text_ids"].split(shard["text_lengths"].tolist())
     keys = plain_rows(shard, "text_problem", "text_policy")
-    texts = {
-        (problem, policy): AnswerText(problem, policy, answer.tolist())
-        for (problem, policy), answer in zip(keys, answers)
-    }
+    texts: Texts = dict(zip(keys, (answer.tolist() for answer in answers)))
     return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
 
 
@@ -221,7 +211,8 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
             tables.append({name: table[name] for name in (*columns, "trial")})
     if not tables:
         raise UserError(
-            f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml."
+            f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml,"
+            " or take a draft that agrees less with the target."
         )
     table = concatenated(tables)
     del tables  # no more than two copies are in memory at any time

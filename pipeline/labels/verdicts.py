@@ -1,28 +1,22 @@
-"""Whether rollouts keep the meaning of their references, and when a rollout may end because its
-verdict is clear.
+"""Whether rollouts keep the meaning of their references, and when a rollout may end because it has
+come back to the words of its reference.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from gistgate.lm_eval.task import INVALID, HarnessTask
+from gistgate.lm_eval.task import HarnessTask
 from gistgate.tasks.task import Document
 from pipeline.labels.rollouts import (
     REJOINED,
-    Answered,
     FinishedRollout,
     Rollout,
     RolloutList,
     decided,
     rejoined_at,
 )
-
-CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
-"""What may follow a text: an answer that one of them extends or replaces is not given yet."""
-DIFFERENT = 2  # references with other answers that are tried behind a text as well
 
 
 @dataclass
@@ -55,19 +49,6 @@ class Meaning:
         """Whether the task finds something to compare with in the problem's reference."""
         return self.same(problem, self.references[problem])
 
-    def is_given(self, rollout: Rollout, answer: list[int]) -> bool:
-        """Whether the task finds an answer that nothing which was tried behind the text can
-        change.
-        """
-        doc = self.docs[rollout.problem]
-        text = self.task.text(self.tokenizer, answer)
-        result = self.task.answer(doc, text)
-        if result in (INVALID, [INVALID], self.task.answer(doc, "")):
-            return False
-        different = (ref for ref in self.expected.values() if self.task.answer(doc, ref) != result)
-        endings = [gap + ref for ref in islice(different, DIFFERENT) for gap in ("\n", " ")]
-        return all(self.task.answer(doc, text + end) == result for end in (*endings, *CHARACTERS))
-
 
 @dataclass(frozen=True)
 class Audited:
@@ -81,13 +62,12 @@ class Audited:
 @dataclass
 class AnswerJudge:
     """Gives the verdict on greedy rollouts, in whatever order they come and end. The first ones run
-    to their end, and a way of stopping early that was wrong for one of these is given up, so that
+    to their end, and if rejoining misleads too many of these, no rollout is stopped for it, so that
     verdicts are those of whole rollouts.
     """
 
     runner: Any  # makes rollouts
     same: Callable[[int, list[int]], bool]  # does (problem, answer) keep the meaning?
-    given: Answered | None  # ends a rollout whose answer is clear; None ends none for that
     audit: int  # rollouts that are still to be audited
     rejoin: int | None  # tokens in a row that equal the reference's and end a rollout; None: never
     _running: set[Rollout] = field(default_factory=set)  # audited rollouts that have not ended
@@ -107,10 +87,8 @@ class AnswerJudge:
         return rollout in self._running
 
     def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
-        """Why a rollout may end here: its outcome is clear by a way of telling that the audit has
-        found right.
-        """
-        return decided(rollout, answer, self.rejoin, self.given) if self._has_audited else None
+        """Why a rollout may end here: it has rejoined its reference, which the audit trusts."""
+        return decided(rollout, answer, self.rejoin) if self._has_audited else None
 
     def verdict(self, rollout: Rollout, finished: FinishedRollout) -> bool:
         """Whether a rollout keeps the meaning."""
@@ -137,7 +115,7 @@ class AnswerJudge:
         # verdict is the same.
         rejoin = self.rejoin if self._has_audited else None
         return [
-            verdict or (rollout not in audited and bool(decided(rollout, answer, rejoin, None)))
+            verdict or (rollout not in audited and bool(decided(rollout, answer, rejoin)))
             for rollout, (answer, verdict) in zip(rollouts, verdicts)
         ]
 
@@ -146,22 +124,10 @@ class AnswerJudge:
         return not (self.audit or self._running)
 
     def _conclude(self) -> None:
-        """Once the audit is over, give up the ways of stopping early that it has found wrong."""
-        if not self._has_audited:
-            return
-        if self.rejoin is not None and not is_trustworthy(self._audited, self.rejoin):
+        """Once the audit is over, stop no rollout for rejoining if that is not to be trusted."""
+        rejoin = self.rejoin
+        if self._has_audited and rejoin and not is_trustworthy(self._audited, rejoin):
             self.rejoin = None
-        if any(map(self._misleads, self._audited)):
-            self.given = None
-
-    def _misleads(self, audited: Audited) -> bool:
-        """Whether a rollout had another verdict where its answer seemed clear than at its end."""
-        rollout = audited.rollout
-        for length in range(rollout.position + 2, len(audited.answer)):
-            start = audited.answer[:length]
-            if self.given is not None and self.given(rollout, start):
-                return self.same(rollout.problem, start) != audited.kept
-        return False
 
 
 def is_trustworthy(audited: Sequence[Audited], num: int) -> bool:

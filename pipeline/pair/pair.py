@@ -78,7 +78,6 @@ class PairSource:
     """The model that proposes; None where `drafter` proposes without a model."""
     drafter: str = MODEL
     """MODEL for the draft model, or one of loading.RETRIEVAL, which copies from the text."""
-    tokenizer: str | None = None  # hub id or folder; None takes the target's
     training: dict[str, Any] | None = None
     """For pairs that are trained here: what replaces keys of `pair_training`."""
 
@@ -102,8 +101,7 @@ class PairSource:
     def names(self) -> dict[str, str]:
         """The names that the file gives to `target`, `draft` and `tokenizer`."""
         names = {role: source.name for role, source in self.roles.items()}
-        if self.tokenizer is None:
-            names["tokenizer"] = self.target.name
+        names["tokenizer"] = self.target.name
         return {role: name for role, name in names.items() if name}
 
     @property
@@ -170,9 +168,8 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
 
 
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
-    """The pair's tokenizer: the one it names, else the target's."""
-    origin = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
-    tokenizer = tokenizers.load_tokenizer(origin.model, **origin.place)
+    """The pair's tokenizer, which is the target's."""
+    tokenizer = tokenizers.load_tokenizer(source.target.model, **source.target.place)
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"

@@ -61,19 +61,19 @@ def lightning(
 
 def train_best(
     module: pl.LightningModule,
-    seen: DataLoader[Any],
-    unseen: DataLoader[Any],
+    epochs: int,
     patience: int,
+    *loaders: DataLoader[Any],
     **options: Any,
 ) -> None:
-    """Train a module until its `validation_loss` on the `unseen` batches has not fallen for
-    `patience` epochs, and give it the weights with which that was smallest.
+    """Train a module until its `validation_loss` has not fallen for `patience` epochs, and give it
+    the weights with which that was smallest; `loaders` as of Lightning's `fit`.
     """
     with TemporaryDirectory() as folder:
         best = ModelCheckpoint(folder, monitor="validation_loss")
         stop = EarlyStopping("validation_loss", patience=patience)
-        trainer = lightning(20, [best, stop], devices=1, default_root_dir=folder, **options)
-        trainer.fit(module, seen, unseen)
+        options |= {"max_epochs": epochs, "devices": 1, "default_root_dir": folder}
+        lightning(20, [best, stop], **options).fit(module, *loaders)
         state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     module.load_state_dict(state)
 

@@ -22,14 +22,14 @@ from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.paths import prompts_of, reference_of
 from pipeline.run import Shards, bar
-from pipeline.segments.judges import Judge, Sample, judges_of
+from pipeline.segments.judges import Sample, groups_of
 from pipeline.task import read_prompts, request_of
 
 ROLES = ("target", "draft")
 REFERENCE = reference_of("train")
 DRAWS = 1_000_000
 """Seeds that a problem number keeps free for the draws of its shard, half of them for a model."""
-LEARNING = ("pooling", "loss", "hidden", "epochs", "patience", "lr", "batch_size", "head")
+LEARNING = ("pooling", "hidden", "epochs", "patience", "lr", "batch_size", "head")
 """Keys of the block `segments` that no sample depends on."""
 Segments = list[list[list[int]]]  # of each prefix, as token ids
 
@@ -37,7 +37,6 @@ Segments = list[list[list[int]]]  # of each prefix, as token ids
 def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
     """One row for each prefix: its samples, who wrote them, and their groups by every judge."""
     prompts = read_prompts("train")[: params.segments.problems]
-    judges = judges_of(task)
     folder = shards_of(params, pair, task).folder
     sampler = Sampler(pair, task, params, request_of(prompts, pair))
     size = params.segments.shard_problems
@@ -46,7 +45,7 @@ def collected(params: Params, pair: Pair, task: Task) -> list[dict[str, Any]]:
         shard = folder / f"{start:05}.jsonl"
         if not shard.exists():
             numbers = range(start, min(start + size, len(prompts)))
-            write_json_lines(shard, sampler.rows(numbers, prompts, judges))
+            write_json_lines(shard, sampler.rows(numbers, prompts))
         rows += read_json_lines(shard)
     return rows
 
@@ -150,12 +149,7 @@ class Sampler:
             answers[key] = self.task.text(self.pair.tokenizer, answer)
         return answers
 
-    def rows(
-        self,
-        numbers: range,
-        prompts: Sequence[Prompt],
-        judges: dict[str, Judge],
-    ) -> list[dict[str, Any]]:
+    def rows(self, numbers: range, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
         """The prefixes of some problems with their samples and groups."""
         references = [row["ids"] for row in read_json_lines(REFERENCE)]
         prefixes: list[Prefix] = []
@@ -177,9 +171,7 @@ class Sampler:
             row = asdict(prefix)
             row["roles"] = [role for role, _ in drawn]
             row["segments"] = [ids for _, ids in drawn]
-            row["groups"] = {
-                name: judge(doc, samples) if samples else [] for name, judge in judges.items()
-            }
+            row["groups"] = groups_of(self.task, doc, samples)
             rows.append(row)
         return rows
 

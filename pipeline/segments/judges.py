@@ -16,15 +16,6 @@ class Sample:
     answer: str
 
 
-Judge = Callable[[dict[str, Any], Sequence[Sample]], list[int]]
-"""The task's document and samples of one prefix -> the number of each sample's group."""
-
-
-def judges_of(task: Task) -> dict[str, Judge]:
-    """All judges by name: equal answers, and equal texts."""
-    return {"answer": same_answer(task), "exact": same_text}
-
-
 def grouped(num: int, same: Callable[[int, int], bool]) -> list[int]:
     """Greedy groups of `num` samples: each joins the first group whose founder is the same."""
     founders: list[int] = []
@@ -38,25 +29,20 @@ def grouped(num: int, same: Callable[[int, int], bool]) -> list[int]:
     return groups
 
 
-def same_text(_doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-    """Groups of equal texts, blanks and case aside."""
-    texts = [" ".join(sample.text.lower().split()) for sample in samples]
-    return grouped(len(texts), lambda i, j: texts[i] == texts[j])
-
-
-def same_answer(task: Task) -> Judge:
-    """Groups of equal answers of the task once the target has gone on; samples without an answer
-    equal nothing but their text.
+def groups_of(task: Task, doc: dict[str, Any], samples: Sequence[Sample]) -> dict[str, list[int]]:
+    """The number of each sample's group by judge: `answer` takes equal answers of the task together
+    (samples without one equal nothing but their text), `exact` equal texts, blanks and case aside.
     """
+    texts = [" ".join(sample.text.lower().split()) for sample in samples]
 
-    def judge(doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        def same(i: int, j: int) -> bool:
-            answer, founder = (samples[place].answer for place in (i, j))
-            return answer == founder or bool(task.same_meaning(doc, answer, founder))
+    def same_answer(i: int, j: int) -> bool:
+        answer, founder = (samples[place].answer for place in (i, j))
+        return answer == founder or bool(task.same_meaning(doc, answer, founder))
 
-        return grouped(len(samples), same)
-
-    return judge
+    return {
+        "answer": grouped(len(samples), same_answer),
+        "exact": grouped(len(samples), lambda i, j: texts[i] == texts[j]),
+    }
 
 
 def agreement(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import PreTrainedModel
 
@@ -171,10 +171,9 @@ def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Prob
 class ProbeTraining(pl.LightningModule):
     """Loss and optimiser; a segment counts as often as it was drawn."""
 
-    def __init__(self, probe: nn.Module, loss: str, lr: float) -> None:
+    def __init__(self, probe: nn.Module, lr: float) -> None:
         super().__init__()
         self.probe = probe
-        self.kind = loss
         self.lr = lr
 
     def training_step(self, batch: list[Tensor], _index: int) -> Tensor:
@@ -186,10 +185,7 @@ class ProbeTraining(pl.LightningModule):
     def loss(self, batch: list[Tensor]) -> Tensor:
         states, valid, share, count = batch
         logits = self.probe(states, valid)
-        if self.kind == "bce":
-            losses = binary_cross_entropy_with_logits(logits, share, reduction="none")
-        else:
-            losses = mse_loss(logits.sigmoid(), share, reduction="none")
+        losses = binary_cross_entropy_with_logits(logits, share, reduction="none")
         return (losses * count).sum() / count.sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -205,11 +201,11 @@ def fit_probe(
     """A probe trained on what `Examples.of` returns."""
     pl.seed_everything(seed, verbose=False)
     probe = Probe(train.tensors[0].shape[-1], params.hidden, params.pooling)
-    training = ProbeTraining(probe, params.loss, params.lr)
+    training = ProbeTraining(probe, params.lr)
     order = torch.Generator().manual_seed(seed)
     batches = DataLoader(train, params.batch_size, shuffle=True, generator=order)
     unseen = DataLoader(validation, 1024)
-    train_best(training, batches, unseen, params.patience, max_epochs=params.epochs)
+    train_best(training, params.epochs, params.patience, batches, unseen)
     return probe.cpu().eval()
 
 

@@ -130,10 +130,10 @@ def decide(finding: Finding, budget: float) -> dict[str, Any]:
     passed = verdicts.passed(budget)
     certified = passed is not None
     loosest = finding.selection.settings[passed or 0]
-    kept = place(finding.method, loosest) if certified else {"knob": None, "fixed": None}
+    setting = place(finding.method, loosest) if certified else {"knob": None, "fixed": None}
     return {
         "certified": certified,
-        **kept,
+        **setting,
         **bound.entries,
         "confidence": bound.confidence,
         **verdicts.shown(budget).decoded.lengths,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gistgate.core.files import load_tensors, read_json_lines
+from gistgate.core.files import read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.gate import Gate
 from pipeline.labels.labelling import engine_of, tools_of
@@ -21,8 +21,8 @@ from pipeline.labels.schema import (
     MISMATCHES,
     PASSES,
     REFERENCE,
-    AnswerText,
     Table,
+    Texts,
     checked,
     pack,
 )
@@ -47,7 +47,6 @@ def main(name: str) -> None:
     workers = params.decoding.workers
     job = (params, name, shards.folder)
     if shards.fill(count, collecting, job, workers, f"collect, {name}", {"pass": name}):
-        check_met(shards, count)
         report_costs(shards.folder, f"collect-{name}", count)
         shards.publish(count, MISMATCH_FOLDER / name)
 
@@ -67,11 +66,11 @@ def collecting(settings: tuple[Params, str, Path]) -> Callable[[int], Table]:
     else:
         task = load_task(params)
 
-    def collected(problems: list[int], cost: Cost) -> tuple[Table, list[AnswerText]]:
+    def collected(problems: list[int], cost: Cost) -> tuple[Table, Texts]:
         if is_gated:
             return collect_gated(params, pair, pilot, prompts, problems)
         tools = tools_of(params, pair, task, prompts, cost, engine)
-        return collect_strict(params, tools, prompts, problems)
+        return collect_strict(tools, problems)
 
     def produce(index: int) -> Table:
         with counted(folder, index) as cost:
@@ -101,16 +100,6 @@ def no_records(block: int, further: Sequence[str] = ()) -> Table:
     columns = {name: torch.zeros(0, dtype=dtype) for name, dtype in MISMATCHES.items()}
     columns["behind"] = columns["behind"].view(0, block - 1)
     return {**columns, **{name: torch.zeros(0) for name in further}}
-
-
-def check_met(shards: Shards, count: int) -> None:
-    """Refuse a pass without a single mismatch."""
-    for index in range(count):
-        if len(load_tensors(shards.path(index), ["problem"])["problem"]):
-            return
-    raise UserError(
-        "No text has a mismatch: target and draft agree. Take more prompts or a weaker draft."
-    )
 
 
 if __name__ == "__main__":

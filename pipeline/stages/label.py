@@ -60,7 +60,7 @@ def labelling(settings: tuple[Params, str, Path]) -> Callable[[int], schema.Tabl
         # Several shards may be under way, so that their bars say which they are.
         shard = f", shard {index + 1} of {len(mined)}" if len(mined) > 1 else ""
         tools = tools_of(params, pair, task, prompts, cost, engine)
-        labeller = Labeller(tools, prompts, f"label, {name}{shard}")
+        labeller = Labeller(tools, f"label, {name}{shard}")
         if params.label.recipe == "outcome":
             return labeller.label(records, texts, chosen[index])
         cost.labels = int(chosen[index].sum())
@@ -70,7 +70,7 @@ def labelling(settings: tuple[Params, str, Path]) -> Callable[[int], schema.Tabl
         with counted(folder, index) as cost:
             labels = labels_of(index, cost)
         checked = schema.checked(labels, schema.LABELS, f"Shard {index}")
-        return schema.pack(checked, mined[index][1].values())
+        return schema.pack(checked, mined[index][1])
 
     return produce
 

@@ -13,17 +13,17 @@ from pipeline.run import run
 
 def main(name: str) -> None:
     params = read_params()
-    own = params.train
+    block = params.train
     if name == "pilot":
         head = "effects" if params.label.recipe == "answers" else "logistic"
         folders = [FEATURE_FOLDER / "pilot"]
-        train_head(head, PILOT, folders, "pilot", params, own.pilot_features)
-    elif name in own.heads:
+        train_head(head, PILOT, folders, "pilot", params, block.pilot_features)
+    elif name in block.heads:
         folders = [FEATURE_FOLDER / labels for labels in PASSES]
-        train_head(name, HEADS / name, folders, "head", params, own.features)
+        train_head(name, HEADS / name, folders, "head", params, block.features)
     else:
         raise UserError(
-            f"There is no head '{name}' to train. {nearest(name, ['pilot', *own.heads])}"
+            f"There is no head '{name}' to train. {nearest(name, ['pilot', *block.heads])}"
         )
 
 

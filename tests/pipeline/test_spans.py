@@ -73,7 +73,7 @@ def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
             "accepted": torch.zeros(len(x), dtype=torch.int8),
             "behind": torch.full((len(x), 3), -1, dtype=torch.int32),
         }
-        shard = pack(stamped(records, 0, Policy.STRICT), [])
+        shard = pack(stamped(records, 0, Policy.STRICT), {})
         save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", shard)
     spans.count_pairs()
     table = PairCounts.load(spans.PAIRS)

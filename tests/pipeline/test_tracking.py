@@ -112,7 +112,6 @@ def test_an_unusable_store_is_one_sentence(store, monkeypatch):
     [
         ({"target": {"model": "owner/name", "revision": "abc"}}, "the target's revision"),
         ({"draft": {"model": "owner/small", "gguf_file": "small.gguf"}}, "the draft's GGUF file"),
-        ({"tokenizer": "owner/words"}, "the pair's own tokenizer"),
         ({}, None),
     ],
 )

@@ -36,6 +36,12 @@ def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):
         read_rows([rows_folder], ["h_tok:post", "scalars"])
 
 
+def test_a_run_without_any_mismatch_has_nothing_to_train_on(tmp_path):
+    save_tensors(tmp_path / "rows-00000.safetensors", {"kept": torch.zeros(0)})
+    with pytest.raises(UserError, match="no label at all"):
+        read_rows([tmp_path], ["scalars"])
+
+
 def test_features_stand_side_by_side_in_the_order_asked_for(rows_folder):
     rows, widths = read_rows([rows_folder], ["scalars", "h_tok:post"])
     assert list(widths.items()) == [("scalars", 8), ("h_tok:post", WIDTH)]

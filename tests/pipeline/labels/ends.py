@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.labels.rollouts import Answered, FinishedRollout, Rollout, RolloutList, decided
+from pipeline.labels.rollouts import FinishedRollout, Rollout, RolloutList, decided
 
 
 def ends(
     runner: Any,
     rollouts: Sequence[Rollout],
     rejoin: int | None = None,
-    answered: Answered | None = None,
 ) -> list[FinishedRollout]:
-    """In the order of the rollouts; `rejoin` and `answered` as of `decided`."""
+    """In the order of the rollouts; `rejoin` as of `decided`."""
     return RolloutList(
         rollouts,
-        lambda rollout, answer: decided(rollout, answer, rejoin, answered),
+        lambda rollout, answer: decided(rollout, answer, rejoin),
         lambda _rollout, ended: ended,
     ).made_by(runner)

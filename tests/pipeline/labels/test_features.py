@@ -17,7 +17,6 @@ from pipeline.labels.schema import (
     FEATURE_FOLDER,
     LABEL_FOLDER,
     LABELS,
-    AnswerText,
     Policy,
     checked,
     concatenated,
@@ -73,9 +72,9 @@ def recorded_by(decoder, prompts, names):
     ids = [prompt["ids"] for prompt in prompts]
     answers = decoder.having(observer=recorder).generate(ids, **REQUEST)
     tables = []
-    texts = []
+    texts = {}
     for problem, table in enumerate(recorder.take(answers)):
-        texts.append(AnswerText(problem, Policy.GATED, answers[problem].ids))
+        texts[problem, int(Policy.GATED)] = answers[problem].ids
         if num_rows(table):
             tables.append(stamped(table, problem, Policy.GATED))
     return concatenated(tables), unpack(pack({}, texts))[1]
@@ -141,7 +140,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     labels["greedy_kept"] = torch.ones(len(places), dtype=torch.int8)
     labels["rollouts"] = (places % 3).to(torch.int16)
     for index, part in enumerate((places < 50, places >= 50, places < 0)):
-        shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
+        shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts)
         save_tensors(LABEL_FOLDER / f"gated/rows-{index:05d}.safetensors", shard)
     features = ("lookahead", "h_tok:post")
     params = parameters(train={"features": features}, decoding={"block": BLOCK, "workers": 1})

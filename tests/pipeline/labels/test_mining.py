@@ -2,6 +2,7 @@
 time.
 """
 
+from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from pipeline.labels.schema import (
     unpack,
 )
 from pipeline.labels.verdicts import Meaning
-from tests.pipeline.parameters import parameters
+from tests.pipeline.parameters import block, parameters
 from tests.tiny import tiny_pair
 
 ROOM = 24
@@ -72,11 +73,10 @@ def same(answer, reference):
     return meaning(answer) == meaning(reference)
 
 
-SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is given before its end
+SUMS = SimpleNamespace(  # the stand-in: an answer is its own text
     text=lambda _tokenizer, ids: ids,
     same_meaning=lambda _doc, answer, reference: same(answer, reference),
     score=lambda _doc, ids: sum(ids) / 1000,
-    answer=lambda _doc, _text: "",
 )
 
 
@@ -89,13 +89,15 @@ def tools_for(pair, references=None, **settings):
         references = {problem: greedy(pair, problem, []) for problem in PROBLEMS}
     meaning = Meaning(SUMS, None, [{}] * len(PROMPTS), references)
     params = parameters(label=settings)
-    return Tools(decoder_of(pair, make_rule("exact")), meaning, params, Cost(), REQUEST)
+    decoder = decoder_of(pair, make_rule("exact"))
+    return Tools(decoder, meaning, params, Cost(), ROWS, REQUEST)
 
 
 def collected(tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
-    params = parameters(collect={"strict_share": 1.0, **settings})
-    records, texts = unpack(pack(*collect_strict(params, tools, ROWS, PROBLEMS)))
+    collect = block("collect", strict_share=1.0, **settings)
+    tools.params = replace(tools.params, collect=collect)
+    records, texts = unpack(pack(*collect_strict(tools, PROBLEMS)))
     return checked(records, MISMATCHES, "what was mined"), texts
 
 
@@ -125,7 +127,7 @@ def rows(table, policy=None):
 
 def text_of(texts, row):
     """The text in front of a record."""
-    return texts[row.problem, row.policy].ids[: row.position]
+    return texts[row.problem, row.policy][: row.position]
 
 
 def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
@@ -135,9 +137,9 @@ def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
     assert len(walked) >= 10
     for row in walked:
         answer = greedy(pair, row.problem, [*text_of(texts, row), row.draft_id])
-        assert row.greedy_kept == same(answer, texts[row.problem, Policy.STRICT].ids), row
+        assert row.greedy_kept == same(answer, texts[row.problem, Policy.STRICT]), row
         next_token = row.draft_id if row.greedy_kept else row.target_id
-        assert texts[row.problem, row.policy].ids[row.position] == next_token
+        assert texts[row.problem, row.policy][row.position] == next_token
     assert {row.greedy_kept for row in walked} == {0, 1}
 
 
@@ -163,7 +165,7 @@ def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads
     backwards = {problem: ids[::-1] for problem, ids in references.items()}
     table, texts = collected(tools_for(pair, backwards), recipe="text")
     for row in rows(table):
-        assert texts[row.problem, Policy.STRICT].ids[row.position] == row.target_id
+        assert texts[row.problem, Policy.STRICT][row.position] == row.target_id
     assert num_rows(table) >= 10
 
 
@@ -177,14 +179,14 @@ def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined
 
 
 def labels_of(tools, table, texts):
-    labeller = Labeller(tools, ROWS)
+    labeller = Labeller(tools)
     labels = labeller.label(table, texts, torch.ones(num_rows(table), dtype=torch.bool))
     return checked(labels, LABELS, "the labels")
 
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
     table, texts = mined
-    references = {problem: texts[problem, Policy.STRICT].ids for problem in PROBLEMS}
+    references = {problem: texts[problem, Policy.STRICT] for problem in PROBLEMS}
     labels = labels_of(
         tools_for(pair, references, rejoin=None, rollouts=2, batch_size=7), table, texts
     )
@@ -207,7 +209,7 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair, refer
         answer = greedy(pair, row.problem, text_of(texts, row))
         expected.append(same(answer, references[row.problem]))
     assert 0 < sum(expected) < len(expected), "some texts should lose their meaning"
-    greedy_kept = Labeller(tools, ROWS).greedy_kept(table, texts)
+    greedy_kept = Labeller(tools).greedy_kept(table, texts)
     assert is_intact({**table, "greedy_kept": greedy_kept}).tolist() == expected
     # Other records cost rollouts, and are no labels.
     assert num_rows(labels_of(tools, table, texts)) == tools.cost.labels == sum(expected)
@@ -240,7 +242,7 @@ def test_pairs_compare_the_answers_behind_both_tokens(pair, rejoin):
     texts |= loosely_written
     records = concatenated([strict, loose])
     tools.meaning.longest = longest
-    labeller = Labeller(tools, ROWS)
+    labeller = Labeller(tools)
     labels = checked(labeller.pairs(records, texts), LABELS, "the labels")
     trial = labels.pop("trial").T
     labels |= dict(zip(TRIAL, trial))

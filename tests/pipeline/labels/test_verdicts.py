@@ -4,7 +4,6 @@ import pytest
 
 from gistgate.lm_eval.task import TaskSpec, load_task
 from pipeline.labels.rollouts import (
-    ANSWERED,
     REJOINED,
     FinishedRollout,
     Rollout,
@@ -22,73 +21,25 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-@pytest.fixture(scope="module")
-def meaning_of(tmp_path_factory):
-    """Meaning by one of the task's two filters: the first number behind ####, or the last number of
-    the text.
-    """
-    stops = {'until: ["\\n", "Q:"]': 'until: ["Q:"]'}
-    tasks = write_task(tmp_path_factory.mktemp("task"), **stops)
-    docs = [
-        {"question": "41 + 1?", "answer": "#### 42"},
-        {"question": "7 + 1?", "answer": "#### 8"},
-    ]
-    references = {0: ids(REFERENCE), 1: ids("Ten less two.\n#### 8")}
-
-    def meaning(metric: str) -> Meaning:
-        task = load_task(TaskSpec("sums", metric=f"exact_match,{metric}"), tasks)
-        return Meaning(task, TOKENIZER, docs, references)
-
-    return meaning
+@pytest.fixture
+def meaning(tmp_path):
+    """Meaning by a task's filter: the first number behind ####."""
+    tasks = write_task(tmp_path, **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
+    task = load_task(TaskSpec("sums", metric="exact_match,answer"), tasks)
+    docs = [{"question": "41 + 1?", "answer": "#### 42"}]
+    return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE)})
 
 
 def rollout(text: str = REFERENCE) -> Rollout:
     return Rollout(0, [1], ids(text), 4, ids("b")[0], ids(REFERENCE))
 
 
-@pytest.mark.parametrize(
-    "text, given",
-    [
-        ("One and two is", False),
-        ("#### 4", False),  # a further digit would change it
-        ("#### 42", False),
-        ("#### 42.", False),  # decimals would
-        ("#### 42\n", True),
-        ("#### 42 and so", True),
-        ("#### 42\n#### 8", True),  # the filter takes the first
-    ],
-)
-def test_an_answer_is_given_once_nothing_can_change_it(meaning_of, text, given):
-    """The last number of a text is never given."""
-    assert meaning_of("answer").is_given(rollout(), ids(text)) is given
-    assert not meaning_of("loose").is_given(rollout(), ids(text))
-
-
-def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning_of):
-    meaning = meaning_of("answer")
+def test_an_answer_that_grows_too_long_has_lost_its_meaning(meaning):
     longer = ids(REFERENCE + " and so on")
     assert meaning.same(0, longer)
     meaning.longest = 1.1
     assert meaning.same(0, ids(REFERENCE))
     assert not meaning.same(0, longer)
-
-
-@pytest.mark.parametrize("metric", ["answer", "loose"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{REFERENCE}\nOr was it\n#### 7",
-        "So it is.\n#### 43\nNo, it is #### 42.",
-        "Nothing.",
-        "#### 42,0 #### 1",
-    ],
-)
-def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning_of, metric, text):
-    meaning = meaning_of(metric)
-    whole = ids(text)
-    stops = [n for n in range(len(whole)) if meaning.is_given(rollout(), whole[:n])]
-    assert all(meaning.same(0, whole[:n]) == meaning.same(0, whole) for n in stops)
-    assert bool(stops) == (metric == "answer" and "####" in text)
 
 
 class Played:
@@ -117,7 +68,7 @@ class Played:
 
 
 def judge_of(runner: Played, meaning: Meaning, audit: int, rejoin: int | None) -> AnswerJudge:
-    return AnswerJudge(runner, meaning.same, meaning.is_given, audit, rejoin)
+    return AnswerJudge(runner, meaning.same, audit, rejoin)
 
 
 def verdicts(judge: AnswerJudge) -> list[bool]:
@@ -126,44 +77,36 @@ def verdicts(judge: AnswerJudge) -> list[bool]:
     return judge.kept([first]) + judge.kept(later)
 
 
-def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
-    texts = {}
-    for start in ("So", "And", "Then"):
-        for number, tail in (("42", "x"), ("8", "y"), ("7", "z")):
-            texts[f"{start}{tail}"] = f"{start} by another way.\n#### {number}\n{tail * 9}"
-    written = []
-    for audit in (len(texts), 2):
-        runner = Played(texts)
-        judge = judge_of(runner, meaning_of("answer"), audit, None)
-        assert verdicts(judge) == [True, False, False] * 3
-        written.append(runner.written)
-    assert written[1] < written[0]
-
-
 def rejoining(*numbers: int) -> dict[str, str]:
     """Texts that come back to the words of the reference, and their answers."""
     texts = [f"So, as one and two is three.\n#### {number}" for number in numbers]
     return {str(n): text for n, text in enumerate(texts)}
 
 
-def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
-    """A test that calls every answer given, and words that rejoin the reference without its
-    answer.
-    """
-    judge = judge_of(Played(rejoining(42, 7, 42, 7)), meaning_of("answer"), 2, 6)
-    judge.given = lambda _rollout, _answer: True
+def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning):
+    texts = rejoining(42, 42, 42) | {"x": "So by another way."}
+    written = []
+    for audit in (len(texts), 2):
+        runner = Played(texts)
+        assert verdicts(judge_of(runner, meaning, audit, 6)) == [True, True, True, False]
+        written.append(runner.written)
+    assert written[1] < written[0]
+
+
+def test_rejoining_that_misleads_an_audited_rollout_stops_none(meaning):
+    """The words of the reference come back without its answer."""
+    judge = judge_of(Played(rejoining(42, 7, 42, 7)), meaning, 2, 6)
     assert verdicts(judge) == [True, False, True, False]
-    assert judge.given is None
     assert judge.rejoin is None
 
 
 @pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
-def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, order):
+def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning, at_once, order):
     """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before
     the audit does.
     """
     texts = rejoining(42, 42, 7, 7)
-    judge = judge_of(Played(texts, at_once, order), meaning_of("answer"), 2, 6)
+    judge = judge_of(Played(texts, at_once, order), meaning, 2, 6)
     assert judge.kept([rollout(text) for text in texts]) == [True] * 4
 
 
@@ -178,9 +121,8 @@ def test_one_wrong_verdict_in_a_hundred_is_the_most_that_is_trusted(kept, truste
 
 def test_a_rollout_that_rejoins_its_reference_is_kept():
     answer = ids("One b, and two is three.")
-    assert decided(rollout(), answer, 8, None) == REJOINED
-    assert decided(rollout(), answer, None, lambda _rollout, _answer: True) == ANSWERED
-    assert decided(rollout(), answer, None, None) is None
+    assert decided(rollout(), answer, 8) == REJOINED
+    assert decided(rollout(), answer, None) is None
 
 
 @pytest.mark.parametrize(

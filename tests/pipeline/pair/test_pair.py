@@ -107,7 +107,7 @@ def test_a_drafter_stands_in_for_a_draft_model(models):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"tokeniser": "x"}, "unknown key 'tokeniser'. Did you mean 'tokenizer'?"),
+        ({"drafer": "x"}, "unknown key 'drafer'. Did you mean 'drafter'?"),
         ({"draft": {"model": "models/none/target"}}, "folder .* is missing. Run `dvc repro pair`"),
         ({"draft": {"model": "nobody/nothing"}}, "could not be loaded .* HF_HUB_OFFLINE=0"),
         ({"draft": {"dtype": "brainfloat"}}, "dtype 'brainfloat'"),

@@ -1,6 +1,6 @@
 """Judges put samples into groups: by answers, or by texts."""
 
-from pipeline.segments.judges import Sample, same_answer, same_text
+from pipeline.segments.judges import Sample, groups_of
 
 SAMPLES = [Sample(text, f"#### {text[-2]}") for text in ("It is 3.", "it  is 3.", "So 3.", "So 4.")]
 
@@ -13,7 +13,7 @@ class SameLastSign:
 
 
 def test_texts_and_answers_make_their_own_groups():
-    judge = same_answer(SameLastSign())
-    assert same_text({}, SAMPLES) == [0, 0, 1, 2]
-    assert judge({}, SAMPLES) == [0, 0, 0, 1]
-    assert judge({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
+    groups = groups_of(SameLastSign(), {}, SAMPLES)
+    assert groups == {"answer": [0, 0, 0, 1], "exact": [0, 0, 1, 2]}
+    without = [Sample("a", ""), Sample("b", ""), Sample("c", "3")]
+    assert groups_of(SameLastSign(), {}, without)["answer"] == [0, 0, 1]

@@ -2,25 +2,22 @@
 others.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gistgate.core.utils import UserError
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.schema import LABELS, MISMATCHES, checked, concatenated, num_rows, pack, unpack
-from pipeline.run import Shards
-from pipeline.stages.collect import check_met, no_records
-from tests.pipeline.labels.test_mining import ROWS, mined, pair, tools_for
+from pipeline.stages.collect import no_records
+from tests.pipeline.labels.test_mining import mined, pair, tools_for
 
 __all__ = ["mined", "pair"]
 
 
 @pytest.mark.parametrize("more", [(), ("probability",)])
 def test_an_empty_shard_stands_beside_others(mined: Any, more: tuple[str, ...]) -> None:
-    empty, _ = unpack(pack(checked(no_records(4, more), MISMATCHES, "nothing"), []))
+    empty, _ = unpack(pack(checked(no_records(4, more), MISMATCHES, "nothing"), {}))
     table, _ = mined
     full = {**table, **{name: torch.ones(num_rows(table)) for name in more}}
     for tables in ([empty, full], [full, empty]):
@@ -29,18 +26,6 @@ def test_an_empty_shard_stands_beside_others(mined: Any, more: tuple[str, ...]) 
 
 
 def test_nothing_to_label_is_no_error(pair: Any) -> None:
-    labeller = Labeller(tools_for(pair), ROWS)
+    labeller = Labeller(tools_for(pair))
     labels = labeller.label(no_records(4), {}, torch.ones(0, dtype=torch.bool))
     assert num_rows(checked(labels, LABELS, "nothing")) == 0
-
-
-def test_a_pass_without_any_mismatch_is_refused(
-    tmp_path: Path, mined: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shards = Shards("collect", "test")
-    records = [no_records(4), mined[0]]
-    shards.fill(2, lambda made: lambda n: pack(made[n], []), records, 1, "collect", {})
-    with pytest.raises(UserError, match="No text has a mismatch"):
-        check_met(shards, 1)
-    check_met(shards, 2)
