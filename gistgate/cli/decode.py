@@ -16,8 +16,6 @@ from gistgate.cli import show
 from gistgate.cli.options import AsJson, Asking, Prompt, Prompts, Seed, TargetName, decodes
 from gistgate.core.utils import UserError, printable
 from gistgate.models.options import (
-    AUTO,
-    MEASURED_BY,
     DecodeOptions,
     EncodedPrompt,
     read_prompt,
@@ -42,28 +40,16 @@ def generate(
         float, typer.Option(help="0 takes the most probable token.", min=0)
     ] = 0.0,
     seed: Seed = 0,
-    in_shadow: Annotated[
-        bool,
-        typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted."),
-    ] = False,
     as_json: AsJson = False,
     options: DecodeOptions,
 ) -> None:
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.core.block import Sampling
     from gistgate.core.request import text_behind
-    from gistgate.measure.shadow import shadow, summary
 
-    if in_shadow and options.speculate_up_to is not None:
-        raise UserError(
-            "Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both"
-            " away."
-        )
     loaded = load(target, asking, options, [EncodedPrompt(read_prompt(prompt))], temperature)
     decoder = loaded.decoder
     text = partial(text_behind, loaded.target.tokenizer, loaded.ids[0], skip_special_tokens=True)
-    if in_shadow:
-        decoder = shadow(decoder)
     request = {"sampling": Sampling(temperature), "seeds": [seed], **loaded.request}
     if as_json:
         answer = decoder.generate(loaded.ids, **request)[0]
@@ -78,8 +64,6 @@ def generate(
     typer.echo(show.counted(answer), err=True)
     if options.guards:
         typer.echo(show.guarded(answer.statistics, options.guards), err=True)
-    if in_shadow:
-        typer.echo(summary(answer.statistics), err=True)
 
 
 @decodes()
@@ -176,8 +160,6 @@ def load(
     from gistgate.models.loading import load_target
 
     _ = ENGINES[options.engine]
-    if options.speculate_up_to == AUTO:
-        raise UserError(MEASURED_BY)
     prompting = asking.of(prompts, temperature)
     coverage = named_coverage(options.certificate)
     coverage.meet(prompting.ask(coverage.certified))

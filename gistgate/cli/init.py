@@ -252,20 +252,18 @@ def task_files(task: str) -> dict[str, str]:
     if is_file or path.exists():
         return copies(path)
     with needing("pipeline"):
-        from gistgate.lm_eval.files import check_files, entry_of
-    _, entry = entry_of(task, None)
-    if entry.yaml_path is not None:
-        check_files(task, entry.yaml_path)
+        from gistgate.lm_eval.files import entry_of
+    entry_of(task, None)
     note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
     return {f"{TASKS}/README.md": note}
 
 
 def copies(path: Path) -> dict[str, str]:
-    """The file of a task with all that it is made of; refuses (UserError) what the pipeline could
-    not read.
+    """The file of a task with all that it is made of; refuses (UserError) what the pipeline would
+    not find.
     """
     with needing("pipeline"):
-        from gistgate.lm_eval.files import NAME, check_files, files_of
+        from gistgate.lm_eval.files import NAME, files_of
     if not path.is_file():
         raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")
@@ -274,7 +272,6 @@ def copies(path: Path) -> dict[str, str]:
         raise UserError(
             f"The task in {path} is called '{name[1]}'. Rename the file to {name[1]}{path.suffix}."
         )
-    check_files(path.stem, path)
     contents = {f"{TASKS}/{path.stem}.yaml": text}
     documents = path.with_name(path.stem.replace("-", "_")).glob("*.jsonl")  # of a shipped task
     for part in (*files_of(path)[1:], *documents):

@@ -131,7 +131,7 @@ class Decoder:
                 never looser.
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always.
                 Greedy answers are then strict ones, whatever the rule, and a seed draws other
-                sampled ones; `gistgate.measure.speed.pays_up_to` measures the number.
+                sampled ones.
 
         Raises:
             UserError: parts that cannot work together, or an engine that does not exist.

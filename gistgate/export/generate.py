@@ -4,13 +4,11 @@ processors and criteria hold whatever a caller, a model's defaults or a task ask
 nothing is ignored in silence."""
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -37,7 +35,7 @@ from gistgate.coverage.certificate import CERTIFICATE_FILE
 from gistgate.coverage.covers import joined, refusal
 from gistgate.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.models.loading import load_draft
-from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions
+from gistgate.models.options import DecodeOptions
 from gistgate.models.tuned import tuned_certificate
 
 MODES = ("greedy_search", "sample")
@@ -59,14 +57,10 @@ def check_supported(
     """Refuse what the decoder does not do."""
     mode = str(config.get_generation_mode().value)
     if mode not in MODES or model.config.is_encoder_decoder:
-        kind = (
-            "an encoder-decoder model"
-            if model.config.is_encoder_decoder
-            else mode.replace("_", " ")
-        )
+        kind = mode.replace("_", " ")
         raise UserError(
             "This decoder does greedy decoding and sampling of decoder-only models, but got"
-            f" {kind}."
+            f" {kind} of {type(model).__name__}."
         )
     for name in OUTPUTS:
         if getattr(config, name, False):
@@ -165,13 +159,16 @@ def decode_gated(
     built.coverage.meet(
         Ask(temperature=sampling.temperature, stops=stops_of(stops, decoder.tokenizer))
     )
+    seeds = None
+    if not sampling.greedy:  # of torch's own generator, so that `torch.manual_seed` repeats a run
+        seeds = torch.randint(2**62, (len(input_ids),)).tolist()
     answers = decoder.generate(
         prompts_of(input_ids, prepared.get("attention_mask")),
         max_new_tokens=ends.max_length - input_ids.shape[1],
         eos_ids=ends.eos_ids,
         stops=stops,
         sampling=sampling,
-        seeds=None if sampling.greedy else drawn_seeds(len(input_ids)),
+        seeds=seeds,
     )
     if report is not None:
         report.extend(answers)
@@ -193,18 +190,11 @@ def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
 
 
-def drawn_seeds(num: int) -> list[int]:
-    """Seeds from torch's own generator, so that `torch.manual_seed` repeats a run."""
-    return [int(seed) for seed in torch.randint(2**62, (num,)).tolist()]
-
-
 T = TypeVar("T")
 
 # What was loaded for a target: `generate` is called once per batch, and loading takes longer than a
 # batch.
-LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
-MOST = 16  # parts that are kept for a target
-TURN = RLock()  # two threads load nothing twice
+LOADED: WeakKeyDictionary[PreTrainedModel, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
@@ -252,14 +242,10 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *
     """What `load` returned first for this target and key; `partners`, whose ids are in the key,
     keep them.
     """
-    with TURN:
-        parts = LOADED.setdefault(target, OrderedDict())
-        if key not in parts:
-            parts[key] = load(), partners
-        parts.move_to_end(key)
-        while len(parts) > MOST:
-            parts.popitem(last=False)
-        value: T = parts[key][0]
+    parts = LOADED.setdefault(target, {})
+    if key not in parts:
+        parts[key] = load(), partners
+    value: T = parts[key][0]
     return value
 
 
@@ -333,8 +319,6 @@ def generate(
             " well."
         )
     options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
-    if options.speculate_up_to == AUTO:
-        raise UserError(MEASURED_BY)
     # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate
     # that was loaded.
     tuned = tuned_certificate(replace(options, gate=gate))

@@ -72,26 +72,6 @@ def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
-def check_files(name: str, file: Path) -> None:
-    """Refuse a task that could not be loaded for want of a text or of training documents, as its
-    files say.
-    """
-    parts = [part for part in files_of(file) if part.suffix != ".py"]
-    text = "\n".join(part.read_text(encoding="utf-8") for part in parts)
-    if re.search("^class:", text, re.MULTILINE):
-        return
-    if value_of("output_type", text) not in (None, "generate_until"):
-        raise UserError(NO_TEXT.format(name))
-    if value_of("training_split", text) is None:
-        raise UserError(NO_TRAINING.format(name))
-
-
-def value_of(key: str, text: str) -> str | None:
-    """The value of a key of a task file; None where there is none, or null."""
-    entry = re.search(rf"^{key}: *['\"]?(?!null)(\w+)", text, re.MULTILINE)
-    return entry and entry[1]
-
-
 def files_of(task: Path) -> list[Path]:
     """The file of a task, those that it includes and those beside it with its functions, each
     once.

@@ -3,17 +3,16 @@
 """
 
 import math
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from lm_eval.api.registry import register_model
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -26,17 +25,13 @@ from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError, nearest, replaced
+from gistgate.core.utils import UserError, replaced
 from gistgate.coverage.ask import UNKNOWN, Ask, stops_of
-from gistgate.coverage.choose import GATED, STRICT
 from gistgate.coverage.covers import Coverage
-from gistgate.lm_eval.prompting import remember, ways_of
-from gistgate.measure.speed import settle_batches
+from gistgate.lm_eval.prompting import remembering, ways_of
 from gistgate.models.loading import warn_generation_config, whole_model
-from gistgate.models.options import AUTO, NAMES
 from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import encode, rendered, template
-from gistgate.rules import complete, meant
 
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 """Generation arguments of tasks that change nothing here."""
@@ -47,9 +42,6 @@ NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
 WAITING = 32
 """Prompts that the harness hands over at once for each row: a finished row is followed by the
 next."""
-
-HARNESS_NAMES = signature(HFLM.__init__).parameters
-"""Names of arguments that lm-eval's own model takes."""
 
 Served = defaultdict[tuple[int, ...], list[Generation]]
 """Answers by the ids of their prompt, one for each request."""
@@ -81,9 +73,6 @@ class GatedLM(HFLM):
             )
         options = options_from(kwargs)
         options = replace(options, guards=tuple(name for name in guards.split("+") if name))
-        rule = options.rule or (GATED if options.gate else STRICT)
-        settings = complete(meant(rule)[0], {})
-        self.argument_names = {*NAMES, "guards", "seed", *settings, *HARNESS_NAMES}
         self._load(pretrained, kwargs)
         if decoder is None:
             built = build(self.model, self.tokenizer, options, policy="refuse")
@@ -97,9 +86,8 @@ class GatedLM(HFLM):
                 " `pretrained`."
             )
         if self.coverage.certificate is not None and self.coverage.certified is not None:
-            remember(self)
+            ConfigurableTask.fewshot_context = remembering
         self.seed = seed
-        self.is_to_measure = options.speculate_up_to == AUTO
         self.rows = 0
         self.is_quiet = False
         self.prompting: list[dict[str, Any]] = []
@@ -122,20 +110,7 @@ class GatedLM(HFLM):
         """The harness's own method; the weights have to be whole, finite and in safetensors, as
         everywhere else.
         """
-
-        def load(name: str, **options: Any) -> PreTrainedModel:
-            try:
-                return whole_model(name, **options)
-            except TypeError as error:  # the model refuses what nobody else took of the arguments
-                match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-                if match is None:
-                    raise
-                name = match[1]
-                raise UserError(
-                    f"--model_args has no '{name}'. {nearest(name, self.argument_names)}"
-                ) from error
-
-        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=load)):
+        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole_model)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -197,9 +172,6 @@ class GatedLM(HFLM):
             "sampling": sampling(kwargs),
         }
         self._check(request["sampling"].temperature, stops_of(request["stops"], self.tokenizer))
-        if self.is_to_measure:
-            settle_batches(self.decoder, prompts[: self.rows or None], **request)
-            self.is_to_measure = False
         request |= {"batch_size": self.rows or len(prompts), "seeds": self._seeds(prompts)}
         silent = self.is_quiet or None  # None: silent where no terminal is
         with tqdm(

@@ -5,9 +5,6 @@ lm-eval makes prompts before it asks a model anything, and hands over neither th
 were made.
 """
 
-from __future__ import annotations
-
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +12,6 @@ from lm_eval.api.task import ConfigurableTask
 
 WAYS: dict[int, dict[str, Any]] = {}  # how a prompt was made, by the hash of its text
 MAKE = ConfigurableTask.fewshot_context  # lm-eval's own method
-MODELS = set[int]()  # the models that compare requests with a certificate
 
 
 def remembering(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
@@ -31,22 +27,6 @@ def remembering(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
         "num_fewshot": number,
     }
     return text
-
-
-def remember(model: Any) -> None:
-    """Let `remembering` take the place of lm-eval's method while this model lives."""
-    key = id(model)
-    MODELS.add(key)
-    ConfigurableTask.fewshot_context = remembering
-    weakref.finalize(model, forget, key)
-
-
-def forget(key: int) -> None:
-    """A model is gone; with the last one lm-eval's method comes back."""
-    MODELS.discard(key)
-    if not MODELS:
-        ConfigurableTask.fewshot_context = MAKE
-        WAYS.clear()
 
 
 def ways_of(prompts: Sequence[str]) -> list[dict[str, Any]]:

@@ -21,11 +21,6 @@ from gistgate.core.utils import UserError, first_line
 
 T = TypeVar("T")
 
-BATCHES = (1, 4, 16, 32)
-"""Batch sizes at which `settle_batches` measures, in rows."""
-MEASURED = 64
-"""Longest answer of such a measurement, in tokens."""
-
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[list[list[int]], Statistics | None]
 """New ids of every row, and what was counted about all rows; None where the library counts
@@ -243,39 +238,3 @@ def side_by_side(
         counted = total([run.statistics or Statistics() for run in runs])
         clocks[name] = (sum(seconds_of(runs)), counted)
     return clocks, loops
-
-
-def pays_up_to(decoder: Decoder, prompts: Prompts, sizes: Sequence[int], **request: Any) -> int:
-    """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never
-    is.
-
-    For `Decoder(speculate_up_to=...)`; measured before serving, because texts must not depend on a
-    busy machine.
-    """
-    plain = decoder.plain()
-    largest = 0
-    for size in sorted(sizes):
-        batch = [prompts[place % len(prompts)] for place in range(size)]
-        if rate(decoder, batch, request) <= rate(plain, batch, request):
-            break
-        largest = size
-    return largest
-
-
-def settle_batches(
-    decoder: Decoder, prompts: Prompts, *, max_new_tokens: int, **request: Any
-) -> int:
-    """Measure on the first batch up to how many of its rows speculation pays, and let the decoder
-    keep to it.
-    """
-    sizes = [*(size for size in BATCHES if size < len(prompts)), len(prompts)]
-    request["max_new_tokens"] = min(max_new_tokens, MEASURED)
-    decoder.speculate_up_to = pays_up_to(decoder, prompts, sizes, **request)
-    return decoder.speculate_up_to
-
-
-def rate(decoder: Decoder, batch: Prompts, request: dict[str, Any]) -> float:
-    """New tokens per second, the better of two runs behind one that warms up."""
-    entrant = contender("", decoder, request, any_engine=True)
-    entrant.decode(batch)
-    return max(run.tokens / run.seconds for run in (entrant.timed(batch), entrant.timed(batch)))

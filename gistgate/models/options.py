@@ -19,12 +19,6 @@ from gistgate.coverage.ask import UNKNOWN, Ask, Wish, stops_of
 if TYPE_CHECKING:
     from gistgate.models.loading import Target
 
-AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
-MEASURED_BY = (
-    "speculate_up_to=auto (--speculate-up-to) is measured by the lm-eval model alone. Give a number"
-    " of rows, or leave it away."
-)
-
 
 @dataclass(frozen=True)
 class DecodeOptions:
@@ -91,14 +85,13 @@ class DecodeOptions:
 
     @property
     def most_rows(self) -> int | None:
-        """`speculate_up_to` as a number; None where nothing or "auto" is said."""
+        """`speculate_up_to` as a number; None where nothing is said."""
         rows = self.speculate_up_to
-        if rows is None or rows == AUTO:
+        if rows is None:
             return None
         if not str(rows).isdecimal():
             raise UserError(
-                f"speculate_up_to is '{rows}'. Give a number of rows (0 never speculates) or"
-                f" '{AUTO}'."
+                f"speculate_up_to is '{rows}'. Give a number of rows; 0 never speculates."
             )
         return int(rows)
 

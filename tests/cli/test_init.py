@@ -10,7 +10,6 @@ import yaml
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks.task import TaskSpec
 from tests.gguf_file import write_gguf
-from tests.tiny import write_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,17 +103,6 @@ def test_a_shipped_task_brings_its_documents(made):
     assert {path.suffix for path in (folder / "python_functions").iterdir()} == {".jsonl"}
 
 
-def test_a_task_that_no_gate_can_learn_is_refused(run, tmp_path):
-    write_task(tmp_path, **{"training_split: train\n": ""})
-    models = ("--target", "a/b", "--draft", "a/c")
-    for task, cause in (
-        (tmp_path / "tasks/sums.yaml", "no training split"),
-        ("hellaswag", "not an ordinary"),
-    ):
-        status, _, error = run("init", tmp_path / "new", *models, "--task", task)
-        assert status == 1 and cause in error and not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize("has_git", [True, False])
 def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
     if has_git:
@@ -128,6 +116,7 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
         ("--target ./nowhere --draft a/b", "The model './nowhere' does not exist"),
         ("--target a/b", "needs either --draft"),
         ("--target a/b --draft a/c --task nowhere.yaml", "nowhere.yaml is missing"),
+        ("--target a/b --draft a/c --task no-such-task", "no task 'no-such-task'"),
         ("--target a/b --draft a/c --dtype int8", "no dtype 'int8'"),
         ("--target a/b --drafter suffix --quantise-draft int4", "Name one with --draft"),
         ("--target a/b --draft a/c --quantise-draft int2", "cannot be quantised to 'int2'"),

@@ -87,10 +87,6 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
         (["generate", "{pair}/target", "Tom", "--template", "rag"], "belong to a chat. Add --chat"),
         (["generate", "{pair}/target", "Tom \udcff"], "bytes that are no UTF-8"),
         (
-            ["generate", "{pair}/target", "Tom", "--shadow", "--speculate-up-to", "0"],
-            "Shadow mode watches drafts",
-        ),
-        (
             ["generate", "{pair}/target", "Tom", "--quantise-draft", "int8"],
             "There is no draft model to make lighter",
         ),
@@ -122,16 +118,6 @@ def test_bad_input_is_one_sentence(run, pair, arguments, sentence):
     assert status == 1 and out == ""
     said = [line for line in err.splitlines() if "Loading weights" not in line and line.strip()]
     assert sentence in said[-1] and "Traceback" not in err
-
-
-def test_shadow_mode_says_what_strict_decoding_says_and_what_the_gate_would_do(run, pair):
-    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24)
-    strict = run("generate", pair / "target", "Tom has", *arguments)
-    shadowed = run(
-        "generate", pair / "target", "Tom has", *arguments, "--gate", pair / "gate", "--shadow"
-    )
-    assert strict[:2] == shadowed[:2] and ", 0 loose" in shadowed[2]
-    assert "shadow: tau" in shadowed[2] and "shadow" not in strict[2]
 
 
 def test_guards_by_name(run, pair):

@@ -11,7 +11,6 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.measure import speed as timing
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, greedy, pair, prompts
 from tests.core.watching import continued
@@ -93,19 +92,6 @@ def test_it_holds_for_continued_texts_as_well():
         max_new_tokens=2 * NUM,
     )
     assert all(answer.statistics.draft_forwards > 0 for answer, _ in going)
-
-
-@pytest.mark.parametrize(("speculative", "most"), [((9, 9, 9), 4), ((9, 3, 9), 1), ((3, 9, 9), 0)])
-def test_the_number_is_the_last_batch_before_it_stops_paying(
-    monkeypatch: pytest.MonkeyPatch, speculative, most
-):
-    rates = {1: speculative[0], 2: speculative[1], 4: speculative[2]}
-    monkeypatch.setattr(
-        timing,
-        "rate",
-        lambda decoder, batch, request: 5.0 if decoder.drafter is None else rates[len(batch)],
-    )
-    assert timing.pays_up_to(capped(), BATCH, (1, 2, 4), max_new_tokens=NUM) == most
 
 
 LENGTH = 12
