@@ -54,6 +54,13 @@ class Claim:
         return verdicts
 
 
+class Tools(Claim):
+    """The loose endpoint calls tools little worse."""
+
+    id = "tools"
+    promise = "calls tools at most {:.4g} points worse than"
+
+
 class Agreement(Claim):
     """The loose endpoint answers otherwise on few prompts."""
 
@@ -154,4 +161,6 @@ class Thoughts(Length):
         return answer.tokens_of_thought
 
 
-CLAIMS: dict[str, type[Claim]] = {claim.id: claim for claim in (Claim, Agreement, Length, Thoughts)}
+CLAIMS: dict[str, type[Claim]] = {
+    claim.id: claim for claim in (Claim, Tools, Agreement, Length, Thoughts)
+}

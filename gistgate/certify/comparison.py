@@ -30,12 +30,13 @@ TICK = 0.5  # seconds between two lines about the progress, on a terminal
 SELDOM = 10.0  # the same elsewhere
 MOST = 0.5  # share of answers without an end above which they may be thoughts
 
-Request = tuple[str | Messages, list[str], int]  # prompt, stops and longest answer in tokens
+# Prompt, stops, longest answer in tokens, and further entries.
+Request = tuple[str | Messages, list[str], int, dict[str, Any]]
 
 
 def request_of(task: Task, doc: Document) -> Request:
     """What both endpoints are asked about a document."""
-    return task.prompt(doc), list(task.stops), task.max_new_tokens
+    return task.prompt(doc), list(task.stops), task.max_new_tokens, task.entries(doc)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -16,16 +17,19 @@ from gistgate.certify.address import Address, withheld_headers, without_secrets
 from gistgate.certify.answers import Served
 from gistgate.certify.page import (
     BROKEN,
+    CALLED,
     beginning_of,
     first_choice,
     instead_of,
     parsed_page,
+    thought_tokens_in,
     tokens_in,
 )
 from gistgate.certify.thoughts import reply_in
 from gistgate.certify.trouble import NOT_HERE, PromptError, explained
 from gistgate.core.utils import UserError, first_line, printable
 from gistgate.tasks.task import Messages
+from gistgate.tasks.tool_calls import calls_of, written
 
 RETRIES = 5
 """Repetitions of a request after a broken connection, a timeout, or status 429 or from 500 on."""
@@ -39,6 +43,7 @@ PAUSE = 3.0
 """Seconds between two questions to such a server."""
 DOORS = (401, 403, 407, 503)
 """Statuses of a server that would list its models to somebody else, or later."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 MOST_STOPS = 4
 """Stops that the protocol allows; answers are cut at all of them here."""
 
@@ -156,26 +161,37 @@ class Endpoint:
         return models, cause
 
     async def answer(
-        self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any
+        self,
+        prompt: str | Messages,
+        stops: Sequence[str],
+        max_tokens: int,
+        entries: Mapping[str, Any] = NOTHING,
+        **sampling: Any,
     ) -> Served:
-        """The answer to a text to continue, or to the messages of a chat; greedy without other
-        `sampling`.
+        """The answer to a text to continue, or to the messages of a chat, perhaps with tools among
+        further `entries`; greedy without other `sampling`.
         """
-        path, body = self.request(prompt, stops, max_tokens, **sampling)
+        path, body = self.request(prompt, stops, max_tokens, entries, **sampling)
         with explained(self):
             page = await self.patiently(partial(self.client.post, path, body=body, cast_to=object))
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        return self.whole(page, text, body.get("stop") or (), limit)
+        return self.whole(page, text, body.get("stop") or (), limit, "tools" in body)
 
     def request(
-        self, prompt: str | Messages, stops: Sequence[str], max_tokens: int, **sampling: Any
+        self,
+        prompt: str | Messages,
+        stops: Sequence[str],
+        max_tokens: int,
+        entries: Mapping[str, Any] = NOTHING,
+        **sampling: Any,
     ) -> tuple[str, dict[str, Any]]:
         """Path and body of a request."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0.0,
+            **entries,
             **sampling,
         }
         if isinstance(prompt, str):
@@ -190,44 +206,50 @@ class Endpoint:
         return path, {name: entry for name, entry in body.items() if entry is not None}
 
     def whole(
-        self, page: Any, prompt: str = "", stops: str | Sequence[str] = (), limit: int = 0
+        self,
+        page: Any,
+        prompt: str = "",
+        stops: str | Sequence[str] = (),
+        limit: int = 0,
+        may_call: bool = False,
     ) -> Served:
         """The answer in a page that came with status 200, unless it is cut short, another model's
-        or none at all.
+        or none at all; with the calls of tools, if it may call some.
         """
         page = parsed_page(page)
-        choice = self.choice_in(page)
+        choice = self.choice_in(page, may_call)
         reason = choice.get("finish_reason")
         message = choice.get("message") or choice
         is_capped = reason == "length"
         reply = reply_in(message, is_capped)
         text = reply.answer
+        calls = calls_of(message) if may_call else []
         instead = instead_of(message, reply)
-        if instead:
+        if instead and not calls:
             raise PromptError(
                 f"{self.url} ended an answer with {instead} in place of a text. Switch tools off"
                 f" (--{self.side}-body), or leave such prompts out."
             )
         self.report("model", page.get("model"))
         self.report("fingerprint", page.get("system_fingerprint"))
-        self.report("finish", None if reason in ("stop", "length") else reason)
+        self.report("finish", None if reason in ("stop", "length", *CALLED) else reason)
         if prompt.strip() and text.startswith(prompt):
             self.report("repeats", "the prompt in front of answers, which was cut off")
             text = text.removeprefix(prompt)
-        tokens, thought_tokens = tokens_in(page, not (text or reply.thought))
+        tokens = tokens_in(page, text or reply.thought)
         for stop in [stops] if isinstance(stops, str) else stops:
             text = text.split(stop)[0]  # `transformers serve` leaves it in the text
         return Served(
-            text,
+            written(text, calls),
             tokens,
             is_capped,
             limited=is_capped and 0 < (tokens or 0) < limit,
             thought=len(reply.thought),
-            thought_tokens=thought_tokens,
-            is_open=reply.is_open,
+            thought_tokens=thought_tokens_in(page),
+            is_open=reply.is_open and not calls,
         )
 
-    def choice_in(self, page: Any) -> Mapping[str, Any]:
+    def choice_in(self, page: Any, may_call: bool = False) -> Mapping[str, Any]:
         """The choice of a page that holds one, of this model, that ends as an answer should."""
         error = page.get("error") if isinstance(page, dict) else None
         choice = first_choice(page) or {}
@@ -241,7 +263,7 @@ class Endpoint:
                 f" {NOT_HERE}"
             )
         reason = error or choice.get("finish_reason")
-        if error or reason in BROKEN:
+        if error or reason in BROKEN or (reason in CALLED and not may_call):
             raise PromptError(
                 f"{self.url} ended an answer with '{reason}', so it is not whole. Look into its"
                 " log."

@@ -10,10 +10,12 @@ from typing import Any
 from gistgate.certify.thoughts import Reply
 from gistgate.core.utils import first_line
 
-BROKEN = (None, "content_filter", "tool_calls", "function_call", "abort", "error")
+BROKEN = (None, "content_filter", "abort", "error")
 """Reasons for which an answer ends that is not what the model would say; servers have several words
 for "stop".
 """
+CALLED = ("tool_calls", "function_call")
+"""Reasons for which an answer ends with the call of a tool, if there were tools."""
 
 
 def parsed_page(page: Any) -> Any:
@@ -50,16 +52,16 @@ def instead_of(message: Mapping[str, Any], reply: Reply) -> str:
     return "" if is_text else "nothing"
 
 
-def tokens_in(page: Mapping[str, Any], is_empty: bool) -> tuple[int | None, int | None]:
-    """The lengths of an answer with its thought, and of the thought, in tokens; None where the
-    server does not say it.
-    """
+def tokens_in(page: Mapping[str, Any], text: str) -> int | None:
+    """The length of an answer with its thought in tokens; None where the server does not say it."""
     usage = page.get("usage")
-    if not isinstance(usage, dict):
-        return None, None
-    tokens = usage.get("completion_tokens")
-    if not isinstance(tokens, int) or (tokens < 1 and not is_empty):
-        tokens = None
-    details = usage.get("completion_tokens_details")
-    thought = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return tokens, thought if isinstance(thought, int) else None
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) and tokens >= bool(text) else None
+
+
+def thought_tokens_in(page: Mapping[str, Any]) -> int | None:
+    """The length of the thought in tokens; None where the server does not say it."""
+    usage = page.get("usage")
+    details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
+    tokens = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return tokens if isinstance(tokens, int) else None

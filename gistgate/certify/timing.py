@@ -83,7 +83,7 @@ class Clock:
                 page = parsed_page(await self.client.post(path, body=body, cast_to=object))
         seconds = perf_counter() - begin
         if not self.is_streaming:
-            self.endpoint.choice_in(page)
+            self.endpoint.choice_in(page, "tools" in body)
         after = await self.steps()
         forwards = forwards_in(page)
         if before is not None and after is not None:

@@ -64,8 +64,8 @@ class Options(Promise):
     claim: Annotated[
         str | None,
         plain_option(
-            "score (usual if right answers are known), agreement (with the strict answer), length"
-            " or thoughts (their length)."
+            "score (usual if right answers are known), tools (calls of them), agreement (with the"
+            " strict answer), length or thoughts (their length)."
         ),
     ] = None
     changed: Annotated[

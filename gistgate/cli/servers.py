@@ -22,8 +22,7 @@ from gistgate.core.files import fingerprint, write_json, write_text
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
-from gistgate.models.options import read_rows
-from gistgate.tasks.prompt_file import PromptFile
+from gistgate.tasks.prompt_file import PromptFile, rows_of
 from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_problems
 from gistgate.tasks.task import TASKS, Document, Task, TaskSpec
 
@@ -42,11 +41,11 @@ def compare(options: Options) -> tuple[ServedCertificate, Path]:
     spec = options.spec(gate)
     task: Task
     if options.file:
-        task = PromptFile(read_rows(options.file), spec, options.scorer)
+        task = PromptFile(rows_of(options.file), spec, options.scorer)
     else:
         task = load_task(spec, TASKS)
-    claim = claim_of(options, task.judges)
-    if options.file and claim.id == "score":
+    claim = claim_of(options, task.judges, task.calls_tools)
+    if options.file and claim.id in ("score", "tools"):
         print(f"Answers are compared by the {task.metric}.")
     need = claim.needed(plan, options.changed)
     ledger = Ledger(options.ledger)
@@ -83,9 +82,12 @@ def compare(options: Options) -> tuple[ServedCertificate, Path]:
     return certificate, card
 
 
-def claim_of(options: Options, judges: bool) -> Claim:
-    """The claim that is made, if it can be, where right answers are known or not."""
-    name = options.claim or ("score" if judges else "agreement")
+def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim:
+    """The claim that is made, if it can be, where right answers are known or not, and where tools
+    are called.
+    """
+    usual = "tools" if calls_tools else "score" if judges else "agreement"
+    name = options.claim or usual
     if name not in CLAIMS:
         raise UserError(f"There is no claim '{name}'. {nearest(name, CLAIMS)}")
     if name == "score" and not judges:
@@ -93,6 +95,8 @@ def claim_of(options: Options, judges: bool) -> Claim:
             f"{options.file} has prompts without `answer`, so no score is known. Take --claim"
             " agreement."
         )
+    if name == "tools" and not calls_tools:
+        raise UserError(f"{options.file or options.task} has no tools. Write them into each line.")
     if name == "agreement" and options.temperature:
         raise UserError(
             "Two samples differ by chance, so agreement shows nothing. Take another claim."

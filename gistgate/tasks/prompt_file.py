@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from gistgate.core.utils import UserError
+from gistgate.models.options import read_rows
+from gistgate.tasks.bfcl import from_bfcl, is_bfcl
 from gistgate.tasks.scorers import SCORERS, Scorer, plain, scorer_named, strictest
 from gistgate.tasks.task import Document, Messages, Task, TaskSpec
+from gistgate.tasks.tool_calls import ToolCalls, calls_of, equal, expected_calls, read, tools_of
 
 EXAMPLE = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
 TEXTS = ("prompt", "question", "context", "text")  # keys under which files have their prompts
@@ -19,7 +22,8 @@ class PromptFile(Task):
     """Entries with a prompt or the messages of a chat, and an `answer` where one is known.
 
     An entry may have a system text of its own (`system`), several right answers (a list), and a
-    `scorer`; without one the strictest that fits all answers of the file is taken.
+    `scorer`; without one the strictest that fits all answers of the file is taken. An entry with
+    `tools` is scored by the calls of these, and may name the `calls` that are expected.
     """
 
     name = "own prompts"
@@ -39,7 +43,9 @@ class PromptFile(Task):
         if not self.docs:
             raise UserError(f"There is no prompt in the file. Write lines such as {EXAMPLE}.")
         self.max_new_tokens = spec.max_new_tokens
-        is_chat = spec.prompting.chat_template or any("messages" in doc for doc in self.docs)
+        is_chat = spec.prompting.chat_template or any(
+            "messages" in doc or "tools" in doc for doc in self.docs
+        )
         self.prompting = replace(spec.prompting, chat_template=is_chat)
         if not is_chat:
             for doc in self.docs:
@@ -54,13 +60,16 @@ class PromptFile(Task):
         for doc in self.docs:
             if "answers" not in doc:
                 refuse(doc, "it has no answer, and other entries have. Add one to each, or none")
-        usual = strictest([answer for doc in self.docs for answer in doc["answers"]])
+        texts = [doc for doc in self.docs if "tools" not in doc]
+        usual = strictest([answer for doc in texts for answer in doc["answers"]])
         if name is not None:
             usual = scorer_named(name)
         ids = set()
         for doc in self.docs:
             scorer = usual
-            if "scorer" in doc:
+            if "tools" in doc:
+                scorer = ToolCalls(doc["tools"])
+            elif "scorer" in doc:
                 scorer = scorer_named(str(doc["scorer"]))
             elif doc.get("is_reference") and name is None:
                 scorer = SCORERS[REFERENCE]
@@ -73,6 +82,10 @@ class PromptFile(Task):
                     refuse(doc, str(error))
             doc["compares"] = scorer
         self.metric = f"scorer {' and '.join(sorted(ids))}"
+        self.calls_tools = len(texts) < len(self.docs)
+        unknown = sum(doc["answers"] == [None] for doc in self.docs)
+        if unknown:
+            self.metric += f" (validity alone in {unknown} of {len(self.docs)} entries)"
 
     metric = "no score"
 
@@ -82,7 +95,8 @@ class PromptFile(Task):
 
     def question(self, doc: Document) -> str:
         """The prompt, or the messages as they stand in the file."""
-        return str(doc.get("messages") or doc["prompt"])
+        text = str(doc.get("messages") or doc["prompt"])
+        return f"{text} {doc['tools']}" if "tools" in doc else text
 
     problem = question
 
@@ -98,14 +112,27 @@ class PromptFile(Task):
             return [{"role": "system", "content": system}, *messages]
         return list(messages)
 
+    def entries(self, doc: Document) -> dict[str, Any]:
+        """The tools, and how they are chosen."""
+        return {name: doc[name] for name in ("tools", "tool_choice") if name in doc}
+
     def score(self, doc: Document, text: str) -> float:
         """What an answer is worth: the best of what its right answers say."""
         scorer: Scorer = doc["compares"]
         return max(scorer.score(text, answer) for answer in doc["answers"])
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool:
-        """Whether both texts have the same words."""
+        """Whether both texts have the same words, or make the same calls."""
+        calls = read(reference)
+        if calls or read(text):
+            return equal(read(text), calls)
         return plain(text) == plain(reference)
+
+
+def rows_of(place: str) -> list[tuple[str, Any]]:
+    """The entries of a file, each with its place; those of BFCL in the form of ours."""
+    rows = read_rows(place)
+    return from_bfcl(rows, place) if rows and is_bfcl(rows[0][1]) else rows
 
 
 def document_of(place: str, row: Any) -> Document:
@@ -121,7 +148,10 @@ def document_of(place: str, row: Any) -> Document:
         check_text(doc, texts[0], "prompt")
     if "system" in doc:
         check_text(doc, doc["system"], "system text")
-    if "answer" in doc:
+    if "tools" in doc:
+        doc["tools"] = tools_of(place, doc["tools"])
+        doc["answers"] = [expected_calls(place, doc.get("calls"))]
+    elif "answer" in doc:
         doc["answers"] = answers_of(doc)
     return doc
 
@@ -136,12 +166,15 @@ def check_messages(doc: Document) -> None:
         refuse(doc, "its messages are no list of turns with role and content")
     if messages[-1]["role"] == "assistant":
         doc["messages"] = messages[:-1]
-        if "answer" not in doc:
+        if "tools" in doc:
+            doc.setdefault("calls", calls_of(messages[-1]))
+        elif "answer" not in doc:
             doc["answer"] = messages[-1].get("content")
             doc["is_reference"] = True
     for turn in doc["messages"]:
-        check_text(doc, turn.get("content"), "message")
-    if not doc["messages"] or doc["messages"][-1]["role"] != "user":
+        if not calls_of(turn):
+            check_text(doc, turn.get("content"), "message")
+    if not doc["messages"] or doc["messages"][-1]["role"] not in ("user", "tool"):
         refuse(doc, "its messages do not end with a turn of the user")
 
 

@@ -62,6 +62,8 @@ class Task(ABC):
     """Longest answer, in tokens."""
     judges = True
     """Whether right answers are known."""
+    calls_tools = False
+    """Whether answers may call tools."""
     examples = 0
     """Solved examples in front of a question."""
     files: Sequence[Path] = ()
@@ -96,6 +98,10 @@ class Task(ABC):
     @abstractmethod
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
         """Whether an answer says the same as `reference`; None where nothing is known."""
+
+    def entries(self, doc: Document) -> dict[str, Any]:
+        """What a request says beside the prompt, such as tools."""
+        return {}
 
     def prompt(self, doc: Document) -> str | Messages:
         """What a server is asked: a text to continue, or the messages of a chat."""
