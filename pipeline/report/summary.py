@@ -17,7 +17,6 @@ from pipeline.paths import HEADS, REPORTS, calibration_file, evaluation_folder
 Summary = dict[str, Any]
 ByName = dict[str, dict[str, Any]]
 
-THEIRS = "transformers_"  # what the names of transformers' own decodings begin with
 PLAIN = "plain"  # evaluation of plain decoding
 STRICT = "exact"  # evaluation of the lossless reference
 LEVEL = 0.9  # two-sided confidence of the intervals; their lower ends hold with 95 %
@@ -74,6 +73,7 @@ class Results:
     """Everything the last run found, by method or head."""
 
     benchmark: dict[str, Any]
+    times: ByName  # of methods and baselines; baselines of transformers that cannot run have none
     heads: ByName
     curves: ByName
     adversarial: ByName  # empty where nobody looked
@@ -85,33 +85,12 @@ class Results:
         """Scores of a method in the order of the strict run's prompts."""
         strict = self.samples[STRICT]
         scores = self.samples[method]
-        if strict.keys() != scores.keys():
-            raise UserError(
-                f"'{method}' and '{STRICT}' have other test prompts. Run the stage `evaluate`"
-                " again."
-            )
+        assert strict.keys() == scores.keys(), f"{method} has other test prompts than {STRICT}"
         return [scores[name] for name in strict]
 
     def seconds(self, contender: str) -> list[float]:
         """Seconds of a contender per prompt, its repeats added up."""
-        return [sum(repeats) for repeats in self.timing(contender)["seconds"]]
-
-    def was_timed(self, contender: str) -> bool:
-        """Whether the benchmark has times of it; a baseline of transformers may have none where it
-        cannot run.
-        """
-        return not contender.startswith(THEIRS) or contender in self.benchmark["baselines"]
-
-    def timing(self, contender: str) -> dict[str, Any]:
-        """The benchmark's entry of a method or baseline; a method's name wins."""
-        entries = {**self.benchmark["baselines"], **self.benchmark["methods"]}
-        if contender not in entries:
-            raise UserError(
-                f"reports/benchmark.json has no times of '{contender}'. Run the stage `benchmark`"
-                " again."
-            )
-        entry: dict[str, Any] = entries[contender]
-        return entry
+        return [sum(repeats) for repeats in self.times[contender]["seconds"]]
 
 
 def read_results(params: Params) -> Results:
@@ -123,8 +102,10 @@ def read_results(params: Params) -> Results:
             "params.yaml: 'methods' lacks 'exact', the reference of every difference. Add it."
         )
     misled = REPORTS / "adversarial.json"
+    benchmark = read_json(REPORTS / "benchmark.json")
     results = Results(
-        benchmark=read_json(REPORTS / "benchmark.json"),
+        benchmark=benchmark,
+        times={**benchmark["baselines"], **benchmark["methods"]},
         heads={name: read_json(HEADS / name / "metrics.json") for name in params.train.heads},
         curves={name: read_json(HEADS / name / "curves.json") for name in params.train.heads},
         adversarial=read_json(misled)["methods"] if misled.exists() else {},
@@ -147,9 +128,7 @@ def summarise(params: Params, results: Results) -> Summary:
     for name, metrics in results.heads.items():
         heads[name] = {key: metrics.get(key) for key in ("auc", "ap", "brier", "ece")}
     # K of transformers' speculation; 0: its own defaults
-    blocks = {
-        name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)
-    }
+    blocks = {name: results.times[name]["block"] for name in SPECULATION if name in results.times}
     return {
         "pair": params.pair,
         "task": params.task,
@@ -183,7 +162,7 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         **{key: evaluation[key] for key in EVALUATED},
         "rule": method.rule,
         "drafter": method.drafter,
-        "timed_block": results.timing(name)["block"],
+        "timed_block": results.times[name]["block"],
         "budget": params.headline_budget,
         "confidence": level(params.calibrate.confidence, params.calibrate.looks),
         "certified_bound": certified_bound(name, params, results),
@@ -204,9 +183,9 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
     ratios = {
         key: ratio_of_sums(results.seconds(baseline), seconds, **drawn)
         for key, baseline in REFERENCES.items()
-        if results.was_timed(baseline)
+        if baseline in results.times
     }
-    plain, tokens = (results.timing(contender)["tokens"] for contender in (PLAIN, name))
+    plain, tokens = (results.times[contender]["tokens"] for contender in (PLAIN, name))
     ratios[PER_TOKEN] = ratio_of_rates(results.seconds(PLAIN), plain, seconds, tokens, **drawn)
     return {key: asdict(ratio) for key, ratio in ratios.items()}
 

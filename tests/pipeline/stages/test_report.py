@@ -120,9 +120,6 @@ def test_the_frontier_holds_every_setting_with_the_budgets_it_is_certified_for(f
 def test_what_cannot_be_compared_is_refused(folder):
     with pytest.raises(UserError, match="lacks 'exact'"):
         read_results(replace(PARAMS, methods={}))
-    write_json_lines("reports/evaluation/judge/samples.jsonl", [{"id": "test-9", "correct": 1}])
-    with pytest.raises(UserError, match="have other test prompts"):
-        found()
 
 
 def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
