@@ -1,0 +1,231 @@
+"""Linear layers and embeddings with weights of 8 or 4 bits, for processors: a step of a model waits
+for its weights, and these are fewer bytes.
+
+The products are PyTorch's own (`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are fast
+in bfloat16 alone. Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs of a
+group.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from gistgate.core.identity import sampled
+from gistgate.core.utils import UserError
+
+KINDS = ("none", "int8", "int4")
+"""How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset
+per group."""
+GROUP = 32
+"""Inputs of an output that share scale and offset in `int4`."""
+SLAB = 64
+"""Outputs that `int4` packs together, on every kind of processor."""
+PORTION = 512
+"""Outputs that are unpacked at a time, so that they stay in the processor's cache."""
+
+
+class Packed(nn.Module):
+    """A linear layer that reads packed weights for few rows, and unpacks them for many."""
+
+    bias: nn.Parameter | None
+    most_rows: int
+    """Rows up to which packed weights are read: unpacked ones are faster beyond."""
+
+    @classmethod
+    def rounded(cls, layer: nn.Linear) -> Self:
+        """The layer with its weights rounded to the nearest level."""
+        raise NotImplementedError
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        """Products [rows, O] of few rows [rows, I] with the packed weights."""
+        raise NotImplementedError
+
+    def wide(self, rows: Tensor) -> Tensor:
+        """Products [rows, O] of many rows, for which the weights are unpacked portion by portion."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [..., O] of inputs [..., I]."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        y = self.narrow(rows) if len(rows) <= self.most_rows else self.wide(rows)
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+class Int8Linear(Packed):
+    """y = s * (W8 x): one scale per output."""
+
+    most_rows = 16
+
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight = frozen(levels_OI)
+        self.scale = frozen(scale_O)
+        self.bias = bias
+
+    @classmethod
+    def rounded(cls, layer: nn.Linear) -> Self:
+        return cls(*int8_levels(layer.weight.detach(), layer.weight.dtype), layer.bias)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
+        return y
+
+    def wide(self, rows: Tensor) -> Tensor:
+        parts = [linear(rows, levels.to(rows.dtype)) for levels in self.weight.split(PORTION)]
+        return torch.cat(parts, dim=-1) * self.scale
+
+
+class Int8Embedding(nn.Module):
+    """The embeddings of token ids from levels of 8 bits, with one scale per token."""
+
+    def __init__(self, levels_VD: Tensor, scale_V: Tensor) -> None:
+        super().__init__()
+        self.weight = frozen(levels_VD)
+        self.scale = frozen(scale_V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embeddings [..., D] of ids [...]."""
+        embeddings: Tensor = self.weight[ids].to(self.scale.dtype) * self.scale[ids][..., None]
+        return embeddings
+
+
+class Int4Linear(Packed):
+    """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
+
+    most_rows = 64
+    packed: Tensor
+    order: Tensor
+
+    def __init__(
+        self,
+        levels_OI: Tensor,  # int32, from 0 to 15
+        scale_OG: Tensor,
+        middle_OG: Tensor,
+        bias: nn.Parameter | None,
+    ) -> None:
+        super().__init__()
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("order", packing_order(), persistent=False)
+        # Processors pack levels in different orders, so that the fingerprint has to read them
+        # unpacked.
+        self.some_levels = frozen(sampled(levels_OI))
+        self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1))
+        self.bias = bias
+
+    @classmethod
+    def rounded(cls, layer: nn.Linear) -> Self:
+        outputs, inputs = layer.weight.shape
+        weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
+        low_OG, high_OG = weight_OGg.aminmax(dim=-1)
+        scale_OG = scale_of(high_OG - low_OG, 15, layer.weight.dtype)
+        middle_OG = (low_OG + 8 * scale_OG.float()).to(layer.weight.dtype)
+        steps_OGg = (weight_OGg - middle_OG.float()[..., None]) / scale_OG.float()[..., None]
+        levels_OI = (steps_OGg + 8).round().clamp(0, 15).to(torch.int32).view(outputs, inputs)
+        return cls(levels_OI, scale_OG, middle_OG, layer.bias)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, self.packed, GROUP, self.scale_and_middle
+        )
+        return y
+
+    def wide(self, rows: Tensor) -> Tensor:
+        block = len(self.order)
+        # The blocks of outputs N stay in packed order, b, and so do scale and middle here.
+        form = (2, len(self.scale_and_middle), -1, block)
+        numbers_2GNb = self.scale_and_middle.permute(2, 0, 1).reshape(form)[..., self.order]
+        scale_NGb, middle_NGb = numbers_2GNb.transpose(1, 2)
+        bytes_NIh = self.packed.view(len(self.packed) // block, -1, block // 2)
+        parts = []
+        for begin in range(0, len(bytes_NIh), PORTION // block):
+            places = slice(begin, begin + PORTION // block)
+            halves_NIb = torch.cat([bytes_NIh[places] & 15, bytes_NIh[places] >> 4], dim=-1)
+            levels_NGgb = halves_NIb.to(rows.dtype).unflatten(1, (-1, GROUP)) - 8
+            scale_NG1b = scale_NGb[places, :, None]
+            weight_NGgb = torch.addcmul(middle_NGb[places, :, None], levels_NGgb, scale_NG1b)
+            parts.append(rows @ weight_NGgb.flatten(1, 2))
+        y_NRb = torch.cat(parts)[..., self.order.argsort()]
+        return y_NRb.transpose(0, 1).flatten(1)
+
+
+def int8_levels(weight_OI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Levels of 8 bits [O, I], and the scale of every output [O] in `dtype`."""
+    weight_OI = weight_OI.float()
+    scale_O = scale_of(weight_OI.abs().amax(1), 127, dtype)
+    levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
+    return levels_OI.to(torch.int8), scale_O
+
+
+def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no
+    small scale.
+    """
+    return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
+
+
+def frozen(values: Tensor) -> nn.Parameter:
+    """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised
+    models apart.
+    """
+    return nn.Parameter(values.contiguous(), requires_grad=False)
+
+
+@cache
+def packing_order() -> Tensor:
+    """The outputs of a block [b] in the order in which this processor packs them: first the low
+    halves of the bytes of one input, then the high ones. It is read off packed numbers of outputs,
+    digit by digit, and of inputs.
+    """
+    outputs = torch.arange(SLAB, dtype=torch.int32)[:, None].expand(-1, 2)
+    inputs = torch.arange(2, dtype=torch.int32).expand(SLAB, -1)
+    digits = []
+    for numbers in (outputs % 16, outputs // 16, inputs):
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
+        digits.append(packed.flatten().long())
+    half = int((digits[2] & 15).argmax())  # bytes of the first input, before those of the second
+    low = (digits[0] & 15) + 16 * (digits[1] & 15)
+    high = (digits[0] >> 4) + 16 * (digits[1] >> 4)
+    return torch.cat([low[:half], high[:half]])
+
+
+def packed_linear(layer: nn.Linear, kind: str) -> Packed:
+    """The layer rounded to `kind`; one of a shape odd for `int4` has 8 bits."""
+    fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % SLAB == 0
+    return (Int4Linear if kind == "int4" and fits_int4 else Int8Linear).rounded(layer)
+
+
+def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
+    """Round the weights of all linear layers of a model in place."""
+    check_kind(kind or "none")
+    present = getattr(model, "quantised", None)
+    if kind in (None, "none", present):
+        return model
+    if model.device.type != "cpu":
+        raise UserError(
+            f"Weights of {kind} are for processors, and the model is on {model.device.type}. Leave"
+            " quantisation out."
+        )
+    if present or getattr(model.config, "quantization_config", None):
+        raise UserError(
+            "The model is quantised already. Name its original weights, or leave the quantisation"
+            " out."
+        )
+    for name, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear:
+            model.set_submodule(name, packed_linear(layer, str(kind)))
+    model.quantised = kind
+    return model
+
+
+def check_kind(kind: Any) -> None:
+    """Refuse (UserError) what is none of `KINDS`."""
+    if kind not in KINDS:
+        raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")
