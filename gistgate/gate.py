@@ -310,4 +310,5 @@ def until_certified(
     trained = config.draft.quantisation
     if trained == getattr(draft, "quantised", None):
         return clause
-    return f"{clause}; or load the draft {lightening('quantisation', trained)}, as in training"
+    option = lightening("draft", "quantisation", trained)
+    return f"{clause}; or load the draft {option}, as in training"

@@ -34,15 +34,18 @@ MEMORY_MB = 1000
 """Room for prompts that are read once and decoded at many settings."""
 
 
-def load_parts(target_name: str | None, gguf: str | None, options: DecodeOptions) -> Builder:
+def load_parts(
+    target_name: str | None, gguf: str | None, quantise: str | None, options: DecodeOptions
+) -> Builder:
     """The models that are named, else those that the gate was trained for, the draft as light as
-    then; `gguf` names a file in the target's folder.
+    then; `gguf` names a file in the target's folder, and `quantise` how its weights are kept.
     """
     dtype = "auto"
     if options.gate:
         config = Gate.load(options.gate).config
         target_name = target_name or config.target.name
         dtype = config.target.dtype
+        quantise = quantise or config.target.quantisation
         if config.draft is not None:
             if config.draft.draft_vocabulary and options.draft_vocabulary is None:
                 raise UserError(
@@ -54,7 +57,7 @@ def load_parts(target_name: str | None, gguf: str | None, options: DecodeOptions
                 draft=options.draft or config.draft.name,
                 quantise_draft=options.quantise_draft or config.draft.quantisation,
             )
-    target = load_target(str(target_name), dtype, gguf=gguf)
+    target = load_target(str(target_name), dtype, gguf=gguf, quantise=quantise)
     return Builder(target.model, target.tokenizer, options).loaded()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from gistgate.cli import show
 from gistgate.cli.options import (
     Gguf,
+    Quantise,
     decode_options,
     decoder_parameters,
     needing,
@@ -38,6 +39,7 @@ class Options(Promise):
     task: Annotated[str, plain_option(TASK)]
     target: Annotated[str | None, option("Target model; default: the gate's.")] = None
     gguf: Gguf = None
+    quantise: Quantise = None
     development: Annotated[int, option("Prompts that choose the settings to test.", min=1)] = 300
     score: Annotated[
         str,

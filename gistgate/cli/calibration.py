@@ -44,7 +44,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
             "Without --gate, say where the certificate goes (--out) and which model decodes"
             " (--target)."
         )
-    parts = load_parts(options.target, options.gguf, options.decoding)
+    parts = load_parts(options.target, options.gguf, options.quantise, options.decoding)
     task = load_task(options.spec(parts.gate), TASKS)
     scorer = make_scorer(options, parts, task)
     plan = replace(plan, ternary=scorer.ternary)

@@ -163,7 +163,7 @@ def load(
     prompting = asking.of(prompts, temperature)
     coverage = named_coverage(options.certificate)
     coverage.meet(prompting.ask(coverage.certified))
-    target = load_target(name, asking.dtype, gguf=asking.gguf)
+    target = load_target(name, asking.dtype, gguf=asking.gguf, quantise=asking.quantise)
     built = build(target.model, target.tokenizer, options)
     coverage = built.coverage
     uncovered = coverage.meet(prompting.ask(coverage.certified, target))

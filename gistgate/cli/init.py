@@ -54,6 +54,9 @@ class Project:
     draft_gguf: Annotated[
         str | None, plain_option("GGUF file in the draft's folder or repository.")
     ] = None
+    quantise: Annotated[
+        str, plain_option("Weights of the target: none, int8, int4 or gguf (as in its file).")
+    ] = "none"
     quantise_draft: Annotated[
         str, plain_option("Bits of the draft's weights: none, int8 or int4.")
     ] = "none"
@@ -79,8 +82,8 @@ class Project:
 
     def check(self) -> None:
         """Refuse (UserError) what contradicts itself, and a folder with files in it."""
-        from gistgate.models.lighter import check_kind
         from gistgate.models.loading import DTYPES, RETRIEVAL
+        from gistgate.models.packed import check_kind
 
         if self.drafter not in (None, *RETRIEVAL):
             raise UserError(
@@ -93,6 +96,7 @@ class Project:
             raise UserError(
                 f"There is no dtype '{self.dtype}'. Use one of: {', '.join(DTYPES[1:])}."
             )
+        check_kind(self.quantise)
         check_kind(self.quantise_draft)
         if self.quantise_draft != "none" and not self.draft:
             raise UserError(
@@ -109,6 +113,8 @@ class Project:
         import yaml
 
         target = self.model_of(self.target, self.target_revision, self.target_gguf)
+        if self.quantise != "none":
+            target["quantise"] = self.quantise
         models: dict[str, Any] = {"target": target}
         if self.drafter:
             models["drafter"] = self.drafter

@@ -40,6 +40,13 @@ Dtype = Annotated[str, plain_option("auto, float32, bfloat16 or float16.")]
 Gguf = Annotated[
     str | None, plain_option("GGUF file in the target's folder or repository.", "--gguf")
 ]
+Quantise = Annotated[
+    str | None,
+    plain_option(
+        "Weights of the target on a processor: none, int8, int4 or gguf (as a GGUF file has them);"
+        " default: gguf for such a file, else none."
+    ),
+]
 Chat = Annotated[bool, plain_option("Wrap the prompt in the chat template.", "--chat")]
 System = Annotated[str | None, plain_option("System text of the chat template.")]
 TEMPLATE = (
@@ -59,6 +66,7 @@ class Asking:
 
     dtype: Dtype = "auto"
     gguf: Gguf = None
+    quantise: Quantise = None
     max_new_tokens: Annotated[int, plain_option("Longest answer, in tokens.", min=1)] = 256
     stop: Annotated[list[str], plain_option(STOP)] = ()  # type: ignore[assignment]
     chat: Chat = False

@@ -71,7 +71,7 @@ def tune(
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     gate = Path(options.gate)
     file = asking.of(read_prompts(prompts)[:NUM_PROMPTS])
-    loaded = load_target(target, asking.dtype, gguf=asking.gguf)
+    loaded = load_target(target, asking.dtype, gguf=asking.gguf, quantise=asking.quantise)
     candidates = Candidates(loaded, options)
     certificate = read_certificate(gate)
     if file.stops is None and certificate is not None:

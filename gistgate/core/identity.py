@@ -17,7 +17,7 @@ from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
 
 SAMPLES = 16  # values read from each parameter for the fingerprint
-LIGHTER = ("quantisation", "draft_vocabulary")  # what only drafts have that were made lighter
+LIGHTER = ("quantisation", "draft_vocabulary")  # what only models have that were made lighter
 # Properties of a model that have to agree. Name and revision are for people: folders move.
 BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", *LIGHTER, "fingerprint")
 # A text that tokenizers with one vocabulary divide differently, if they differ in their merges or
@@ -38,7 +38,7 @@ class ModelIdentity:
     dtype: str  # dtype the states were computed in; another one moves them a little
     fingerprint: str | None  # hash of sampled weights; None where some weights were not in memory
     quantisation: str | None = (
-        None  # how a draft's weights were rounded when loaded, "int8" or "int4"; None: not
+        None  # how weights are kept: "int8", "int4", or "gguf" as in such a file; None: as they are
     )
     draft_vocabulary: str | None = None  # hash of the token ids that a draft may propose; None: all
 
@@ -157,7 +157,7 @@ def check_identity(
         want = getattr(expected, prop)
         have = getattr(identity, prop)
         if prop not in of_weights and want != have:
-            option = lightening(prop, want)
+            option = lightening(role, prop, want)
             name = prop.replace("_", " ")
             raise UserError(misfit(what, role, name, want, have, expected.name, option))
     prints = [expected.fingerprint, identity.fingerprint]
@@ -179,14 +179,15 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
         raise UserError(misfit("gate", "tokenizer", "vocabulary", want, have, expected.name))
 
 
-def lightening(prop: str, wanted: str | None) -> str | None:
-    """The option that gives a draft this property; None for what a model has of itself."""
-    options = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}
-    option = options.get(prop)
-    if option is None or wanted is None:
-        return option and f"without {option}"
-    value = wanted if prop == "quantisation" else "and the file of that vocabulary"
-    return f"with {option} {value}"
+def lightening(role: str, prop: str, wanted: str | None) -> str | None:
+    """The option that gives a model this property; None for what a model has of itself."""
+    if prop == "quantisation":
+        option = "--quantise-draft" if role == "draft" else "--quantise"
+        return f"with {option} {wanted or 'none'}"
+    if prop == "draft_vocabulary":
+        option = "--draft-vocabulary"
+        return f"with {option} and the file of that vocabulary" if wanted else f"without {option}"
+    return None
 
 
 def misfit(

@@ -29,7 +29,8 @@ from gistgate.core.utils import UserError, replaced
 from gistgate.coverage.ask import UNKNOWN, Ask, stops_of
 from gistgate.coverage.covers import Coverage
 from gistgate.lm_eval.prompting import remembering, ways_of
-from gistgate.models.loading import warn_generation_config, whole_model
+from gistgate.models.loading import stored_model, warn_generation_config
+from gistgate.models.packed import check_kind
 from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import encode, rendered, template
 
@@ -57,6 +58,7 @@ class GatedLM(HFLM):
         decoder: Decoder | None = None,  # around the loaded model that `pretrained` is
         guards: str = "",  # their ids, joined by "+"
         seed: int = 0,  # of sampled answers; greedy ones have no use for it
+        quantise: str | None = None,  # how the weights of a model that is named are kept
         **kwargs: Any,
     ) -> None:
         """Take a loaded model and a decoder around it, or names, as `--model_args` does.
@@ -73,6 +75,8 @@ class GatedLM(HFLM):
             )
         options = options_from(kwargs)
         options = replace(options, guards=tuple(name for name in guards.split("+") if name))
+        check_kind(quantise or "none")
+        self.quantise = quantise
         self._load(pretrained, kwargs)
         if decoder is None:
             built = build(self.model, self.tokenizer, options, policy="refuse")
@@ -110,7 +114,11 @@ class GatedLM(HFLM):
         """The harness's own method; the weights have to be whole, finite and in safetensors, as
         everywhere else.
         """
-        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=whole_model)):
+
+        def load(name: str, **options: Any) -> PreTrainedModel:
+            return stored_model(name, self.quantise, self.device, **options)
+
+        with replaced(self, "AUTO_MODEL_CLASS", SimpleNamespace(from_pretrained=load)):
             super()._create_model(pretrained, *arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

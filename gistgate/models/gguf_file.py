@@ -3,15 +3,13 @@
 Blocks of 4 bits with groups of 32 inputs (Q4_0, Q4_1, Q4_K) keep their levels; their scales and
 offsets are rounded to bfloat16. All other weights of linear layers and embeddings are rounded to 8
 bits with one scale for each output, so that blocks with groups of their own (Q5, Q6_K, Q8_0) are
-kept up to 1/254 of the largest weight of an output. Axis letters: O outputs, I inputs, B blocks of an
-output, G groups of inputs, g inputs of a group.
+kept up to 1/254 of the largest weight of an output. Axis letters: O outputs, I inputs, B blocks of
+an output, G groups of inputs, n bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,9 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
+from gistgate.core.utils import replaced
 from gistgate.models.packed import (
+    GGUF,
     GROUP,
     SLAB,
     Int4Linear,
@@ -38,8 +38,6 @@ from gistgate.models.packed import (
     int8_levels,
 )
 
-PACKED = "gguf"
-"""The kind of a model whose weights are packed as its GGUF file has them."""
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 PLAIN = ("F32", "F16", "BF16")
 ROWS = 256
@@ -47,8 +45,8 @@ ROWS = 256
 
 
 class Reader(gguf.GGUFReader):
-    """A GGUF file, four times as fast as by its base, which reads each of a vocabulary's half million
-    numbers as a file mapped into memory.
+    """A GGUF file, parsed four times as fast as by its base, to which each of the half million
+    numbers of a vocabulary is a file mapped into memory.
     """
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
@@ -56,25 +54,14 @@ class Reader(gguf.GGUFReader):
         return np.frombuffer(self.data, form, int(count), int(offset))
 
 
-@contextmanager
-def parsed_once(path: Path) -> Iterator[gguf.GGUFReader]:
-    """A GGUF file, which transformers does not parse again meanwhile."""
-    reader = Reader(path)
-    slow = gguf.GGUFReader
-    gguf.GGUFReader = lambda _: reader
-    try:
-        yield reader
-    finally:
-        gguf.GGUFReader = slow
-
-
 def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """The model in a GGUF file, with the weights of its linear layers and embeddings packed.
 
-    Raises ValueError where the file lacks weights, and NotImplementedError for a model whose weights
-    are not those of linear layers, embeddings and norms (experts in one tensor, for example).
+    Raises ValueError where the file lacks weights, and NotImplementedError for a model whose
+    weights are not those of linear layers, embeddings and norms (experts in one tensor).
     """
-    with parsed_once(path) as reader:
+    reader = Reader(path)
+    with replaced(gguf, "GGUFReader", lambda _: reader):  # transformers parses it no second time
         entries = load_gguf_checkpoint(path)["config"]
     config = AutoConfig.for_model(**entries)
     with no_init_weights():  # memory is taken where it is written, so that this takes none
@@ -83,6 +70,8 @@ def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=entries)
     names = get_gguf_hf_weights_map(model, processor)
     lacking = set(dict(model.named_parameters()))
+    if any(len(tensor.shape) > 2 for tensor in reader.tensors):
+        raise NotImplementedError("experts lie in one tensor")
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = []
         for tensor in reader.tensors:
@@ -97,7 +86,7 @@ def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
         lacking.discard("lm_head.weight")
     if lacking:
         raise ValueError(f"its files lack {len(lacking)} weights, such as {min(lacking)}")
-    model.quantised = PACKED
+    model.quantised = GGUF
     model.gguf_file = str(path)
     model.config.name_or_path = str(path.parent)
     return model.requires_grad_(False)

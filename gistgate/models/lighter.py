@@ -1,8 +1,4 @@
-"""Lighter draft models, whose steps wait for fewer bytes: a part of the output layer, and weights
-of 8 or 4 bits.
-
-Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs of a group.
-"""
+"""Lighter draft models, whose output layer computes a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from gistgate.core.files import read_json, write_json
-from gistgate.core.identity import identify_tokenizer, sampled, weights_fingerprint
+from gistgate.core.identity import identify_tokenizer, weights_fingerprint
 from gistgate.core.utils import UserError, added_ids, dataclass_from, refusing
+from gistgate.models.packed import frozen
 
 
 @dataclass(frozen=True)
@@ -122,131 +118,3 @@ class SubsetHead(nn.Module):
         z: Tensor = self.part(h)
         impossible = z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf)
         return impossible.index_copy_(-1, self.index, z)
-
-
-KINDS = ("none", "int8", "int4")
-"""How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset
-per group."""
-GROUP = 32
-"""Inputs of an output that share scale and offset in `int4`."""
-MOST_ROWS = 12
-"""Rows up to which packed weights are read: unpacked ones are faster beyond, on processors."""
-
-
-class Packed(nn.Module):
-    """A linear layer that reads packed weights for few rows, and the same weights unpacked, kept as
-    well, for many.
-    """
-
-    dense: Tensor
-
-    def __init__(self, layer: nn.Linear, weight_OI: Tensor) -> None:
-        super().__init__()
-        dense_OI = weight_OI.to(layer.weight.dtype).contiguous()
-        self.register_buffer("dense", dense_OI, persistent=False)
-        self.bias = layer.bias
-
-    def narrow(self, rows: Tensor) -> Tensor:
-        """Products [rows, O] with the packed weights."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [..., O] of inputs [..., I]."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        y = self.narrow(rows) if len(rows) <= MOST_ROWS else linear(rows, self.dense)
-        y = y.view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
-
-
-class Int8Linear(Packed):
-    """y = s * (W8 x): one scale per output."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        weight_OI = layer.weight.detach().float()
-        scale_O = scale_of(weight_OI.abs().amax(1), 127, layer.weight.dtype)
-        levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
-        super().__init__(layer, levels_OI * scale_O.float()[:, None])
-        self.weight = frozen(levels_OI.to(torch.int8))
-        self.scale = frozen(scale_O)
-
-    def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
-        return y
-
-
-class Int4Linear(Packed):
-    """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
-
-    packed: Tensor
-
-    def __init__(self, layer: nn.Linear) -> None:
-        outputs, inputs = layer.weight.shape
-        weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
-        low_OG, high_OG = weight_OGg.aminmax(dim=-1)
-        scale_OG = scale_of(high_OG - low_OG, 15, layer.weight.dtype)
-        middle_OG = (low_OG + 8 * scale_OG.float()).to(layer.weight.dtype)
-        scale_OG1 = scale_OG.float()[..., None]
-        middle_OG1 = middle_OG.float()[..., None]
-        levels_OGg = ((weight_OGg - middle_OG1) / scale_OG1 + 8).round().clamp(0, 15)
-        super().__init__(layer, ((levels_OGg - 8) * scale_OG1 + middle_OG1).view(outputs, inputs))
-        levels_OI = levels_OGg.to(torch.int32).view(outputs, inputs)
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
-        self.register_buffer("packed", packed, persistent=False)
-        # Processors pack levels in different orders, so that the fingerprint has to read them
-        # unpacked.
-        self.some_levels = frozen(sampled(levels_OI))
-        self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1))
-
-    def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows, self.packed, GROUP, self.scale_and_middle
-        )
-        return y
-
-
-def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no
-    small scale.
-    """
-    return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
-
-
-def frozen(values: Tensor) -> nn.Parameter:
-    """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised
-    models apart.
-    """
-    return nn.Parameter(values.contiguous(), requires_grad=False)
-
-
-def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
-    """Round the weights of all linear layers of a draft model in place; those of a shape odd for
-    `int4` to 8 bits.
-    """
-    check_kind(kind or "none")
-    present = getattr(model, "quantised", None)
-    if kind in (None, "none", present):
-        return model
-    if model.device.type != "cpu":
-        raise UserError(
-            f"{kind} drafts are for processors, and it is on {model.device.type}. Leave"
-            " quantisation out."
-        )
-    if present or getattr(model.config, "quantization_config", None):
-        raise UserError(
-            "The draft is quantised already. Name its original weights, or leave the quantisation"
-            " out."
-        )
-    for name, layer in list(model.named_modules()):
-        if type(layer) is not nn.Linear:
-            continue
-        fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
-        packed = Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer)
-        model.set_submodule(name, packed)
-    model.quantised = kind
-    return model
-
-
-def check_kind(kind: Any) -> None:
-    """Refuse (UserError) what is none of `KINDS`."""
-    if kind not in KINDS:
-        raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")

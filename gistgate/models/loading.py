@@ -3,8 +3,11 @@
 Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
+import platform
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from transformers.utils import cached_file
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.models.lighter import Subset, check_kind, quantise
+from gistgate.models.lighter import Subset
+from gistgate.models.packed import GGUF, check_kind, quantise
 from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import (
     check_draft_tokenizer,
@@ -35,15 +39,33 @@ RETRIEVAL = ("suffix", "lookup")
 """Drafters that a pair may have in place of a draft model: they copy from the text."""
 
 
-def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedModel:
-    """A model for decoding on a device; None leaves it where `options`, which go to transformers,
-    put it.
+def load_model(
+    role: str, name: str, device: Any, kind: str | None = None, **options: Any
+) -> PreTrainedModel:
+    """A model for decoding on a device, its weights kept as `stored_model` says; without a device
+    it stays where `options`, which go to transformers, put it.
     """
-    model = or_refuse(role, name, lambda: whole_model(name, **options), **options)
+    model = or_refuse(role, name, lambda: stored_model(name, kind, device, **options), **options)
     if device is not None:
         model = model.to(device)
         keep_freed_memory(device)
     return model.eval()
+
+
+def stored_model(name: str, kind: str | None, device: Any, **options: Any) -> PreTrainedModel:
+    """A model with its weights kept as `kind` says, one of `gistgate.models.packed.KINDS`; None
+    packs those of a GGUF file as they are there, where that is possible, and leaves others alone.
+    """
+    is_float = options.get("dtype", "auto") not in ("auto", "bfloat16", torch.bfloat16)
+    packs = options.get("gguf_file") and str(device) == "cpu" and not is_float
+    if kind == GGUF and not packs:
+        raise UserError(
+            "Weights stay packed as in a GGUF file on processors alone, from such a file and in"
+            " bfloat16. Leave the quantisation out."
+        )
+    if packs and kind in (None, GGUF):
+        return packed_or_whole(name, **options)
+    return quantise(whole_model(name, **options), kind)
 
 
 def whole_model(name: str, **options: Any) -> PreTrainedModel:
@@ -69,6 +91,19 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
         if parameter.device.type != "meta" and not is_finite(parameter):
             raise ValueError(f"the weight {weight} is not finite")
     return model
+
+
+def packed_or_whole(name: str, **options: Any) -> PreTrainedModel:
+    """A model of a GGUF file with its weights packed, or unpacked where it holds experts or other
+    weights that are not those of linear layers.
+    """
+    from gistgate.models.gguf_file import packed_model
+
+    path = cached_file(name, options["gguf_file"], revision=options.get("revision"))
+    with suppress(NotImplementedError):
+        return packed_model(Path(str(path)))
+    warnings.warn(f"The weights of {path} are unpacked to bfloat16.", stacklevel=2)
+    return whole_model(name, **options | {"dtype": torch.bfloat16})
 
 
 def is_finite(parameter: torch.Tensor) -> bool:
@@ -113,6 +148,24 @@ def warn_generation_config(model: PreTrainedModel) -> None:
         )
 
 
+def warn_slow(model: PreTrainedModel) -> None:
+    """Say that an x86 processor without instructions for bfloat16 computes in it nonetheless."""
+    is_slow = (
+        model.device.type == "cpu"
+        and model.dtype == torch.bfloat16
+        and getattr(model, "quantised", None) is None
+        and platform.machine() in ("x86_64", "AMD64")
+        and not torch.cpu._is_avx512_bf16_supported()
+    )
+    if is_slow:
+        warnings.warn(
+            f"The weights of {model.config.name_or_path or 'the model'} are in bfloat16, for which"
+            " this processor has no instructions. --quantise int4 is several times faster, and"
+            " --dtype float32 is faster with prompts of many tokens.",
+            stacklevel=3,
+        )
+
+
 @dataclass(frozen=True)
 class Target:
     """A loaded target with its tokenizer."""
@@ -147,16 +200,22 @@ class Target:
 
 
 def load_target(
-    name: str, dtype: str = "auto", device: str | None = None, gguf: str | None = None
+    name: str,
+    dtype: str = "auto",
+    device: str | None = None,
+    gguf: str | None = None,
+    quantise: str | None = None,
 ) -> Target:
-    """A model by hub id or folder, on the GPU where there is one; `gguf` names a GGUF file
-    there.
+    """A model by hub id or folder, on the GPU where there is one; `gguf` names a GGUF file there,
+    and `quantise` one of `gistgate.models.packed.KINDS`.
     """
+    check_kind(quantise or "none")
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
     name, place = placed(name, gguf)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model("model", name, device, dtype=dtype, **place)
+    model = load_model("model", name, device, quantise, dtype=dtype, **place)
+    warn_slow(model)
     warn_generation_config(model)
     return Target(model, load_tokenizer(name, **place))
 
@@ -166,7 +225,7 @@ def load_draft(
     target: PreTrainedModel,
     tokenizer: Any = None,  # the target's; None: that of what the target was loaded from
     revision: str = "main",  # on the hub
-    quantised: str | None = None,  # one of `gistgate.models.lighter.KINDS`
+    quantised: str | None = None,  # one of `gistgate.models.packed.KINDS`
     vocabulary: str | Path | None = None,  # file of a `gistgate.models.lighter.Subset`
     gguf: str | None = None,  # GGUF file in the folder or hub repository that `draft` names
 ) -> PreTrainedModel:
@@ -183,12 +242,14 @@ def load_draft(
     if isinstance(draft, str | Path):
         name, place = placed(str(draft), gguf)
         place["revision"] = revision
-        draft = load_model("draft", name, target.device, dtype=target.dtype, **place)
+        # Whatever rounds or cuts weights needs them unpacked.
+        kind = quantised if subset is None and quantised in (None, GGUF) else "none"
+        draft = load_model("draft", name, target.device, kind, dtype=target.dtype, **place)
         check_smaller(target, draft)
     check_draft_tokenizer(target, draft, tokenizer, revision)
     if subset is not None:
         draft = subset.apply(draft, tokenizer)
-    return quantise(draft, quantised)
+    return draft if quantised == GGUF else quantise(draft, quantised)
 
 
 def check_smaller(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -205,4 +266,4 @@ def check_smaller(target: PreTrainedModel, draft: PreTrainedModel) -> None:
 
 def weight_bytes(model: PreTrainedModel) -> int:
     """Memory that the weights of a model take."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return sum(values.nbytes for values in chain(model.parameters(), model.buffers()))

@@ -1,9 +1,9 @@
 """Linear layers and embeddings with weights of 8 or 4 bits, for processors: a step of a model waits
 for its weights, and these are fewer bytes.
 
-The products are PyTorch's own (`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are fast
-in bfloat16 alone. Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs of a
-group.
+The products are PyTorch's own (`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are
+fast in bfloat16 alone. Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs
+of a group, R rows, N blocks of outputs in packed order, b outputs of a block.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from gistgate.core.identity import sampled
 from gistgate.core.utils import UserError
 
-KINDS = ("none", "int8", "int4")
+GGUF = "gguf"
+KINDS = ("none", "int8", "int4", GGUF)
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset
-per group."""
+per group; packed as a GGUF file has them (`gistgate.models.gguf_file`)."""
 GROUP = 32
 """Inputs of an output that share scale and offset in `int4`."""
 SLAB = 64
@@ -47,7 +48,7 @@ class Packed(nn.Module):
         raise NotImplementedError
 
     def wide(self, rows: Tensor) -> Tensor:
-        """Products [rows, O] of many rows, for which the weights are unpacked portion by portion."""
+        """Products [rows, O] of many rows, for which weights are unpacked portion by portion."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,6 +218,11 @@ def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
         raise UserError(
             "The model is quantised already. Name its original weights, or leave the quantisation"
             " out."
+        )
+    if kind == GGUF:
+        raise UserError(
+            "Weights are packed as in a GGUF file where a model comes from one. Name such a file,"
+            " or take int4."
         )
     for name, layer in list(model.named_modules()):
         if type(layer) is nn.Linear:

@@ -18,7 +18,7 @@ from transformers import (
 from gistgate.core.architecture import num_ids
 from gistgate.core.utils import UserError
 from gistgate.models import loading, places, tokenizers
-from gistgate.models.lighter import check_kind, quantise
+from gistgate.models.packed import check_kind
 from pipeline.methods import MODEL
 from pipeline.params import block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
@@ -39,7 +39,7 @@ class ModelSource:
     """As of from_pretrained, such as `auto`; None puts the whole model on `device`."""
     device: str | None = None  # without a device_map; None takes the GPU where there is one
     quantise: str = "none"
-    """Bits that a draft's weights are rounded to when it is loaded: int8, int4 or none."""
+    """How weights are kept on a processor: int8, int4, gguf (as the GGUF file has them) or none."""
 
     def __post_init__(self) -> None:
         if self.model.startswith("~"):
@@ -82,10 +82,6 @@ class PairSource:
     """For pairs that are trained here: what replaces keys of `pair_training`."""
 
     def __post_init__(self) -> None:
-        if self.target.quantise != "none":
-            raise UserError(
-                "The pair quantises its target, whose answers count. Only `draft` has `quantise`."
-            )
         drafters = (MODEL, *loading.RETRIEVAL)
         if self.drafter not in drafters:
             raise UserError(
@@ -144,9 +140,9 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if source.device_map:
         device = None
         options["device_map"] = source.device_map
-    model = loading.load_model("model", source.model, device, **options)
+    model = loading.load_model("model", source.model, device, source.quantise, **options)
     loading.warn_generation_config(model)
-    return quantise(model.requires_grad_(False), source.quantise)
+    return model.requires_grad_(False)
 
 
 def load_shape(source: ModelSource) -> PreTrainedModel:

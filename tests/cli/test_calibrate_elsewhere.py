@@ -71,7 +71,7 @@ def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None)
 
 
 def loaded(options: Options) -> Builder:
-    return load_parts(options.target, options.gguf, options.decoding)
+    return load_parts(options.target, options.gguf, options.quantise, options.decoding)
 
 
 def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:

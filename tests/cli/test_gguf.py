@@ -58,11 +58,11 @@ def call(folder: Path, command: str, *more: str) -> Result:
 def test_both_models_are_loaded_from_the_files_that_are_named(folder, monkeypatch, command):
     asked, load = [], models.load_model
 
-    def loading(role: str, name: str, device: Any, **options: Any) -> Any:
+    def loading(role: str, name: str, device: Any, *kind: Any, **options: Any) -> Any:
         asked.append((role, name, options.get("gguf_file")))
         if role == "draft":
             raise UserError("enough")
-        return load(role, name, device, **options)
+        return load(role, name, device, *kind, **options)
 
     monkeypatch.setattr(models, "load_model", loading)
     done = call(folder, command, "--draft", str(folder), *FILES)

@@ -18,7 +18,7 @@ from gistgate.core.request import Slots, Usage
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.models.lighter import quantise
+from gistgate.models.packed import quantise
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
 from tests.compiled.test_fall_back import FALLS_BACK

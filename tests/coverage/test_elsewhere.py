@@ -18,8 +18,8 @@ from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.export.generate import checked_gate, generate
 from gistgate.gate import Gate, GateConfig, calibrate_command, until_certified
-from gistgate.models.lighter import quantise
 from gistgate.models.options import DecodeOptions
+from gistgate.models.packed import quantise
 from gistgate.models.tuned import chosen_among
 from tests.architectures import pair
 from tests.certificates import proofs
@@ -96,7 +96,7 @@ def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(
     said = str(heard[0].message)
     assert (
         "--quantise-draft int4" in said
-        and "or load the draft without --quantise-draft, as in training" in said
+        and "or load the draft with --quantise-draft none, as in training" in said
     )
     identities = identify_model(TARGET), identify_model(light), identify_tokenizer(TOKENIZER)
     config = GateConfig({"type": "linear"}, {}, *identities)

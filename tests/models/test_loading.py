@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_gguf_file_is_one_model_by_folder_and_by_path_and_is_unpacked_to_the_dtype(
     folder: Path,
 ) -> None:
-    named = load_target(str(folder), "bfloat16", "cpu", gguf="target.gguf")
-    path = load_target(str(folder / "target.gguf"), "bfloat16", "cpu")
+    named = load_target(str(folder), "bfloat16", "cpu", gguf="target.gguf", quantise="none")
+    path = load_target(str(folder / "target.gguf"), "bfloat16", "cpu", quantise="none")
     assert {parameter.dtype for parameter in named.model.parameters()} == {torch.bfloat16}
     assert named.tokenizer.decode(named.encode("Tom"), skip_special_tokens=True) == "Tom"
     pairs = zip(named.model.parameters(), path.model.parameters(), strict=True)
