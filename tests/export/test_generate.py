@@ -193,7 +193,7 @@ def test_a_loaded_draft_is_made_lighter_before_the_gate_is_compared_with_it(
     ).gate
     assert (
         gate.strict_reason is not None
-        and "load the draft without --quantise-draft" in gate.strict_reason
+        and "load the draft with --quantise-draft none" in gate.strict_reason
     )
 
 
