@@ -3,7 +3,6 @@ under.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -223,7 +222,7 @@ class Builder:
         drafting: Any = UNKNOWN
         drafter_data: Any = UNKNOWN
         if choice.drafter == certificate.drafter:
-            drafting = binding_of(drafter)
+            drafting = (drafter.binding or None) if drafter else None
             data = self.sources.behind(choice.drafter)
             if data is not None:
                 drafter_data = fingerprint(data)
@@ -272,11 +271,6 @@ def assemble(
     return Decoder(target, drafter, rule, choice.block, gate=gate, tokenizer=tokenizer, **parts)
 
 
-def binding_of(drafter: Drafter | None) -> dict[str, Any] | None:
-    """What decides the proposals of a drafter besides texts and models; None for nothing."""
-    return None if drafter is None else drafter.binding or None
-
-
 def check_used(
     options: DecodeOptions, drafter: str, sources: Sources, is_tuned: bool = False
 ) -> None:
@@ -301,14 +295,9 @@ def check_used(
         )
 
 
-def options_from(
-    arguments: dict[str, Any],
-    load: Callable[[DecodeOptions], DecodeOptions] = lambda options: options,
-) -> DecodeOptions:
-    """Take options and settings of the rule out of keyword arguments; `load` may put loaded parts
-    in place of names.
-    """
-    options = load(DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments}))
+def options_from(arguments: dict[str, Any]) -> DecodeOptions:
+    """Take options and settings of the rule out of keyword arguments."""
+    options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
     # Settings go first: a rule may have one called `budget`.
     settings = {}
     for name in setting_names(options):

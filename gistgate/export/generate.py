@@ -228,7 +228,7 @@ def checked_gate(
     with a warning.
     """
     if isinstance(gate, str | Path):
-        return Gate.load(folder_of(gate), target, draft, tokenizer, other_weights=True)
+        return Gate.load(gate, target, draft, tokenizer, other_weights=True)
     gate.check(target, draft, tokenizer)
     fitting = copy(gate)
     differences = fitting.take(gate.certificate, target, draft, tokenizer)
@@ -310,6 +310,8 @@ def generate(
             and the other fields of `DecodeOptions`; settings of the rule (risk=0.05); and the
             arguments of transformers' `generate`.
     """
+    if isinstance(gate, str | Path):
+        gate = folder_of(gate)
     named = {**kwargs, "draft": draft_model, "gate": gate}
     arguments = supported_arguments(named)
     strings = stops_named(model, arguments, stop_strings)
@@ -318,11 +320,11 @@ def generate(
             "stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as"
             " well."
         )
-    options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
+    options = options_from(arguments)
     # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate
     # that was loaded.
-    tuned = tuned_certificate(replace(options, gate=gate))
-    built = build(model, tokenizer, options, tuned=tuned)
+    tuned = tuned_certificate(options)
+    built = build(model, tokenizer, loaded_parts(options, model, tokenizer), tuned=tuned)
     if tokenizer is None and built.decoder.rule.knob is not None:
         warnings.warn(
             "Without tokenizer= the chat, think and tool markers are unknown, so that they may be"

@@ -1,7 +1,7 @@
 """How transformers itself decodes, as contenders of a race: `generate` without a draft, with a
 compiled step and a static cache, assisted, and with prompt lookup."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,12 +114,11 @@ def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]
     ways = {LOOKUP: {k: theirs(pair, request, prompt_lookup_num_tokens=k) for k in KS}}
     if pair.draft is not None:
         ways[ASSISTED] = {k: theirs(pair, request, k) for k in (*KS, DEFAULTS)}
-    return {name: variants_of(name, decodes) for name, decodes in ways.items()}
-
-
-def variants_of(name: str, decodes: Mapping[int, Decode]) -> list[Contender]:
-    """Contenders with one way to decode, by K."""
-    return [Contender(f"{name} {k}", decode, k, is_baseline=True) for k, decode in decodes.items()]
+    contenders: dict[str, list[Contender]] = {name: [] for name in ways}
+    for name, decodes in ways.items():
+        for k, decode in decodes.items():
+            contenders[name].append(Contender(f"{name} {k}", decode, k, is_baseline=True))
+    return contenders
 
 
 def chosen(

@@ -167,17 +167,12 @@ def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
         counts = [runs[0].statistics for runs in batches]
         times[entrant.name] = {
             "block": entrant.block,
-            "seconds": [seconds_of(runs) for runs in batches],
+            "seconds": [[run.seconds for run in runs] for runs in batches],
             "tokens": [runs[0].tokens for runs in batches],
             "target_forwards": [None if count is None else count.forwards for count in counts],
             "loops": loops,
         }
     return times
-
-
-def seconds_of(runs: Sequence[Timed]) -> list[float]:
-    """Seconds of some runs."""
-    return [run.seconds for run in runs]
 
 
 def by_kind(field: Sequence[Contender], times: Times) -> dict[str, Times]:
@@ -236,5 +231,5 @@ def side_by_side(
     for name in ways:
         runs = [lap[name][0] for lap in laps]
         counted = total([run.statistics or Statistics() for run in runs])
-        clocks[name] = (sum(seconds_of(runs)), counted)
+        clocks[name] = (sum(run.seconds for run in runs), counted)
     return clocks, loops

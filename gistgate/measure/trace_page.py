@@ -1,12 +1,9 @@
-"""The page of one answer: every token with its reason, strict decoding beside it, numbers,
-certificate, provenance.
-"""
+"""The page of one answer: every token with its reason, strict decoding beside it, and numbers."""
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import count
 from pathlib import Path
@@ -16,7 +13,6 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UNSEEN
-from gistgate.coverage.certificate import Certificate
 from gistgate.coverage.choose import usable
 from gistgate.coverage.covers import covers
 from gistgate.measure.trace import TracedToken, trace
@@ -115,23 +111,6 @@ def claim(loaded: Any) -> str | None:
     )
 
 
-def tables_of(decoder: Decoder, certificate: Certificate | None) -> dict[str, dict[str, Any]]:
-    """The certificate, and where the gate and its partners come from, as far as there are any."""
-    tables: dict[str, dict[str, Any]] = {}
-    if certificate is not None:
-        names = ("rule", "drafter", "block", "score", "source", "made")
-        table = {name: getattr(certificate, name) for name in names}
-        for point in certificate.points:
-            table[f"budget {point.budget:g}"] = asdict(point)
-        tables["Certificate"] = table
-    config = getattr(decoder.parts.gate, "config", None)
-    if config is not None:
-        partners = {"target": config.target, "draft": config.draft, "tokenizer": config.tokenizer}
-        table = {name: asdict(partner) for name, partner in partners.items() if partner}
-        tables["Provenance"] = table | config.provenance
-    return tables
-
-
 def render(template: Path, *, script: str = "", styles: Sequence[Path], **values: Any) -> str:
     """Fill a template, which may name those of this folder; all `values` are escaped.
 
@@ -175,13 +154,9 @@ def visible(text: str) -> str:
     return named.replace("\n", "↵\n") or "∅"
 
 
-def trace_page(
-    prompt: str, loose: Run, strict: Run, claim: str | None, tables: Mapping[str, Any]
-) -> str:
-    """Return a whole HTML document, which loads nothing: both answers, aligned and explained.
-
-    `claim` is one sentence about what is certified for the setting of the loose one; `tables`
-    follow under their names.
+def trace_page(prompt: str, loose: Run, strict: Run, claim: str | None) -> str:
+    """Return a whole HTML document, which loads nothing: both answers, aligned and explained, under
+    a sentence about what is certified for the setting of the loose one.
     """
     return render(
         TEMPLATES / "trace.html.j2",
@@ -193,7 +168,6 @@ def trace_page(
         answers={"loose": loose.for_page(), STRICT: strict.for_page()},
         spans=aligned(loose.texts, strict.texts),
         visible=visible,
-        tables={name: flat(values) for name, values in tables.items()},
     )
 
 
@@ -209,19 +183,4 @@ def write_trace(path: str | Path, loaded: Any, prompt: str) -> None:
 
     loose = run(rule_name(decoder.rule), decoder)
     strict = run(STRICT, decoder.strict())
-    tables = tables_of(decoder, loaded.coverage.certificate)
-    write_text(path, trace_page(prompt, loose, strict, claim(loaded), tables))
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested mappings as one, with dotted names; lists are written as JSON."""
-    rows: dict[str, str] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            rows |= flat(value, f"{name}.")
-        elif isinstance(value, str):
-            rows[name] = visible(value)
-        else:
-            rows[name] = visible(json.dumps(value, ensure_ascii=False, default=str))
-    return rows
+    write_text(path, trace_page(prompt, loose, strict, claim(loaded)))

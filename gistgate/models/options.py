@@ -131,7 +131,6 @@ class EncodedPrompt:
 
     text: str
     ids: tuple[int, ...] | None = None
-    kind: str = "file"  # what the file calls its `category`
 
 
 FORM = (
@@ -203,7 +202,7 @@ def prompt_of(where: str, row: Any) -> EncodedPrompt:
     ids = entry.get("ids") or []
     if not isinstance(text, str) or not is_ids(ids):
         raise UserError(f"{where} holds no prompt. {FORM}")
-    return EncodedPrompt(text, tuple(ids) or None, str(entry.get("category") or "file"))
+    return EncodedPrompt(text, tuple(ids) or None)
 
 
 def is_ids(value: Any) -> bool:

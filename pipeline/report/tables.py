@@ -2,7 +2,9 @@
 HTML page; the model card of an exported gate.
 """
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from gistgate.core.utils import printable
 from gistgate.coverage.certificate import Certificate
 from gistgate.gate import GateConfig
 from gistgate.measure.trace_page import TEMPLATES as SHARED
-from gistgate.measure.trace_page import flat, render
+from gistgate.measure.trace_page import render, visible
 from pipeline.operating import at_budget
 from pipeline.paths import TASKS, evaluation_folder
 from pipeline.report.summary import STRICT, Results, Summary
@@ -137,6 +139,20 @@ def provenance(results: Results) -> dict[str, dict[str, str]]:
         if proof:
             facts[name] = flat({"scope": proof["scope"], "prompts": proof["source"]})
     return facts
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested mappings as one, with dotted names; lists are written as JSON."""
+    rows: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            rows |= flat(value, f"{name}.")
+        elif isinstance(value, str):
+            rows[name] = visible(value)
+        else:
+            rows[name] = visible(json.dumps(value, ensure_ascii=False, default=str))
+    return rows
 
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:

@@ -113,13 +113,13 @@ def tune(run, place, monkeypatch):
 
 def test_a_certificate_of_chats_takes_part_on_prompts_of_its_own_system_text(tune, place, target):
     status, out, err = tune(write(place, target))
-    assert status == 0 and "Left out" not in err
+    assert status == 0 and "left out" not in err
     assert any(name.startswith("autojudge") for name in json.loads(out)["screened"])
     for system in (None, "Take your time."):
         status, _, err = tune(write(place, target, system))
-        assert status == 0 and "Left out" in err and "the use of the chat template is" in err
+        assert status == 0 and "left out" in err and "the use of the chat template is" in err
         # The user's word counts: a template may write more than the texts, such as the date.
-        assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
+        assert "left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
 
 
 @pytest.mark.parametrize("command", ["doctor", "bench"])

@@ -32,7 +32,7 @@ def browser():
 def page(browser, tmp_path):
     """The page of a trace, opened from its file."""
     file = tmp_path / "trace.html"
-    file.write_text(trace_page("Tom has", LOOSE, STRICT, None, {}), encoding="utf-8")
+    file.write_text(trace_page("Tom has", LOOSE, STRICT, None), encoding="utf-8")
     with contextlib.closing(browser.new_page()) as opened:
         opened.goto(file.as_uri())
         yield opened
