@@ -151,7 +151,6 @@ class TrainParams:
     test_share: Share
     calibration_share: Share
     validation_share: Share
-    map: Literal["platt", "isotonic"]
     c: tuple[Annotated[Number, between(1e-9)], ...]
     folds: Annotated[int, between(2)]
     epochs: Count
@@ -262,7 +261,7 @@ FORMER: dict[Any, dict[str, Any]] = {
         "weight": 16.0,
     },
     LabelParams: {"window": 16, "nats": 4.0},
-    TrainParams: {"devices": 1},
+    TrainParams: {"devices": 1, "map": "platt"},
     EngineParams: {"states": "own"},
     SegmentParams: {"judge_model": None, "similarity": 0.95, "loss": "bce"},
 }

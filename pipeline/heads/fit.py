@@ -13,7 +13,6 @@ import torch
 from scipy.linalg import block_diag
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, cross_val_predict
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
-from gistgate.core.heads import HEADS, Isotonic, Linear, Platt, fold_standardisation
+from gistgate.core.heads import HEADS, Linear, Platt, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import TRIAL, Array, Rows, as_classes
 from pipeline.pair.training import train_best
@@ -269,18 +268,12 @@ def head_sizes(kind: str, params: TrainParams) -> dict[str, float]:
     return {"hidden_size": params.hidden, "dropout": params.dropout} if kind == "mlp" else {}
 
 
-def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:
-    """The probability map `kind`, platt or isotonic, for logits and labels of problems that the
-    head has not seen.
+def fit_platt(logits_N: Tensor, kept_N: Tensor) -> Platt:
+    """The probability map for logits and labels of problems that the head has not seen: Platt's
+    regression with his smoothed targets, so that few examples never give a probability of 0 or 1.
     """
-    fit = fit_platt if kind == "platt" else fit_isotonic
-    return fit(logits_N.double().numpy(), kept_N.double().numpy())
-
-
-def fit_platt(logits: Array, kept: Array) -> Platt:
-    """Platt's regression with his smoothed targets, so that few examples never give a probability
-    of 0 or 1.
-    """
+    logits = logits_N.double().numpy()
+    kept = kept_N.double().numpy()
     num_kept = kept.sum()
     high = (num_kept + 1) / (num_kept + 2)
     low = 1 / ((1 - kept).sum() + 2)
@@ -293,10 +286,3 @@ def fit_platt(logits: Array, kept: Array) -> Platt:
         rate = target.mean()
         return Platt(0.0, float(np.log(rate / (1 - rate))))
     return Platt(slope, float(model.intercept_[0]))
-
-
-def fit_isotonic(logits: Array, kept: Array) -> Isotonic:
-    """Isotonic regression whose ends stay away from 0 and 1, so that no logit is ever certain."""
-    margin = 1 / (len(kept) + 2)
-    model = IsotonicRegression(y_min=margin, y_max=1 - margin).fit(logits, kept)
-    return Isotonic(model.X_thresholds_.tolist(), model.y_thresholds_.tolist())

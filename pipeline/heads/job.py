@@ -6,7 +6,6 @@ soft: `kept` is the probability that the meaning is kept.
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from torch import Tensor, nn
 
 from gistgate.core.files import fingerprint, read_json
-from gistgate.core.heads import HEADS, Isotonic, Platt
+from gistgate.core.heads import HEADS, Platt
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.gate import Gate, GateConfig
-from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_map, fit_net, head_sizes
+from pipeline.heads.fit import effects, fit_effects, fit_logistic, fit_net, fit_platt, head_sizes
 from pipeline.labels.schema import Array, Policy, ProblemParts, Rows, as_classes, split_by_problem
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of, recorded
@@ -79,15 +78,14 @@ def fit_head(
     with torch.no_grad():  # computed as the gate will: in float32
         logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
     unseen = parts.calibration
-    fitted = fit_map(params.map, logits_N[unseen], rows.kept[unseen])
-    metrics, curves = measure_head(rows, parts, logits_N, fitted, params.map)
+    fitted = fit_platt(logits_N[unseen], rows.kept[unseen])
+    metrics, curves = measure_head(rows, parts, logits_N, fitted)
     return gate_with(config, net, fitted), {**metrics, "training": report}, curves
 
 
-def gate_with(config: GateConfig, head: nn.Module, fitted: nn.Module) -> Gate:
+def gate_with(config: GateConfig, head: nn.Module, fitted: Platt) -> Gate:
     """The gate of a trained head and its probability map."""
-    knots = fitted.knots.numel() if isinstance(fitted, Isotonic) else 0
-    gate = Gate(replace(config, map={**config.map, "num_knots": knots}))
+    gate = Gate(config)
     gate.head.load_state_dict(head.state_dict())
     gate.map.load_state_dict(fitted.state_dict())
     return gate
@@ -100,7 +98,7 @@ def fit_by_effects(config: GateConfig, rows: Rows, test_N: Tensor, folds: int) -
     """
     widths = [*config.features.values()]
     net, report = fit_effects(rows.where(~test_N), widths, config.labels["price"], folds)
-    gate = gate_with(replace(config, map={"type": "platt"}), net, Platt())
+    gate = gate_with(config, net, Platt())
     test = rows.where(test_N)
     with torch.no_grad():
         kept = net(test.x) >= 0
@@ -114,7 +112,7 @@ def fit_by_effects(config: GateConfig, rows: Rows, test_N: Tensor, folds: int) -
 
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     """The settings of params.train that this head depends on."""
-    values = {**asdict(params), "features": params.features_of(head)}
+    values = {**recorded(params), "features": params.features_of(head)}
     return {name: values[name] for name in (*COMMON, *OWN[kind_of(head)])}
 
 
@@ -139,7 +137,7 @@ def head_config(
         head={"type": kind, **head_sizes(kind, params.train)},
         features=dict(widths),
         **partners,
-        map={"type": params.train.map, "num_knots": 0},
+        map={"type": "platt", "num_knots": 0},
         labels=labels | recorded(params.label),
         prompting=recorded(params.prompting),
         provenance={
@@ -200,7 +198,7 @@ def reliability(kept_N: Array, probability_N: Array) -> list[Metrics]:
 
 
 def measure_head(
-    rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
+    rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: Platt
 ) -> tuple[Metrics, Metrics]:
     """The contents of metrics.json and curves.json: the headline policy, every policy apart, and
     references that need no training: the target's entropy (FLy, arXiv 2511.22972), the draft
@@ -219,14 +217,14 @@ def measure_head(
     metrics["references"] = {}
     unseen = parts.calibration
     for name, score_N in references.items():
-        fitted = fit_map(map_kind, score_N[unseen], rows.kept[unseen])
+        fitted = fit_platt(score_N[unseen], rows.kept[unseen])
         measured = measure_score(rows, parts.test, score_N, fitted, policy)
         metrics["references"][name] = measured[0]
     return metrics, {"policy": policy, "reliability": reliable}
 
 
 def measure_score(
-    rows: Rows, test_N: Tensor, score_N: Tensor, fitted: nn.Module, headline: str
+    rows: Rows, test_N: Tensor, score_N: Tensor, fitted: Platt, headline: str
 ) -> tuple[Metrics, list[Metrics]]:
     """Metrics of one score on the test part, and its reliability."""
     columns = [column.double().numpy() for column in (rows.kept, score_N, fitted(score_N.float()))]
