@@ -302,6 +302,21 @@ def longer_bound(
     return halved(-0.9, 9.0, RESOLUTION, refuted) if refuted(9.0) else None
 
 
+def shorter_bound(strict: ArrayLike, loose: ArrayLike, limit: float, confidence: float) -> float:
+    """Return the largest growth g at which bets refute mean(loose) <= (1 + g) mean(strict), the
+    counterpart of `longer_bound`; at most 9, and -1, which always holds, where no g from -0.9 on is
+    refuted.
+    """
+    strict_N = np.asarray(strict, float)
+    loose_N = np.asarray(loose, float)
+
+    def refuted(shrinkage: float) -> bool:
+        longest = max(1.0, 1 - shrinkage) * limit
+        return refutes(((1 - shrinkage) * strict_N - loose_N) / longest, 0.0, confidence)
+
+    return -halved(-9.0, 0.9, RESOLUTION, refuted) if refuted(0.9) else -1.0
+
+
 class SequentialTest:
     """Two opposite bets on one budget while prompts come in; the first that is won is the answer,
     which stays.

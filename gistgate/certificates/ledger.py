@@ -103,6 +103,14 @@ class Ledger:
             marks = {name: " ".join(sorted(hashes)) for name, hashes in sets.items()}
             write_json(self.local, {"looks": [*rows, look.row], "marks": marks})
 
+    def looks_at(self, marks: Sequence[str]) -> int:
+        """Looks at any of these prompts, of whatever claim."""
+        count = 0
+        for path in (self.local, self.published):
+            sets, rows = read_looks(path)
+            count += sum(not sets[row["marks"]].isdisjoint(marks) for row in rows)
+        return count
+
     def judged_marks(self) -> set[str]:
         """Marks of the prompts that a pipeline judged; unlike commands, its looks say their
         choice.

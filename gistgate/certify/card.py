@@ -1,130 +1,255 @@
-"""The card: what a comparison says, as JSON and for people."""
+"""The card: what a comparison of two servers, or of the logs of two runs, says."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import gistgate
-from gistgate.certificates.calibration import task_scope
-from gistgate.certificates.fixed_sequence import Verdicts
 from gistgate.certify.claims import CLAIMS
-from gistgate.certify.comparison import Comparison
+from gistgate.certify.joint import Design, Joint, Row, figures, points
+from gistgate.certify.paired import Record
+from gistgate.core.files import fingerprint
+from gistgate.core.utils import dataclass_from
 
-CARD_FILE = "served-certificate.json"
+Kind = Literal["served-certificate", "certificate-logs"]
+"""What a card calls itself, and the name of its files without a number."""
 
 
 @dataclass(frozen=True)
-class ServedCertificate:
-    """One test of one claim about the loose server against the strict one."""
+class Card:
+    """One verdict about the candidate against the baseline."""
 
-    strict: dict[str, Any]
-    """Address, model and request settings of the reference, and what it reports of itself."""
-    loose: dict[str, Any]
-    """The same of the server that was tested."""
-    scope: dict[str, Any]
-    """Task, prompts and prompting."""
+    kind: Kind
+    baseline: dict[str, Any]
+    """The side that counts as right: a server with its requests, what it reports and means over its
+    answers, or a run with its place, source, model and fingerprint."""
+    candidate: dict[str, Any]
+    """The same of the side that was tested."""
+    sentence: str
+    verdict: str
+    """PASS, FAIL or UNDECIDED."""
+    joint: str
+    """Whether each task keeps the budget, or their mean does."""
     budget: float
     """Largest mean loss in the unit of the score, share of changed answers, or growth of the mean
     length."""
     confidence: float
-    """Probability with which the claim holds, over the draw of the prompts."""
-    n: int
-    """Prompts that were compared."""
-    losses: int
-    """Prompts on which the loose server scored lower, answered otherwise or wrote more."""
-    gains: int
-    """Prompts on which it scored higher or wrote less."""
-    differing: int
-    """Prompts with different answers, scored alike or not."""
+    """Probability with which the verdict holds, over the draw of the prompts."""
+    error_shared: str
+    """How tasks and tests share the error, in words."""
     loss: float
-    """Mean of strict - loose score, share of changed answers, or growth of the mean length."""
-    bound: float
-    """One-sided upper bound on that."""
-    bound_kind: str
-    """Which bound it is."""
-    certified: bool
-    """Whether the bound keeps the budget."""
-    strict_answers: dict[str, float | None]
-    """Shares cut at the longest length and before, mean tokens and mean score."""
-    loose_answers: dict[str, float | None]
-    refusal: str | None = None
-    """Why nothing is certified and what would help; None after a success."""
-    made: str = ""
+    bound: float | None
+    """One-sided upper bound on the loss."""
+    lower: float
+    """One-sided lower bound on the loss."""
+    needed: int | None
+    """Prompts that would decide an open verdict, about."""
+    tasks: tuple[dict[str, Any], ...]
+    """A row for each task."""
+    design: dict[str, Any]
+    """What was fixed of the test beforehand."""
+    records: str
+    """Fingerprint of the records beside the card."""
+    looks: int
+    """Looks at any of these prompts that the ledger knows, this one included."""
+    made: str
     """Date in UTC."""
-    claim: str = "score"
-    """One of `CLAIMS`."""
-    task: str = ""
-    """Its name."""
-    sampling: dict[str, Any] = field(default_factory=dict)
-    """What every request says, unless `extra` says otherwise."""
-    version: str = ""
+    version: str
     """Of GistGate."""
+    scope: dict[str, Any] = field(default_factory=dict)
+    """Task, prompts, prompting and sampling of servers."""
+    refused: tuple[dict[str, Any], ...] = ()
+    """Prompts that a server refused and that were left out, by their places, each with the
+    cause."""
+    speed: dict[str, Any] = field(default_factory=dict)
+    """What was timed; empty where nothing was."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """What a second run of the baseline said; empty where there was none."""
 
     @classmethod
-    def of(cls, comparison: Comparison, verdicts: Verdicts) -> ServedCertificate:
-        """What the test said."""
-        task = comparison.task
-        answered = comparison.answered
-        endpoints = comparison.endpoints
-        budget = comparison.plan.budget
-        verdicts = comparison.claim.shown(verdicts, answered)
-        refusal = verdicts.refusal(budget)
+    def of(
+        cls, kind: Kind, joint: Joint, design: Design, records: Sequence[Record], **entries: Any
+    ) -> Card:
+        """What a test said; `entries` are the sides and what else is known."""
         return cls(
-            strict={**endpoints.strict.described(), "reported": endpoints.strict.reported},
-            loose={**endpoints.loose.described(), "reported": endpoints.loose.reported},
-            **verdicts.bound(budget).entries,
-            scope=task_scope(task, [task.question(prompt.doc) for prompt in answered]),
-            budget=budget,
-            confidence=comparison.plan.confidence,
-            certified=refusal is None,
-            strict_answers=comparison.means(0),
-            loose_answers=comparison.means(1),
-            differing=sum(prompt.is_differing for prompt in answered),
-            refusal=refusal,
+            kind=kind,
+            **verdict_of(joint),
+            design=asdict(design),
+            records=fingerprint_of(records),
             made=datetime.now(UTC).date().isoformat(),
-            claim=comparison.claim.id,
-            task=task.name,
-            sampling={
-                "temperature": endpoints.temperature,
-                "max_tokens": task.max_new_tokens,
-                "stop": list(task.stops),
-                "samples": endpoints.samples,
-                "seed": endpoints.seed,
-            },
             version=gistgate.__version__,
+            **entries,
         )
 
     @property
-    def sentence(self) -> str:
-        """The verdict for people."""
-        claim = CLAIMS[self.claim]
-        quantity, worse, better = claim.words
-        strict, loose = (f"{side['model']} at {side['url']}" for side in (self.strict, self.loose))
-        verdict = "Certified" if self.certified else "Not certified"
-        temperature = self.sampling["temperature"]
-        sampled = f" at temperature {temperature}, on average over samples" if temperature else ""
-        return (
-            f"{verdict} at {100 * self.confidence:.4g} %: {loose}"
-            f" {claim.promise.format(100 * self.budget)} {strict}{sampled}; {quantity}"
-            f" {self.loss:.2%}, at most {self.bound:.2%} ({self.losses} {worse}, {self.gains}"
-            f" {better}, {self.differing} in other words, of {self.n} prompts)."
-        )
+    def rows(self) -> Iterator[Row]:
+        """The rows of the tasks."""
+        for row in self.tasks:
+            yield dataclass_from(Row, row)
 
     @property
-    def card(self) -> str:
-        """The sentence and all entries as a page of Markdown."""
+    def promise(self) -> str:
+        """What the verdict says of the candidate, for readers who know nothing of tests."""
+        promise = CLAIMS[self.design["claim"]].promise.format(100 * self.budget)
+        sampling = self.scope.get("sampling", {})
+        sampled = ", and over samples of their answers" if sampling.get("temperature") else ""
+        claim = (
+            f"{name_of(self.candidate)} {promise} {name_of(self.baseline)}, on average over prompts"
+            f" like these{sampled}"
+        )
+        sure = f"{100 * self.confidence:.4g} %"
+        if self.verdict == "PASS":
+            return f"Shown with {sure} confidence: {claim}."
+        if self.verdict == "FAIL":
+            return f"Refuted with {sure} confidence: that {claim}."
+        return f"Neither shown nor refuted with {sure} confidence: that {claim}."
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know beside the figures."""
+        notes = []
+        if not any(row.differing for row in self.rows):
+            notes.append("No answer differs: make sure that baseline and candidate are two.")
+        if self.refused:
+            notes.append(f"{len(self.refused)} prompts were refused by a server and left out.")
+        if self.looks > 1:
+            notes.append(
+                f"The ledger knows {self.looks} looks at these prompts, this one included."
+            )
+        for name in ("speed", "control"):
+            entries = getattr(self, name)
+            if entries:
+                notes.append(f"{name}: {entries.get('sentence') or in_words(entries)}")
+        return notes
+
+    @property
+    def text(self) -> str:
+        """The verdict, a line for each task and, of servers, for each side, and the notes."""
+        lines = [self.sentence, *(f"  {row_sentence(row)}" for row in self.rows)]
+        for side, means in (("baseline", self.baseline), ("candidate", self.candidate)):
+            if "answers" in means:
+                lines.append(f"  {side:10} {in_words(means['answers'])}")
+        return "\n".join([*lines, *self.notes])
+
+    @property
+    def page(self) -> str:
+        """The verdict, a table of the tasks and all further entries as a page of Markdown."""
+        heading = " | ".join(COLUMNS)
+        rules = "|".join("---" if name in LEFT else "---:" for name in COLUMNS)
+        lines = [f"# {self.sentence}", "", self.promise, *self.notes, "", f"| {heading} |"]
+        lines.append(f"|{rules}|")
+        for row in self.rows:
+            cells = (cell.replace("|", "&#124;") for cell in table_row(row).values())
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", "Losses and bounds are in hundredths.", ""]
         entries = asdict(self)
-        strict = {**entries.pop("strict"), **entries.pop("strict_answers")}
-        loose = {**entries.pop("loose"), **entries.pop("loose_answers")}
-        lines = [f"# {self.sentence}", "", "| | strict | loose |", "|---|---|---|"]
-        rows = [f"| {name} | {in_cell(strict[name])} | {in_cell(loose[name])} |" for name in strict]
-        facts = [f"- {name}: {in_cell(entry)}" for name, entry in entries.items()]
-        return "\n".join([*lines, *rows, "", *facts, ""])
+        del entries["tasks"]
+        lines += [f"- {name}: {in_cell(entry)}" for name, entry in entries.items()]
+        return "\n".join([*lines, ""])
+
+
+LEFT = ("task", "metric", "verdict")
+COLUMNS = (
+    *("task", "metric", "n", "baseline", "candidate", "worse", "better", "differing", "loss"),
+    *("at most", "at least", "confidence", "tested at", "verdict"),
+)
+"""Of the table of tasks; those of `LEFT` are texts."""
+
+
+def table_row(row: Row) -> dict[str, str]:
+    """A task in the table of a card, by the names of the columns."""
+    cells = (
+        row.task,
+        row.metric,
+        f"{row.n}",
+        f"{row.baseline:.4f}",
+        f"{row.candidate:.4f}",
+        f"{row.losses}",
+        f"{row.gains}",
+        f"{row.differing}",
+        points(row.loss),
+        "–" if row.bound is None else points(row.bound, up=True),
+        points(row.lower, up=False),
+        f"{100 * row.confidence:.4g} %",
+        f"{100 * row.tested_at:.4g} %",
+        row.verdict,
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def verdict_of(joint: Joint) -> dict[str, Any]:
+    """The entries of a card that its records decide, as JSON gives them back."""
+    entries = {
+        "sentence": joint.sentence,
+        "verdict": joint.verdict,
+        "joint": joint.how,
+        "budget": joint.budget,
+        "confidence": joint.confidence,
+        "error_shared": error_shared(joint),
+        "loss": joint.loss,
+        "bound": joint.bound,
+        "lower": joint.lower,
+        "needed": joint.needed,
+        "tasks": [asdict(row) for row in joint.rows],
+    }
+    return dict(json.loads(json.dumps(entries)))
+
+
+def error_shared(joint: Joint) -> str:
+    """How tasks, and the tests of one task, share the error."""
+    number = len(joint.rows)
+    row = joint.rows[0]
+    error = f"{100 * (1 - joint.confidence):.4g} %"
+    shared = f"The one task has the whole error of {error}."
+    if number > 1:
+        share = 100 * (1 - row.confidence)
+        shared = (
+            f"The error of {error} is divided by the {number} tasks (Bonferroni), {share:.4g} % for"
+            " each, so that all upper bounds hold together, and the bound of their mean with them;"
+            " so do all lower bounds."
+        )
+    if row.tested_at > row.confidence:
+        shared += (
+            " The test after every prompt and the one at the end have half of it each, so that the"
+            f" bound was computed at {100 * row.tested_at:.4g} %."
+        )
+    return shared
+
+
+def row_sentence(row: Row) -> str:
+    """What is said of a task, in one line."""
+    _, worse, better = CLAIMS[row.claim].words
+    return (
+        f"{row.verdict} {row.task} ({row.metric}, {row.losses} {worse} and {row.gains} {better} of"
+        f" {row.n}): {figures(row)}"
+    )
+
+
+def name_of(side: Mapping[str, Any]) -> str:
+    """A server or a run in words."""
+    place = side.get("url") or side.get("path") or ""
+    model = side.get("model")
+    return f"{model} at {place}" if model else str(place)
+
+
+def in_words(entries: Mapping[str, Any]) -> str:
+    """Entries in a line, numbers in four digits."""
+    words = []
+    for name, entry in entries.items():
+        if entry is not None:
+            words.append(f"{name} {entry:.4g}" if isinstance(entry, float) else f"{name} {entry}")
+    return ", ".join(words)
 
 
 def in_cell(value: Any) -> str:
     """A value as JSON that no table takes for the end of a cell."""
     return json.dumps(value, ensure_ascii=False).replace("|", "&#124;")
+
+
+def fingerprint_of(records: Sequence[Record]) -> str:
+    """A hash of records, whatever the format of their file."""
+    return fingerprint([record.entries for record in records])

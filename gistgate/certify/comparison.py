@@ -1,13 +1,11 @@
-"""Both endpoints on the same documents: asking them, keeping their answers, and comparing these."""
+"""Both endpoints on the same documents: asking them, and comparing their answers."""
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 from time import monotonic
@@ -15,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gistgate.certificates.bounds import p_value
+from gistgate.certificates.bounds import Array, p_value
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import Plan
-from gistgate.certify.answers import Answered, Pair, Served, means_of
+from gistgate.certify.answers import Answered, Pair, Served, mean_length, means_of
 from gistgate.certify.claims import Claim
 from gistgate.certify.endpoint import Endpoint, note
+from gistgate.certify.paired import Record
+from gistgate.certify.store import AnswerStore
+from gistgate.certify.trouble import PromptError
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
 from gistgate.tasks.task import Document, Messages, Task
@@ -82,30 +83,6 @@ class BothEndpoints:
             )
 
 
-class AnswerStore:
-    """Answers by the mark of what was asked, in a file until there is a card."""
-
-    def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
-        self.pairs: dict[str, list[Pair]] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+" if resume else "w+") as file:
-            file.seek(0)
-            for line in file:
-                with suppress(ValueError):  # of a line that an interruption cut
-                    for mark, pairs in json.loads(line).items():
-                        self.pairs[mark] = [
-                            (Served(**strict), Served(**loose)) for strict, loose in pairs
-                        ]
-
-    def add(self, mark: str, pairs: list[Pair]) -> None:
-        """Keep the answers to one document, behind a line that an interruption cut."""
-        self.pairs[mark] = pairs
-        rows = [[asdict(strict), asdict(loose)] for strict, loose in pairs]
-        with self.path.open("a") as file:
-            file.write("\n" + json.dumps({mark: rows}))
-
-
 class Comparison:
     """Both endpoints on the calibration documents."""
 
@@ -117,6 +94,8 @@ class Comparison:
         claim: Claim,
         plan: Plan,
         store: AnswerStore,
+        skips: int = 0,
+        keeps_texts: bool = False,
     ) -> None:
         self.task = task
         self.docs = docs
@@ -124,13 +103,18 @@ class Comparison:
         self.claim = claim
         self.plan = plan
         self.store = store
+        self.skips = skips  # prompts that servers may refuse
+        self.keeps_texts = keeps_texts
         self.need: int | None = None  # prompts that are planned
         self.answered: list[Answered] = []  # the prompts that were compared, in their order
-        self.changed = 0.0  # sum of their differences
+        self.records: list[Record] = []  # of the same
+        self.refused: list[dict[str, str]] = []  # prompts that were left out
         self.fresh = 0  # prompts that were asked in this run
+        self.done = 0  # these, and those with answers of an earlier one
         self.is_stopped = False  # by Ctrl-C
         self.began = monotonic()
         self.last_note = self.began  # about the progress
+        self.last_count = -1  # of prompts, which it said
 
     def chunks(self, runner: asyncio.Runner) -> Iterator[Decoded]:
         """d of one prompt after the other, while further ones are under way, so that a test can end
@@ -148,12 +132,14 @@ class Comparison:
                 runner.run(self.wait(request))
                 if self.is_stopped:
                     raise KeyboardInterrupt
-                yield Decoded(np.array([self.compare(doc, request.result())]))
+                pairs = self.pairs_of(doc, request)
+                if pairs:
+                    yield Decoded(self.compare(doc, pairs))
                 if self.is_hopeless():
                     break
         except (KeyboardInterrupt, UserError):
             note(
-                f"The answers to {len(self.store.pairs)} prompts are kept. --resume goes on if no"
+                f"The answers to {self.done} prompts are kept. --resume goes on if no"
                 " server is changed."
             )
             raise
@@ -168,16 +154,40 @@ class Comparison:
         """The answers of both endpoints to a document; what is known is not asked again."""
         request = request_of(self.task, doc)
         mark = self.endpoints.mark(request)
+        if mark in self.store.refusals:
+            raise PromptError(self.store.refusals[mark])
         if mark not in self.store.pairs:
-            self.store.add(mark, await self.endpoints.ask(request))
+            try:
+                self.store.add(mark, await self.endpoints.ask(request))
+            except PromptError as error:
+                if self.skips:
+                    self.store.refuse(mark, str(error))
+                raise
             self.fresh += 1
+        self.done += 1
         return self.store.pairs[mark]
+
+    def pairs_of(self, doc: Document, request: asyncio.Task[list[Pair]]) -> list[Pair]:
+        """The answers to a document; none if a server refused it and the user allows that."""
+        try:
+            return request.result()
+        except PromptError as error:
+            place = place_of(self.task, doc)
+            if len(self.refused) >= self.skips:
+                raise UserError(
+                    f"{place} was refused. {error} To leave such prompts out and count them on the"
+                    f" card, allow more of them: --skip-refused {self.skips + 10}."
+                ) from error
+            self.refused.append({"place": place, "cause": str(error)})
+            note(f"{place} was refused and is left out. {error}")
+            return []
 
     async def wait(self, request: asyncio.Task[list[Pair]]) -> None:
         """Wait for the answers to a document, or until Ctrl-C, and tell how far the others are."""
         while not request.done() and not self.is_stopped:
             await asyncio.wait([request], timeout=TICK)
-            if monotonic() - self.last_note >= (TICK if sys.stderr.isatty() else SELDOM):
+            is_due = monotonic() - self.last_note >= (TICK if sys.stderr.isatty() else SELDOM)
+            if is_due and self.done > self.last_count:
                 self.tell()
 
     def tell(self, need: int | None = None, stays: bool = False) -> None:
@@ -186,25 +196,45 @@ class Comparison:
         """
         self.last_note = monotonic()
         rate = self.fresh / (self.last_note - self.began)
-        count = len(self.store.pairs)
-        text = f"{count} of at most {len(self.docs)} prompts answered by both"
+        self.last_count = self.done
+        text = f"{self.done} of at most {len(self.docs)} prompts answered by both"
         if rate:
-            seconds = (len(self.docs) - count) / rate
+            seconds = (len(self.docs) - self.done) / rate
             text += f", {60 * rate:.0f} a minute, {seconds:.0f} s left"
             if need:
                 text += f"; {need} prompts, as planned, take {need / rate:.0f} s"
         note(text, stays)
 
-    def compare(self, doc: Document, pairs: list[Pair]) -> float:
-        """Keep and score the answers to a document; what the claim is about."""
-        self.answered.append(Answered(self.task, doc, pairs))
+    def compare(self, doc: Document, pairs: list[Pair]) -> Array:
+        """Keep and score the answers to a document; what is tested of it [1]."""
+        prompt = Answered(self.task, doc, pairs)
+        self.answered.append(prompt)
+        self.records.append(self.record_of(prompt))
         if len(self.answered) == PILOT:
             self.tell(self.need, stays=True)
             for sentence in self.unfinished():
                 note(sentence)
-        difference = self.claim.difference(self.answered[-1])
-        self.changed += difference
-        return difference
+        record = self.records[-1]
+        return self.claim.differences(np.array([[record.baseline, record.candidate]]))
+
+    def record_of(self, prompt: Answered) -> Record:
+        """What the file of records holds of a prompt."""
+        baseline, candidate = self.claim.measured(prompt)
+        answers = [*prompt.strict, *prompt.loose]
+        texts = []
+        if self.keeps_texts:
+            texts = [self.task.question(prompt.doc), *(answer.text for answer in answers)]
+        return Record(
+            task=self.task.name,
+            id=place_of(self.task, prompt.doc),
+            prompt=fingerprint(self.task.prompt(prompt.doc)),
+            baseline=baseline,
+            candidate=candidate,
+            differs=prompt.is_differing,
+            tokens=(mean_length(prompt.strict), mean_length(prompt.loose)),
+            finishes=tuple(finish_of(answer) for answer in answers),
+            texts=tuple(text.encode(errors="replace").decode() for text in texts),
+        )
 
     def is_hopeless(self) -> bool:
         """Whether no proof is left, whatever the remaining prompts show; only a claim whose
@@ -213,8 +243,9 @@ class Comparison:
         if self.claim.id != "agreement" or self.plan.stop != "clear":
             return False
         error = (1 - self.plan.confidence) / 2
-        sizes = (len(self.answered), len(self.docs))
-        return all(p_value(int(self.changed), 0, n, self.plan.budget) > error for n in sizes)
+        sizes = (max(1, len(self.answered)), len(self.docs))
+        changed = sum(record.candidate < record.baseline for record in self.records)
+        return all(p_value(changed, 0, n, self.plan.budget) > error for n in sizes)
 
     def means(self, side: int) -> dict[str, float | None]:
         """What a card says of the strict endpoint (0) or the loose one (1)."""
@@ -269,3 +300,16 @@ class Comparison:
             f" {self.task.max_new_tokens} tokens. Look at what it writes, and mend the prompt"
             " (--chat, --num-fewshot), the task or the model."
         )
+
+
+def finish_of(answer: Served) -> str:
+    """Why an answer ended: by itself (stop), at the longest length, or at a limit of the server."""
+    if answer.limited:
+        return "limited"
+    return "length" if answer.capped else "stop"
+
+
+def place_of(task: Task, doc: Document) -> str:
+    """Where a document stands: the line of a file, or the hash of its text in a task."""
+    place = str(doc.get("place", "")).rstrip(",")
+    return place or f"document {fingerprint(task.question(doc))[:10]}"

@@ -12,29 +12,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
-from gistgate.certificates.bounds import (
-    RESOLUTION,
-    Array,
-    halved,
-    refutes,
-    right_or_wrong,
-)
-from gistgate.certificates.fixed_sequence import fixed_sequence
+from gistgate.certificates.bounds import right_or_wrong
 from gistgate.certificates.ledger import LEAST_ERROR
-from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import Stop
+from gistgate.certify.claims import CLAIMS, Claim, Verdict
 from gistgate.certify.paired import Record, named
 from gistgate.core.utils import UserError
 
-Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
 How = Literal["each", "mean"]
 """Whether each task keeps the budget, or the mean of the tasks' losses does."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is fixed of a test before it begins."""
+
+    claim: str = "score"
+    """One of `CLAIMS`."""
+    stop: Stop = "planned"
+    """When the test ended early."""
+    ternary: bool | None = None
+    """Whether differences are -1, 0 or 1, so that the exact bound decides; None: as they are, which
+    is sound where no test shares the error."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Row:
     """What the documents of one task say."""
 
     task: str
+    claim: str
     metric: str
     n: int
     """Documents."""
@@ -52,20 +58,22 @@ class Row:
     differing: int
     """Documents with different answers, scored alike or not."""
     baseline: float
-    """Mean score of the baseline."""
+    """Mean of what is compared of the baseline: its score, if the claim is about scores."""
     candidate: float
-    """Mean score of the candidate."""
+    """The same of the candidate."""
     loss: float
-    """Mean of baseline - candidate score."""
-    bound: float
-    """Upper bound on the loss."""
+    """Mean of baseline - candidate score, share of changed answers, or growth of the mean
+    length."""
+    bound: float | None
+    """Upper bound on the loss; None where so few documents bound nothing."""
     bound_kind: str
     lower: float
     """Lower bound on the loss, by betting."""
     confidence: float
-    """Probability with which the bound holds; the error of all rows adds up to that of the
-    verdict.
-    """
+    """Probability with which the verdict holds; the error of all rows adds up to that of the joint
+    one."""
+    tested_at: float
+    """Confidence of the upper bound, higher where an early end shares the error with it."""
     verdict: Verdict
     needed: int | None
     """Documents that would be enough, about; None where the row is decided or none would be."""
@@ -79,9 +87,10 @@ class Joint:
     how: How
     budget: float
     confidence: float
+    claim: str
     loss: float
     """The largest loss of a row, or their mean."""
-    bound: float
+    bound: float | None
     """Upper bound on that."""
     lower: float
     """Lower bound on that."""
@@ -96,16 +105,20 @@ class Joint:
         about = about.replace("for mean", "for the mean")
         largest = "largest " if about and self.how == "each" else ""
         return (
-            f"{self.verdict} budget {points(self.budget)} points{about}: {largest}{figures(self)}"
+            f"{self.verdict} budget {points(self.budget)} {CLAIMS[self.claim].unit}{about}:"
+            f" {largest}{figures(self)}"
         )
 
 
 def figures(verdict: Row | Joint) -> str:
     """The loss with the bound that counts, and what would decide an open verdict."""
-    limit = f"at most {points(verdict.bound, up=True)}"
+    limit = "not bounded"
+    if verdict.bound is not None:
+        limit = f"at most {points(verdict.bound, up=True)}"
     if verdict.verdict == "FAIL":
         limit = f"at least {points(verdict.lower, up=False)}"
-    line = f"loss {points(verdict.loss)}, {limit} at {100 * verdict.confidence:.4g} %"
+    quantity = CLAIMS[verdict.claim].words[0]
+    line = f"{quantity} {points(verdict.loss)}, {limit} at {100 * verdict.confidence:.4g} %"
     if verdict.verdict != "UNDECIDED":
         return line
     if verdict.needed is None:
@@ -124,7 +137,12 @@ def points(share: float, up: bool | None = None) -> str:
 
 
 def judged(
-    records: Sequence[Record], metrics: dict[str, str], budget: float, confidence: float, how: How
+    records: Sequence[Record],
+    metrics: dict[str, str],
+    budget: float,
+    confidence: float,
+    how: How,
+    design: Design = Design(),
 ) -> Joint:
     """Test all tasks of the records, which lie together by task, and give the verdict."""
     tasks = [list(rows) for _, rows in groupby(records, key=lambda record: record.task)]
@@ -134,11 +152,11 @@ def judged(
             f"{len(tasks)} tasks leave an error of {error:.2g} for each, which no number of prompts"
             " can show. Name fewer tasks (--task), or lower --confidence."
         )
-    rows = [tested(task, metrics[task[0].task], budget, 1 - error) for task in tasks]
-    check_something_to_lose(rows, budget, how)
-    if how == "mean":
-        return mean_verdict(rows, budget, confidence)
-    return verdict_on_each(rows, budget, confidence)
+    claim = CLAIMS[design.claim](budget)
+    rows = [tested(task, metrics[task[0].task], claim, 1 - error, design) for task in tasks]
+    if claim.is_scored:
+        check_something_to_lose(rows, budget, how)
+    return joined(rows, budget, confidence, how)
 
 
 def check_something_to_lose(rows: Sequence[Row], budget: float, how: How) -> None:
@@ -153,99 +171,83 @@ def check_something_to_lose(rows: Sequence[Row], budget: float, how: How) -> Non
         )
 
 
-def tested(records: Sequence[Record], metric: str, budget: float, confidence: float) -> Row:
+def tested(
+    records: Sequence[Record], metric: str, claim: Claim, confidence: float, design: Design
+) -> Row:
     """Test one task once, on all of its documents."""
-    d = np.array([record.difference for record in records])
-    verdicts = fixed_sequence(
-        [[Decoded(d)]], [budget], confidence, "planned", ternary=right_or_wrong(d)
-    )
-    bound = verdicts.bound(budget)
-    lower = lower_bound(d, confidence)
-    verdict: Verdict = "UNDECIDED"
-    if verdicts.passed(budget) is not None:
-        verdict = "PASS"
-    elif lower > budget:
-        verdict = "FAIL"
+    pairs_N2 = np.array([[record.baseline, record.candidate] for record in records])
+    harm_N = claim.harm(pairs_N2)
+    ternary = right_or_wrong(harm_N) if design.ternary is None else design.ternary
+    figures = claim.test(pairs_N2, confidence, design.stop, ternary)
+    baseline, candidate = pairs_N2.mean(0).tolist()
     return Row(
         task=records[0].task,
+        claim=claim.id,
         metric=metric,
         n=len(records),
-        losses=bound.losses,
-        gains=bound.gains,
+        losses=int((harm_N > 0).sum()),
+        gains=int((harm_N < 0).sum()),
         differing=sum(record.differs for record in records),
-        baseline=fmean(record.baseline for record in records),
-        candidate=fmean(record.candidate for record in records),
-        loss=bound.mean,
-        bound=bound.value,
-        bound_kind=bound.kind,
-        lower=lower,
+        baseline=baseline,
+        candidate=candidate,
+        **vars(figures),
         confidence=confidence,
-        verdict=verdict,
-        needed=enough(verdict, bound.mean, bound.value, budget, len(records)),
+        needed=enough(figures.verdict, figures.loss, figures.bound, claim.budget, len(records)),
     )
 
 
-def lower_bound(differences: Array, confidence: float) -> float:
-    """The largest mean loss that bets refute from below: the betting bound of the negated
-    differences, which the exact bound has none of below 0.
-    """
-    mean = partial(refutes, -differences, confidence=confidence)
-    negated = halved(-1.0, 1.0, RESOLUTION / 4, mean)
-    return max(-1.0, -math.ceil(negated / RESOLUTION) * RESOLUTION)
-
-
-def enough(verdict: Verdict, loss: float, bound: float, budget: float, n: int) -> int | None:
+def enough(verdict: Verdict, loss: float, bound: float | None, budget: float, n: int) -> int | None:
     """Documents, in two digits, that would show the budget kept at this loss, as the distance of
     bound and loss falls with the root of their number; None where it is decided or in vain.
     """
-    if verdict != "UNDECIDED" or loss >= budget:
+    if verdict != "UNDECIDED" or loss >= budget or bound is None:
         return None
     exact = n * ((bound - loss) / (budget - loss)) ** 2
     unit: int = 10 ** max(0, math.floor(math.log10(exact)) - 1)
     return math.ceil(exact / unit) * unit
 
 
-def verdict_on_each(rows: Sequence[Row], budget: float, confidence: float) -> Joint:
-    """Whether each task keeps the budget; one that is proven to lose more fails all."""
-    verdicts = {row.verdict for row in rows}
-    verdict: Verdict = "PASS"
-    if "FAIL" in verdicts:
-        verdict = "FAIL"
-    elif "UNDECIDED" in verdicts:
+def joined(rows: Sequence[Row], budget: float, confidence: float, how: How) -> Joint:
+    """One verdict about the rows: each has to keep the budget, or their mean, all of equal
+    weight.
+    """
+    combined = max if how == "each" else fmean
+    bounds = [row.bound for row in rows if row.bound is not None]
+    loss = float(combined(row.loss for row in rows))
+    bound = float(combined(bounds)) if len(bounds) == len(rows) else None
+    lower = float(combined(row.lower for row in rows))
+    if how == "each":
+        verdict, needed = verdict_on_each(rows)
+    else:
         verdict = "UNDECIDED"
-    undecided = [row for row in rows if row.verdict == "UNDECIDED"]
-    needs = [row.needed for row in undecided if row.needed is not None]
+        if bound is not None and bound <= budget:
+            verdict = "PASS"
+        elif lower > budget:
+            verdict = "FAIL"
+        needed = enough(verdict, loss, bound, budget, sum(row.n for row in rows))
     return Joint(
         rows=tuple(rows),
-        how="each",
+        how=how,
         budget=budget,
         confidence=confidence,
-        loss=max(row.loss for row in rows),
-        bound=max(row.bound for row in rows),
-        lower=max(row.lower for row in rows),
-        verdict=verdict,
-        needed=max(needs) if verdict == "UNDECIDED" and len(needs) == len(undecided) else None,
-    )
-
-
-def mean_verdict(rows: Sequence[Row], budget: float, confidence: float) -> Joint:
-    """Whether the mean of the tasks' losses, all of equal weight, keeps the budget."""
-    loss = fmean(row.loss for row in rows)
-    bound = fmean(row.bound for row in rows)
-    lower = fmean(row.lower for row in rows)
-    verdict: Verdict = "UNDECIDED"
-    if bound <= budget:
-        verdict = "PASS"
-    elif lower > budget:
-        verdict = "FAIL"
-    return Joint(
-        rows=tuple(rows),
-        how="mean",
-        budget=budget,
-        confidence=confidence,
+        claim=rows[0].claim,
         loss=loss,
         bound=bound,
         lower=lower,
         verdict=verdict,
-        needed=enough(verdict, loss, bound, budget, sum(row.n for row in rows)),
+        needed=needed,
     )
+
+
+def verdict_on_each(rows: Sequence[Row]) -> tuple[Verdict, int | None]:
+    """Whether each task keeps the budget, where one that is proven to lose more fails all, and what
+    the open one needs that needs most.
+    """
+    verdicts = {row.verdict for row in rows}
+    if "FAIL" in verdicts:
+        return "FAIL", None
+    if "UNDECIDED" not in verdicts:
+        return "PASS", None
+    undecided = [row for row in rows if row.verdict == "UNDECIDED"]
+    needs = [row.needed for row in undecided if row.needed is not None]
+    return "UNDECIDED", max(needs) if len(needs) == len(undecided) else None

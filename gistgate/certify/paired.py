@@ -1,9 +1,12 @@
-"""The samples of two runs, paired by task and document; what does not pair is refused by name."""
+"""The samples of two runs or servers, paired by task and document; what does not pair is refused by
+name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from gistgate.certificates.ledger import digest
 from gistgate.certify.logs import Run, TaskLog
@@ -15,21 +18,30 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Record:
-    """One document with the scores of both runs, as the file of records holds it."""
+    """One document with the scores of both sides, as the file of records holds it."""
 
     task: str
     id: str
     prompt: str
     """Hash of what both models were asked; empty where the logs do not say it."""
     baseline: float
+    """What is compared, in [0, 1]: scores, agreement (1 and 1 or 0), or shares of the longest
+    answer."""
     candidate: float
     differs: bool
     """Whether the two answers differ, scored alike or not."""
+    tokens: tuple[float | None, ...] = ()
+    """Mean lengths of the answers of both servers; None where one does not say it."""
+    finishes: tuple[str, ...] = ()
+    """Why the answers of the baseline and then those of the candidate ended."""
+    texts: tuple[str, ...] = ()
+    """The prompt, then the answers of the baseline and then those of the candidate, if they were
+    to be kept."""
 
     @property
-    def difference(self) -> float:
-        """Baseline - candidate score, in [-1, 1]."""
-        return self.baseline - self.candidate
+    def entries(self) -> dict[str, Any]:
+        """What the file of records holds: logs say less than servers."""
+        return {name: entry for name, entry in asdict(self).items() if entry != ()}
 
     @property
     def mark(self) -> str:

@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from gistgate.cli import show
 from gistgate.cli.from_logs import are_logs, from_logs
 from gistgate.cli.options import needing, plain_option, typed
-from gistgate.cli.promise import ENDS, Promise, fields_of, written
+from gistgate.cli.outcome import carded, conclude
+from gistgate.cli.promise import ENDS, Promise, fields_of
 from gistgate.core.utils import UserError
 
 SIDES = "'--baseline' / '--candidate'"
@@ -43,11 +41,9 @@ class Options(Promise):
         plain_option("In logs of several tasks, what keeps the budget: each task, or their mean."),
     ] = "each"
     recompute: Annotated[
-        Path | None, plain_option("Card of two logs that is computed again from its records.")
+        Path | None, plain_option("Card that is computed again from its records.")
     ] = None
-    junit: Annotated[
-        Path | None, plain_option("File for the verdict about two logs as a report of tests.")
-    ] = None
+    junit: Annotated[Path | None, plain_option("File for the verdict as a report of tests.")] = None
     file: Annotated[
         str | None,
         plain_option(
@@ -126,7 +122,17 @@ class Options(Promise):
         int, plain_option("Answers to each prompt, by seeds that follow --seed.", min=1)
     ] = 1
     resume: Annotated[
-        bool, plain_option("Go on after an interruption, both servers unchanged.", "--resume")
+        bool,
+        plain_option(
+            "Use the answers that are kept of earlier runs, both servers unchanged.", "--resume"
+        ),
+    ] = False
+    skip_refused: Annotated[
+        int,
+        plain_option("Prompts that a server may refuse; they are left out and counted.", min=0),
+    ] = 0
+    keep_texts: Annotated[
+        bool, plain_option("Keep prompts and answers beside the card.", "--keep-texts")
     ] = False
     watch: Annotated[
         bool, plain_option("Test exchangeable prompts as they come, until a loss.", "--watch")
@@ -138,27 +144,28 @@ class Options(Promise):
 
 
 def certify(as_json: bool, **given: Any) -> None:
-    """Certify one server against another, whatever runs behind it; exit with status 1 if the claim
-    is not shown.
+    """Certify one server, or the log of one run, against another.
 
-    The claim is on a task, or on a file of your own prompts. A card is written as JSON and as
-    Markdown. From the logs of two runs (lm-eval, inspect_ai, or a table with id and score) the exit
-    status is 0 for PASS, 1 for FAIL, 3 for UNDECIDED and 2 for logs that cannot be compared.
+    The claim is on a task or on a file of your own prompts; logs are those of lm-eval or
+    inspect_ai, or a table with id and score. A card is written as JSON, Markdown and HTML. The exit
+    status is 0 for PASS, 1 for FAIL, 3 for UNDECIDED, and 2 where nothing could be compared.
     """
     options = Options(**given)
+    conclude(partial(verdict_of, options, as_json))
+
+
+def verdict_of(options: Options, as_json: bool) -> str:
+    """The verdict about two servers or two runs."""
     if are_logs(options):
-        from_logs(options, as_json)
+        return from_logs(options, as_json)
     if not (options.strict and options.loose):
-        raise typer.BadParameter("Name two servers, or the logs of two runs.", param_hint=SIDES)
+        raise UserError(f"Name two servers, or the logs of two runs ({SIDES}).")
     with needing("endpoints"):
         from gistgate.cli.servers import compare
         from gistgate.cli.watch import watch
     if options.watch:
-        watch(options)
-        return
-    certificate = written(partial(compare, options), show.compared, as_json)
-    if not certificate.certified:
-        raise UserError(certificate.refusal)
+        return watch(options)
+    return carded(partial(compare, options), as_json, options.junit)
 
 
 typed(certify, fields_of(Options))

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-import typer
-
 from gistgate.cli.options import needing
-from gistgate.cli.promise import written
+from gistgate.cli.outcome import carded
 from gistgate.core.files import fingerprint
-from gistgate.core.utils import UserError, printable
+from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
+    from gistgate.certify.card import Card
     from gistgate.certify.joint import How
-    from gistgate.certify.records import LogsCertificate
     from gistgate.cli.certify import Options
 
-STATUSES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 3}
-"""Exit status by verdict."""
-CANNOT = 2
-"""Exit status of a run that gave no verdict."""
 SECOND_LOOK = (
     "Another choice of tasks or of the metric is a second look: plan it from the start (--looks 2),"
     " or evaluate both runs on fresh documents."
@@ -38,33 +29,30 @@ def are_logs(options: Options) -> bool:
     return any(name and "://" not in name for name in (options.strict, options.loose))
 
 
-def from_logs(options: Options, as_json: bool) -> None:
-    """Give the verdict about two runs, or about a card, and end with its status."""
-    try:
-        with needing("calibrate"):
-            from gistgate.certify.records import recomputed, write_junit
-        if options.recompute:
-            certificate = recomputed(options.recompute)
-            entries = {"path": str(options.recompute), "certificate": asdict(certificate)}
-            typer.echo(json.dumps(entries) if as_json else certificate.text)
-        else:
-            certificate = written(partial(certify_logs, options), attrgetter("text"), as_json)
-        if options.junit:
-            write_junit(options.junit, certificate)
-    except (UserError, OSError) as error:
-        typer.echo(printable(" ".join(str(error).split())), err=True)
-        raise typer.Exit(CANNOT) from error
-    raise typer.Exit(STATUSES[certificate.verdict])
+def from_logs(options: Options, as_json: bool) -> str:
+    """The verdict about two runs, or about the records of a card, which is shown."""
+    make = partial(certify_logs, options)
+    if options.recompute:
+        make = partial(certify_again, options.recompute)
+    return carded(make, as_json, options.junit)
 
 
-def certify_logs(options: Options) -> tuple[LogsCertificate, Path]:
+def certify_again(path: Path) -> tuple[Card, Path]:
+    """Compute a card from its records, whether it is about servers or about runs."""
+    with needing("calibrate"):
+        from gistgate.certify.records import recomputed
+    return recomputed(path), path
+
+
+def certify_logs(options: Options) -> tuple[Card, Path]:
     """Read both runs, pair them, take the look, test and write the card."""
     with needing("calibrate"):
         from gistgate.certificates.ledger import Ledger, Look
-        from gistgate.certify.joint import How, judged
+        from gistgate.certify.card import Card, fingerprint_of
+        from gistgate.certify.joint import Design, How, judged
         from gistgate.certify.logs import read_run
         from gistgate.certify.paired import paired
-        from gistgate.certify.records import LogsCertificate, fingerprint_of, write_card
+        from gistgate.certify.records import check_folder, write_card
     for name in (options.strict, options.loose):
         if "://" in name or not name:
             raise UserError(
@@ -76,6 +64,8 @@ def certify_logs(options: Options) -> tuple[LogsCertificate, Path]:
             f"There is no joint verdict '{options.joint}'. Use one of: {', '.join(get_args(How))}."
         )
     plan = options.plan()
+    folder = options.out or Path()
+    check_folder(folder)
     with needing("inspect"):
         baseline = read_run(options.strict, options.metric)
         candidate = read_run(options.loose, options.metric)
@@ -98,5 +88,13 @@ def certify_logs(options: Options) -> tuple[LogsCertificate, Path]:
     how = cast("How", options.joint)
     joint = judged(records, metrics, options.budget, plan.confidence, how)
     ledger.record(look)
-    certificate = LogsCertificate.of(joint, records, baseline, candidate)
-    return certificate, write_card(certificate, records, options.out or Path())
+    card = Card.of(
+        "certificate-logs",
+        joint,
+        Design(),
+        records,
+        baseline=baseline.described,
+        candidate=candidate.described,
+        looks=ledger.looks_at(look.marks),
+    )
+    return card, write_card(card, records, folder)

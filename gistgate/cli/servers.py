@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from gistgate.certificates.fixed_sequence import fixed_sequence
+from gistgate.certificates.bounds import SequentialTest
+from gistgate.certificates.calibration import task_scope
+from gistgate.certificates.fixed_sequence import decode_until_clear
 from gistgate.certificates.ledger import Ledger, Look, hash_of
+from gistgate.certificates.planning import confidence_of_test
 from gistgate.certify.address import Address, headers_of, keys_of
-from gistgate.certify.card import CARD_FILE, ServedCertificate
+from gistgate.certify.card import Card
 from gistgate.certify.claims import CLAIMS, Claim
-from gistgate.certify.comparison import AnswerStore, BothEndpoints, Comparison
+from gistgate.certify.comparison import BothEndpoints, Comparison, request_of
 from gistgate.certify.endpoint import Endpoint, with_model
+from gistgate.certify.joint import Design, judged
+from gistgate.certify.records import check_folder, write_card
+from gistgate.certify.store import AnswerStore
 from gistgate.cli.certify import Options
-from gistgate.core.files import fingerprint, write_json, write_text
+from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
@@ -27,59 +34,100 @@ from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_pro
 from gistgate.tasks.task import TASKS, Document, Task, TaskSpec
 
 
-def compare(options: Options) -> tuple[ServedCertificate, Path]:
-    """Plan, ask both servers, test, write. The card is written after a refusal, too, and says
-    so.
-    """
-    plan = options.plan(ternary=options.samples == 1)
-    if (options.task is None) == (options.file is None):
-        raise UserError(
-            "Name what both servers are asked: a task (--task), or a file of your own prompts"
-            " (--file)."
-        )
+def compare(options: Options) -> tuple[Card, Path]:
+    """Plan, ask both servers, test, write; the card says whether the budget is kept."""
+    options.plan()
+    folder = options.out or Path()
+    check_folder(folder)
     gate = Gate.load(options.gate) if options.gate else None
     spec = options.spec(gate)
-    task: Task
-    if options.file:
-        task = PromptFile(rows_of(options.file), spec, options.scorer)
-    else:
-        task = load_task(spec, TASKS)
+    task = task_of(options, spec)
     claim = claim_of(options, task.judges, task.calls_tools)
-    if options.file and claim.id in ("score", "tools"):
+    is_ternary = claim.counts_prompts and (task.ternary or not claim.is_scored)
+    plan = options.plan(ternary=is_ternary and options.samples == 1)
+    if options.file and claim.is_scored:
         print(f"Answers are compared by the {task.metric}.")
     need = claim.needed(plan, options.changed)
     ledger = Ledger(options.ledger)
-    docs = documents(options, task, ledger.taken_marks(gate), need)
+    draw = documents(options, task, ledger.taken_marks(gate), need)
     if claim.counts_prompts:
-        print(plan.sentence(len(docs), claim.lost, options.prompts))
-        plan.check(len(docs))
+        print(plan.sentence(len(draw.docs), claim.lost, options.prompts))
+        plan.check(len(draw.docs))
+    design = Design(claim.id, plan.stop, plan.ternary)
     with asyncio.Runner() as runner:
         endpoints = connected(options, spec, runner)
-        look = look_of(options, task, docs, claim, endpoints)
-        ledger.check(look)
         sides = (endpoints.strict, endpoints.loose)
         servers = [{**side.described(), "reported": side.reported} for side in sides]
         path = ledger.local.with_name(f"answers-{fingerprint(servers)}.jsonl")
-        store = AnswerStore(path, options.resume)
-        comparison = Comparison(task, docs, endpoints, claim, plan, store)
-        comparison.need = need
-        is_ternary = plan.ternary and claim.counts_prompts
-        chunks = comparison.chunks(runner)
-        verdicts = fixed_sequence(
-            [chunks], [options.budget], plan.confidence, plan.stop, is_ternary
+        marks = [endpoints.mark(request_of(task, doc)) for doc in draw.docs]
+        store = AnswerStore(path, marks, options.resume)
+        look = look_of(options, task, draw, claim, endpoints)
+        remedy = look.remedy
+        if store.has_earlier:
+            remedy = f"--resume repeats this look with the answers that are kept. {remedy}"
+        look = replace(look, tested=fingerprint(store.run, marks, asdict(design)), remedy=remedy)
+        ledger.check(look)
+        store.begin()
+        comparison = Comparison(
+            task, draw.docs, endpoints, claim, plan, store, options.skip_refused, options.keep_texts
         )
+        comparison.need = need
+        sure = confidence_of_test(plan.stop, plan.confidence, plan.ternary)
+        test = SequentialTest(claim.aim, sure)
+        decode_until_clear(comparison.chunks(runner), [test], plan.stop)
         for side in sides:  # again, so that a change is said
             with suppress(Exception):
                 runner.run(side.survey())
     comparison.check_something_to_lose()
     comparison.check_finished()
     ledger.record(look)
-    certificate = ServedCertificate.of(comparison, verdicts)
-    card = (options.out or Path()) / CARD_FILE
-    write_json(card, asdict(certificate))
-    write_text(card.with_suffix(".md"), certificate.card)
-    path.unlink(missing_ok=True)
-    return certificate, card
+    card = card_of(comparison, design, ledger.looks_at(look.marks))
+    return card, write_card(card, comparison.records, folder)
+
+
+def task_of(options: Options, spec: TaskSpec) -> Task:
+    """The task, or the file of prompts, that both servers are asked."""
+    if (options.task is None) == (options.file is None):
+        raise UserError(
+            "Name what both servers are asked: a task (--task), or a file of your own prompts"
+            " (--file)."
+        )
+    if options.file:
+        return PromptFile(rows_of(options.file), spec, options.scorer)
+    return load_task(spec, TASKS)
+
+
+def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
+    """What the test of the answers said."""
+    task = comparison.task
+    plan = comparison.plan
+    endpoints = comparison.endpoints
+    metric = task.metric if comparison.claim.is_scored else design.claim
+    records = comparison.records
+    joint = judged(records, {task.name: metric}, plan.budget, plan.confidence, "each", design)
+    described = []
+    for number, side in enumerate((endpoints.strict, endpoints.loose)):
+        means = comparison.means(number)
+        described.append({**side.described(), "reported": side.reported, "answers": means})
+    questions = [task.question(prompt.doc) for prompt in comparison.answered]
+    sampling = {
+        "temperature": endpoints.temperature,
+        "max_tokens": task.max_new_tokens,
+        "stop": list(task.stops),
+        "samples": endpoints.samples,
+        "seed": endpoints.seed,
+    }
+    return Card.of(
+        "served-certificate",
+        joint,
+        design,
+        records,
+        baseline=described[0],
+        candidate=described[1],
+        looks=looks,
+        scope={**task_scope(task, questions), "sampling": sampling},
+        refused=tuple(comparison.refused),
+    )
 
 
 def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim:
@@ -108,7 +156,16 @@ def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim
     return CLAIMS[name](options.budget)
 
 
-def documents(options: Options, task: Task, taken: set[str], need: int | None) -> list[Document]:
+@dataclass(frozen=True)
+class Draw:
+    """The calibration documents of a look."""
+
+    docs: Sequence[Document]
+    spare: int
+    """Further ones that no look has taken."""
+
+
+def documents(options: Options, task: Task, taken: set[str], need: int | None) -> Draw:
     """Calibration documents in random order, without problems of a finished run, or whose marks are
     taken.
     """
@@ -124,7 +181,7 @@ def documents(options: Options, task: Task, taken: set[str], need: int | None) -
             f"{len(unused)} unused documents are too few for draw {options.draw} of {n}. Lower"
             " --prompts."
         )
-    return drawn
+    return Draw(drawn, max(0, len(unused) - options.draw * n))
 
 
 def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothEndpoints:
@@ -180,7 +237,7 @@ def body_of(text: str, spec: TaskSpec) -> dict[str, Any]:
 
 
 def look_of(
-    options: Options, task: Task, docs: list[Document], claim: Claim, endpoints: BothEndpoints
+    options: Options, task: Task, draw: Draw, claim: Claim, endpoints: BothEndpoints
 ) -> Look:
     """The look at these documents; it says nothing of what is tested, because a server may be
     changed before the next one.
@@ -188,17 +245,25 @@ def look_of(
     name = task.name if claim.id == "score" else f"{task.name}, {claim.id}"
     if options.temperature:
         name += f" at temperature {options.temperature}"
-    marks = [hash_of(list(task.question(doc).encode())) for doc in docs]
-    marks += [hashes_of([task.problem(doc)]) for doc in docs]
+    marks = [hash_of(list(task.question(doc).encode())) for doc in draw.docs]
+    marks += [hashes_of([task.problem(doc)]) for doc in draw.docs]
+    plan = options.plan()
+    least = plan.needed(0.0) or 1
+    remedy = (
+        f"Add --draw {options.draw + 1}, which takes {min(draw.spare, len(draw.docs))} fresh"
+        " prompts."
+    )
+    if draw.spare < least:
+        remedy = (
+            f"Only {draw.spare} fresh prompts are left, and a proof needs at least {least}: take"
+            " further prompts, or plan several looks from the start (--looks 2)."
+        )
     return Look(
         claim=(
             f"{name}, served: {endpoints.loose.described()} against {endpoints.strict.described()}"
         ),
         marks=marks,
-        spent=1 - options.plan().confidence,
+        spent=1 - plan.confidence,
         error=1 - options.confidence,
-        remedy=(
-            f"A server may have been changed since. Add --draw {options.draw + 1}, which takes"
-            " fresh prompts."
-        ),
+        remedy=f"A server may have been changed since. {remedy}",
     )

@@ -14,7 +14,6 @@ from rich.text import Text
 from gistgate.core.utils import printable
 
 if TYPE_CHECKING:
-    from gistgate.certify.card import ServedCertificate
     from gistgate.core.request import Generation, Statistics
     from gistgate.coverage.certificate import Certificate, OperatingPoint
     from gistgate.gate import GateConfig
@@ -77,21 +76,6 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
             shown.append(f"{heading}\n  {token.text!r}: target {token.probability:.3f}{gate}")
             heading = ""
     return shown
-
-
-def compared(certificate: ServedCertificate) -> str:
-    """Return the verdict about one server against another, and means over the answers of both."""
-    verdict = certificate.sentence
-    if not certificate.differing:
-        verdict += " No answer differs: make sure that these are two servers."
-    strict = means_line("strict", certificate.strict_answers)
-    return "\n".join([verdict, strict, means_line("loose", certificate.loose_answers)])
-
-
-def means_line(side: str, means: Mapping[str, float | None]) -> str:
-    """Return one line with the means over the answers of a server."""
-    figures = [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None]
-    return f"{side:7} {', '.join(figures)}"
 
 
 def described(config: GateConfig, certificate: Certificate | None) -> str:

@@ -10,18 +10,25 @@ import asyncio
 import fileinput
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from random import Random
-from statistics import fmean
+from typing import Any
 
-from gistgate.certificates.bounds import Decision, SequentialTest, betting_bound
+import numpy as np
+
+from gistgate.certificates.bounds import Decision, SequentialTest
 from gistgate.certify.answers import Answered
 from gistgate.certify.claims import Claim
-from gistgate.certify.comparison import request_of
+from gistgate.certify.comparison import BothEndpoints, request_of
 from gistgate.certify.endpoint import note
+from gistgate.certify.trouble import PromptError
 from gistgate.cli.certify import Options
 from gistgate.cli.servers import claim_of, connected
 from gistgate.core.files import parsed
 from gistgate.core.utils import UserError
+from gistgate.models.options import JSON, entries_of
 from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.task import TaskSpec
 
@@ -29,9 +36,9 @@ EVERY = 50  # prompts of a test between two lines about it
 VERDICTS = {"within": "kept", "beyond": "lost", None: "open"}
 
 
-def watch(options: Options) -> None:
+def watch(options: Options) -> str:
     """Ask both servers one prompt after the other until none comes any more, or until the budget is
-    lost.
+    lost; returns the verdict of all tests.
     """
     options.plan()
     if options.task or options.gate or not options.file:
@@ -44,38 +51,77 @@ def watch(options: Options) -> None:
     tests = Tests(claim_of(options, True), options.confidence)
     with asyncio.Runner() as runner:
         endpoints = connected(options, spec, runner)
-        for place, task in prompts_in(options, spec):
-            doc = task.docs[0]
-            pairs = runner.run(endpoints.ask(request_of(task, doc)))
-            verdict = tests.add(Answered(task, doc, pairs), place)
-            if verdict or len(tests.answered) % EVERY == 0:
-                print(tests.report(), flush=True)
-            if verdict == "beyond":
-                raise UserError(
-                    f"The budget of {options.budget:.2%} is lost, with {options.confidence:.0%}"
-                    " confidence. Serve the strict side, or promise a larger budget."
-                )
-    if tests.answered and tests.verdict is None:
+        try:
+            test_all(options, spec, tests, endpoints, runner)
+        except (KeyboardInterrupt, UserError):
+            note(tests.state)
+            raise
+    if tests.verdict == "beyond":
+        note(f"The budget of {options.budget:.2%} is lost. Serve the baseline, or promise more.")
+        return "FAIL"
+    if not tests.pairs:
+        raise UserError("No prompt was tested. Look at the notes above, or at --share.")
+    if tests.verdict is None:
         print(tests.report(), flush=True)
+    return "PASS" if tests.kept else "UNDECIDED"
 
 
-def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[int, PromptFile]]:
-    """The prompts of the lines that chance takes, each a file of its own, with its line; lines
-    without one are said and left out.
+def test_all(
+    options: Options,
+    spec: TaskSpec,
+    tests: "Tests",
+    endpoints: BothEndpoints,
+    runner: asyncio.Runner,
+) -> None:
+    """Test the prompts as they come; one that a server refuses is said and left out."""
+    for where, task in prompts_in(options, spec):
+        doc = task.docs[0]
+        try:
+            pairs = runner.run(endpoints.ask(request_of(task, doc)))
+        except PromptError as error:
+            note(f"{where} was refused and is left out. {error}")
+            continue
+        verdict = tests.add(Answered(task, doc, pairs), where)
+        if verdict or len(tests.pairs) % EVERY == 0:
+            print(tests.report(), flush=True)
+        if verdict == "beyond":
+            return
+
+
+def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[str, PromptFile]]:
+    """The prompts that chance takes, each a file of its own, with its place; lines without one are
+    said and left out.
     """
     chance = Random(f"{options.seed} watch")
-    with fileinput.input(options.file, encoding="utf-8") as lines:
-        for place, line in enumerate(lines, start=1):
-            if chance.random() >= options.share or not line.strip():
-                continue
-            where = f"{options.file}, line {place},"
-            try:
-                task = PromptFile([(where, parsed(line, where))], spec, options.scorer)
-                claim_of(options, task.judges)
-            except UserError as error:
-                note(f"{error} It is left out.")
-            else:
-                yield place, task
+    for where, row in rows_in(str(options.file)):
+        if chance.random() >= options.share:
+            continue
+        try:
+            task = PromptFile([(where, row() if callable(row) else row)], spec, options.scorer)
+            claim_of(options, task.judges)
+        except UserError as error:
+            note(f"{error} It is left out.")
+        else:
+            yield where.rstrip(","), task
+
+
+def rows_in(place: str) -> Iterator[tuple[str, Any]]:
+    """The entries of a file or of standard input (-) as they come, each with its place: JSON lines,
+    which are parsed when they are called, or texts, by the first line. One that begins an array is
+    read to its end.
+    """
+    with fileinput.input(place, encoding="utf-8") as lines:
+        numbered = enumerate(lines, start=1)
+        first = next((entry for entry in numbered if entry[1].strip()), (1, ""))
+        begins = first[1].strip()
+        if begins.startswith("[") or begins == "{":
+            yield from entries_of("".join(line for _, line in chain([first], numbered)), place)
+            return
+        is_json = begins.startswith("{") or Path(place).suffix.lower() in JSON
+        for at, line in chain([first], numbered):
+            where = f"{place}, line {at},"
+            if line.strip():
+                yield where, partial(parsed, line, where) if is_json else line.rstrip("\r\n")
 
 
 class Tests:
@@ -85,40 +131,52 @@ class Tests:
         self.claim = claim
         self.confidence = confidence
         self.number = 0  # of the present test
-        self.place = 0  # line of its last prompt
+        self.kept = 0  # tests that showed the budget kept
+        self.place = "no line"  # of the last prompt
         self.begin()
 
     def begin(self) -> None:
         """Begin the next test."""
         self.number += 1
         self.error = (1 - self.confidence) / (self.number * (self.number + 1))
-        self.test = SequentialTest(self.claim.budget, 1 - self.error)
-        self.answered: list[Answered] = []
-        self.differences: list[float] = []
+        self.test = SequentialTest(self.claim.aim, 1 - self.error)
+        self.pairs: list[tuple[float, float]] = []  # what is compared
 
     @property
     def verdict(self) -> Decision | None:
         """What the present test has shown."""
         return self.test.answer
 
-    def add(self, prompt: Answered, place: int) -> Decision | None:
-        """Take in the prompt of a line, for a new test if the last has ended; the verdict, or None
+    @property
+    def state(self) -> str:
+        """How far the tests are, but no outcome of an open one, so that an interruption is no
+        look.
+        """
+        number = len(self.pairs)
+        return (
+            f"Test {self.number} is {VERDICTS[self.verdict]} after {number} prompts, the last in"
+            f" {self.place}; {self.kept} tests showed the budget kept."
+        )
+
+    def add(self, prompt: Answered, place: str) -> Decision | None:
+        """Take in the prompt of a place, for a new test if the last has ended; the verdict, or None
         while the test is open.
         """
         if self.verdict is not None:
             self.begin()
         self.place = place
-        self.answered.append(prompt)
-        self.differences.append(self.claim.difference(prompt))
-        return self.test.update(self.differences[-1:])
+        self.pairs.append(self.claim.measured(prompt))
+        verdict = self.test.update(self.claim.differences(np.array(self.pairs[-1:])))
+        self.kept += verdict == "within"
+        return verdict
 
     def report(self) -> str:
         """How the present test stands, in a line."""
-        mean = fmean(self.differences)
-        bound = max(mean, betting_bound(self.differences, self.error))  # the least on the way
-        mean = self.claim.said(mean, self.answered)
-        bound = self.claim.said(bound, self.answered)
+        pairs_N2 = np.array(self.pairs)
+        bound = self.claim.upper(pairs_N2, 1 - self.error)
+        limit = "not bounded" if bound is None else f"at most {bound:.2%}"
         return (
-            f"test {self.number}, {len(self.differences)} prompts, the last in line {self.place}:"
-            f" {self.claim.words[0]} {mean:.2%}, at most {bound:.2%}; {VERDICTS[self.verdict]}"
+            f"test {self.number}, {len(self.pairs)} prompts, the last in {self.place}:"
+            f" {self.claim.words[0]} {self.claim.loss(pairs_N2):.2%}, {limit};"
+            f" {VERDICTS[self.verdict]}"
         )

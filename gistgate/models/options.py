@@ -160,7 +160,11 @@ def read_rows(place: str) -> list[tuple[str, Any]]:
     """What a file or standard input (-) holds, JSON, JSON lines, or texts, one per line, each with
     its place.
     """
-    text = standard_input() if place == "-" else read_text(place)
+    return entries_of(standard_input() if place == "-" else read_text(place), place)
+
+
+def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
+    """The entries of a text from such a place, which also says the format by its ending."""
     suffix = Path(place).suffix.lower()
     if suffix in TABLES:
         return []

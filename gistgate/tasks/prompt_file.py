@@ -81,6 +81,7 @@ class PromptFile(Task):
                 except UserError as error:
                     refuse(doc, str(error))
             doc["compares"] = scorer
+            self.ternary = self.ternary and scorer.ternary
         self.metric = f"scorer {' and '.join(sorted(ids))}"
         self.calls_tools = len(texts) < len(self.docs)
         unknown = sum(doc["answers"] == [None] for doc in self.docs)

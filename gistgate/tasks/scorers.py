@@ -40,6 +40,8 @@ class Scorer(ABC):
     """Compares an answer with one right answer."""
 
     id: ClassVar[str]
+    ternary: ClassVar[bool] = True
+    """Whether a score is 0 or 1, so that two scores differ by -1, 0 or 1."""
 
     @abstractmethod
     def score(self, text: str, answer: Any) -> float:
@@ -135,6 +137,7 @@ class F1(Scorer):
     """Harmonic mean of precision and recall of words, as for SQuAD (arXiv 1606.05250)."""
 
     id = "f1"
+    ternary = False
 
     def score(self, text: str, answer: Any) -> float:
         words = Counter(words_of(text))
@@ -166,6 +169,7 @@ class Function(Scorer):
     place: str
 
     id = "function"
+    ternary = False
 
     def score(self, text: str, answer: Any) -> float:
         value = float(self.function(text, answer))

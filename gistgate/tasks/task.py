@@ -64,6 +64,8 @@ class Task(ABC):
     """Whether right answers are known."""
     calls_tools = False
     """Whether answers may call tools."""
+    ternary = True
+    """Whether scores are 0 or 1, unless answers show otherwise."""
     examples = 0
     """Solved examples in front of a question."""
     files: Sequence[Path] = ()

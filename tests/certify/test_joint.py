@@ -5,8 +5,9 @@ import pytest
 
 from gistgate.certificates.bounds import BETTING, EXACT, exact_bound
 from gistgate.certificates.fixed_sequence import fixed_sequence
-from gistgate.certify import joint
-from gistgate.certify.joint import enough, judged, points
+from gistgate.certify import claims, joint
+from gistgate.certify.claims import Claim
+from gistgate.certify.joint import Design, enough, judged, points
 from gistgate.certify.paired import Record
 from gistgate.core.utils import UserError
 
@@ -41,8 +42,8 @@ def by_counts(monkeypatch):
             known[table] = fixed_sequence(settings, *arguments, **options)
         return known[table]
 
-    monkeypatch.setattr(joint, "fixed_sequence", remembered)
-    monkeypatch.setattr(joint, "RESOLUTION", 2e-3)  # of the lower bound, which bets
+    monkeypatch.setattr(claims, "fixed_sequence", remembered)
+    monkeypatch.setattr(claims, "RESOLUTION", 2e-3)  # of the lower bound, which bets
 
 
 def test_both_joint_verdicts_err_in_5_of_100_runs_at_most(by_counts):
@@ -56,9 +57,9 @@ def test_both_joint_verdicts_err_in_5_of_100_runs_at_most(by_counts):
         rows = []
         for task in ("a", "b"):
             d = random.choice([1.0, -1.0, 0.0], 30, p=chances)
-            rows.append(joint.tested(records_of(task, d), "score", BUDGET, 0.975))
-        for decide in (joint.verdict_on_each, joint.mean_verdict):
-            verdict = decide(rows, BUDGET, 0.95)
+            rows.append(joint.tested(records_of(task, d), "score", Claim(BUDGET), 0.975, Design()))
+        for how in ("each", "mean"):
+            verdict = joint.joined(rows, BUDGET, 0.95, how)
             if verdict.verdict != "UNDECIDED":
                 false_verdicts[f"{verdict.how} {verdict.verdict}"] += 1
         false_verdicts["rows"] += any(row.bound < BUDGET for row in rows)

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from gistgate.certificates.bounds import BETTING, exact_bound
 from gistgate.certificates.ledger import Ledger, Look, read_looks
 from gistgate.certify import endpoint
+from gistgate.certify.card import Card
 from gistgate.certify.comparison import Comparison
-from gistgate.cli import show
+from gistgate.certify.joint import Row
 from gistgate.cli.certify import Options
 from gistgate.cli.main import app
 from gistgate.cli.servers import compare, documents
@@ -57,42 +58,43 @@ def run(tmp_path, monkeypatch):
     return certified
 
 
+def row(made: tuple[Card, Path]) -> Row:
+    """The only row of a card."""
+    [only] = made[0].rows
+    return only
+
+
 def test_the_bound_is_that_of_the_losses_and_gains(run):
     loose = Script(wrong=frozenset({3, 4}), rambling=frozenset({5}))
-    certificate, path = run(Script(wrong=frozenset({4, 9})), loose)
-    assert (certificate.n, certificate.losses, certificate.gains, certificate.differing) == (
-        80,
-        1,
-        1,
-        2,
-    )
-    assert certificate.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
-    assert certificate.certified and certificate.refusal is None
+    made = run(Script(wrong=frozenset({4, 9})), loose)
+    certificate, path = made
+    found = row(made)
+    assert (found.n, found.losses, found.gains, found.differing) == (80, 1, 1, 2)
+    assert certificate.bound == found.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
+    assert certificate.verdict == "PASS" and found.tested_at == found.confidence == 0.95
     assert (
-        certificate.strict_answers["capped"] == 0 and certificate.loose_answers["capped"] == 1 / 80
+        certificate.baseline["answers"]["capped"] == 0
+        and certificate.candidate["answers"]["capped"] == 1 / 80
     )
-    assert certificate.loose_answers["tokens"] == 9 and certificate.loose_answers[
+    assert certificate.candidate["answers"]["tokens"] == 9 and certificate.candidate["answers"][
         "score"
     ] == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
     asked = {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"], "samples": 1, "seed": 0}
-    assert written["losses"] == 1 and written["sampling"] == asked
-    assert written["loose"]["model"] == "adder" and written["loose"]["reported"] == [
+    assert written["tasks"][0]["losses"] == 1 and written["scope"]["sampling"] == asked
+    assert written["candidate"]["model"] == "adder" and written["candidate"]["reported"] == [
         "list adder",
         "model adder",
     ]
     page = path.with_suffix(".md").read_text()
-    assert (
-        certificate.sentence.startswith("Certified at 95 %: adder at http")
-        and certificate.sentence in page
-    )
-    assert f'| url | "{written["strict"]["url"]}" | "{written["loose"]["url"]}" |' in page
+    assert certificate.sentence.startswith("PASS budget 10.0 points: loss 0.0, at most")
+    assert certificate.sentence in page and written["baseline"]["url"] in page
 
 
 def test_a_loss_is_refused_and_the_file_says_so(run):
     certificate, path = run(Script(), Script(wrong=frozenset(range(40))))
-    assert not certificate.certified and "budget of 10.00% is lost" in certificate.refusal
-    assert not json.loads(path.read_text())["certified"]
+    assert certificate.verdict == json.loads(path.read_text())["verdict"] == "FAIL"
+    assert certificate.sentence.startswith("FAIL budget 10.0 points: loss ")
 
 
 def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_asked_twice(
@@ -123,8 +125,8 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
         dying.drops.clear()
         dying.asked.clear()
         proof, _ = compare(replace(options, resume=True))
-    assert proof.certified and proof.n == 80 and len(dying.asked) == 80 - done
-    assert not list(Path(".gistgate").glob("answers*"))
+    assert proof.verdict == "PASS" and proof.tasks[0]["n"] == 80 and len(dying.asked) == 80 - done
+    assert len(list(Path(".gistgate").glob("answers*"))) == 3  # nothing was thrown away
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_nothing_is_ask
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
     with pytest.raises(UserError, match=message):
         run(Script(), loose, loose_model="adder")
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.parametrize(
@@ -163,18 +165,18 @@ def test_servers_have_words_and_names_of_their_own(run, odd, names):
     left in the text.
     """
     certificate, _ = run(Script(says=""), odd, loose_model="adder", same_model=names)
-    assert certificate.certified and certificate.differing == 0
+    assert certificate.verdict == "PASS" and certificate.tasks[0]["differing"] == 0
 
 
 def test_a_change_within_the_run_and_a_limit_of_the_server_are_said(run, capsys):
     certificate, _ = run(Script(renamed="multiplier"), Script(rambling=frozenset({3})))
     assert "reports list multiplier after list adder" in capsys.readouterr().err
-    assert certificate.strict["reported"] == ["list adder", "model adder", "list multiplier"]
+    assert certificate.baseline["reported"] == ["list adder", "model adder", "list multiplier"]
     assert (
-        certificate.strict_answers["limited"] is None
-        and certificate.loose_answers["limited"] == 1 / 80
+        certificate.baseline["answers"]["limited"] is None
+        and certificate.candidate["answers"]["limited"] == 1 / 80
     )
-    assert "capped 0.0125, limited 0.0125" in show.compared(certificate)
+    assert "capped 0.0125, limited 0.0125" in certificate.text
 
 
 def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
@@ -190,10 +192,8 @@ def test_samples_have_seeds_and_the_claim_is_about_their_mean(run):
         certificate.loss == pytest.approx(wrong / 320)
         and 0.4 < certificate.loss < certificate.bound <= 0.7
     )
-    assert certificate.n == 80 and certificate.bound_kind == BETTING
-    assert (
-        "at temperature 0.5, on average over samples; loss" in path.with_suffix(".md").read_text()
-    )
+    assert [certificate.tasks[0][key] for key in ("n", "bound_kind")] == [80, BETTING]
+    assert "over samples of their answers" in path.with_suffix(".md").read_text()
 
 
 def test_a_chat_is_asked_with_messages_and_further_entries(run):
@@ -231,7 +231,7 @@ def test_a_password_reaches_its_server_and_no_file(run, tmp_path):
             "strict_body": '{"api_key": "secret"}',
         }
         certificate, path = run(Script(), Script(), **both)
-    assert certificate.certified and strict.logins == {"Basic bWU6c2VjcmV0"}
+    assert certificate.verdict == "PASS" and strict.logins == {"Basic bWU6c2VjcmV0"}
     files = [one.read_text() for one in [*Path().rglob("*.json"), *path.parent.iterdir()]]
     assert files and not any("cret" in text for text in files)
 
@@ -273,7 +273,7 @@ def test_prompts_are_judged_once_for_a_claim(run):
             with pytest.raises(UserError, match="already been judged.*--draw 2"):
                 run(Script(), Script(), **both, **changes)
         certificate, _ = run(Script(), Script(), **both, stop="planned", draw=2)
-        assert certificate.n == 40
+        assert certificate.tasks[0]["n"] == 40
         with pytest.raises(UserError, match="too few for draw 3"):
             run(Script(), Script(), **both, draw=3)
 
@@ -293,10 +293,10 @@ def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
     monkeypatch.setattr(Gate, "load", lambda folder: gate)
     strict, loose = Script(), Script()
-    assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
+    assert row(run(strict, loose, gate="folder", budget=0.3)).n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
     options = Options(task="sums", strict="strict", loose="loose", prompts=80)
-    assert len(documents(options, task, ledger.taken_marks(None), None)) == 40
+    assert len(documents(options, task, ledger.taken_marks(None), None).docs) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
         assert len(documents(options, task, ledger.taken_marks(gate), None)) == 40
@@ -324,7 +324,7 @@ def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):
             tmp_path / f"data/prompts/{split}.jsonl", [*used, {"doc": {"prompt": "Write f."}}]
         )
     strict, loose = Script(), Script()
-    assert run(strict, loose, budget=0.3)[0].n == 25
+    assert row(run(strict, loose, budget=0.3)).n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
 
 
@@ -345,14 +345,12 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
         answer = CliRunner().invoke(app, ["certify", *given, "--stop", "lost", "--json"])
         assert answer.exit_code == 0, answer.output
         shown = json.loads(answer.stdout)
-        assert shown["certificate"]["losses"] == 1 and Path(shown["path"]).is_file()
+        assert shown["certificate"]["tasks"][0]["losses"] == 1 and Path(shown["path"]).is_file()
     with serving(Script()) as strict, serving(Script(wrong=frozenset(range(80)))) as loose:
         refused = CliRunner().invoke(
             app, ["certify", *given[:4], "--strict", strict, "--loose", loose]
         )
-        assert (
-            isinstance(refused.exception, UserError) and "Not certified at 95 %" in refused.output
-        )
+        assert refused.exit_code == 1 and "FAIL budget 10.0 points" in refused.output
 
 
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
@@ -379,23 +377,18 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch, capsys):
 
 
 def test_a_pause_that_a_server_asks_for_is_made(run):
-    assert run(Script(), Script(busy={7: 1}))[0].n == 80
+    assert row(run(Script(), Script(busy={7: 1}))).n == 80
     with pytest.raises(UserError, match="status 429.*--concurrent"):
         run(Script(), Script(statuses={7: 429}), draw=1, resume=True)
 
 
 def test_it_ends_when_the_budget_is_proven_or_lost(run, capsys):
-    assert run(Script(), Script(), stop="clear")[0].n == 54
-    assert run(Script(), Script(wrong=frozenset(range(80))), stop="clear")[0].n == 10
-    lost = run(Script(), Script(wrong=frozenset(range(0, 80, 6))), stop="clear", claim="agreement")[
-        0
-    ]
-    assert (
-        not lost.certified
-        and lost.n < 80
-        and exact_bound(lost.losses, 0, 80, 0.025) > 0.1
-        and lost.losses < 9
-    )
+    assert row(run(Script(), Script(), stop="clear")).n == 54
+    assert row(run(Script(), Script(wrong=frozenset(range(80))), stop="clear")).n == 10
+    wrong = Script(wrong=frozenset(range(0, 80, 6)))
+    lost = row(run(Script(), wrong, stop="clear", claim="agreement"))
+    assert lost.verdict == "UNDECIDED" and lost.n < 80 and lost.losses < 9
+    assert exact_bound(lost.losses, 0, 80, 0.025) > 0.1
     capsys.readouterr()
     run(
         Script(delays=dict.fromkeys(range(0, 80, 4), 1.0)), Script(), concurrent=40
@@ -416,14 +409,12 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         tmp_path / "own.jsonl", [{"prompt": f"{n} + 1?", "answer": n + 1} for n in range(60)]
     )
     wrong = Script(wrong=frozenset({3}))
-    assert run(Script(), wrong, **asked)[0].losses == 1 and len(wrong.asked) == 60
+    assert row(run(Script(), wrong, **asked)).losses == 1 and len(wrong.asked) == 60
     chat = [{"messages": [{"role": "user", "content": f"{n} + 1?"}]} for n in range(60)]
-    found = run(
-        strict := Script(),
-        Script(wrong=frozenset({3}), says=""),
-        **own(tmp_path / "chat.jsonl", chat),
-    )[0]
-    assert (found.claim, found.losses, found.strict_answers["score"]) == ("agreement", 1, None)
+    other = Script(wrong=frozenset({3}), says="")
+    made = run(strict := Script(), other, **own(tmp_path / "chat.jsonl", chat))
+    assert (row(made).claim, row(made).losses) == ("agreement", 1)
+    assert made[0].baseline["answers"]["score"] is None
     assert strict.asked[0]["messages"] in [row["messages"] for row in chat]
     with pytest.raises(UserError, match="Take --claim agreement"):
         run(Script(), Script(), **own(tmp_path / "chat.jsonl", chat), claim="score")
@@ -463,10 +454,13 @@ def test_entries_bring_their_own_system_text_scorer_and_last_answer():
 
 
 def test_lengths_may_grow_by_a_share_on_average(run):
-    longer = run(Script(tokens=6), Script(tokens=8), claim="length", budget=0.8, stop="clear")[0]
-    assert longer.certified and longer.loss == pytest.approx(1 / 3) and 1 / 3 < longer.bound <= 0.8
-    assert (longer.losses, longer.gains) == (longer.n, 0)
-    assert not run(Script(tokens=6), Script(tokens=8), claim="length", budget=0.3)[0].certified
+    made = run(Script(tokens=6), Script(tokens=8), claim="length", budget=0.8, stop="clear")
+    longer = row(made)
+    assert longer.verdict == "PASS" and longer.loss == pytest.approx(1 / 3)
+    assert 1 / 3 < longer.bound <= 0.8 and (longer.losses, longer.gains) == (longer.n, 0)
+    assert made[0].sentence.startswith("PASS budget 80.0 %: growth 33.33, at most ")
+    made = run(Script(tokens=6), Script(tokens=8), claim="length", budget=0.3)
+    assert made[0].verdict != "PASS"
     with pytest.raises(UserError, match="has nothing to lose"):
         run(Script(), Script(), claim="length", budget=0.5)
     for tokens in (0, 13):  # unknown, or more than was asked for
@@ -475,52 +469,34 @@ def test_lengths_may_grow_by_a_share_on_average(run):
 
 
 LATE = frozenset(range(40, 80))
+LONGER = {"claim": "length", "max_new_tokens": 12}
 
 
 @pytest.mark.parametrize(
-    ("loose", "changes", "lines", "lost"),
+    ("loose", "changes", "line", "verdict"),
     [
         (
             Script(),
             {},
-            ["", "test 1, 54 prompts, the last in line 55: changed 0.00%, at most 9.86%; kept"],
-            False,
+            r"test 1, 54 prompts, .*line 55: changed 0.00%, at most 9.86%; kept",
+            "PASS",
         ),
-        (
-            Script(wrong=LATE),
-            {"claim": "score"},
-            ["test 1, 50 prompts, the last in line 51: loss 20.00%, at"],
-            True,
-        ),
-        (
-            Script(tokens=12),
-            {"claim": "length", "max_new_tokens": 12},
-            ["test 1, 42 prompts, the last in line 43"],
-            True,
-        ),
-        (
-            Script(),
-            {"share": 0.5, "budget": 0.3},
-            ["test 1, 16 prompts, the last in line 28"],
-            False,
-        ),
+        (Script(wrong=LATE), {"claim": "score"}, "test 1, 50 .*line 51: loss 20.00%, at", "FAIL"),
+        (Script(tokens=12), LONGER, r"test 1, \d+ prompts, .*growth 33.33%", "FAIL"),
+        (Script(), {"share": 0.5, "budget": 0.3}, "test 1, 16 prompts, .*line 28", "PASS"),
+        (Script(), {"budget": 0.02}, "test 1, 80 prompts, .*line 81: .*; open", "UNDECIDED"),
     ],
 )
 def test_a_watch_tests_what_comes_until_the_budget_is_lost(
-    run, tmp_path, capsys, loose, changes, lines, lost
+    run, tmp_path, capsys, loose, changes, line, verdict
 ):
     """The first line holds no prompt, which is said."""
     rows = [{"question": 1}, *({"prompt": f"{n} + 1?", "answer": n + 1} for n in range(80))]
     asked = own(tmp_path / "traffic.jsonl", rows)
-    with ExitStack() as stack, ExitStack() as servers:
-        if lost:
-            stack.enter_context(pytest.raises(UserError, match="is lost, with 95% confidence"))
-        first, second = (servers.enter_context(serving(script)) for script in (Script(), loose))
-        watch(Options(strict=first, loose=second, **{**asked, "budget": 0.1, **changes}))
+    with serving(Script()) as first, serving(loose) as second:
+        options = Options(strict=first, loose=second, **{**asked, "budget": 0.1, **changes})
+        assert watch(options) == verdict
     said = capsys.readouterr()
-    assert "It is left out." in said.err
-    assert len(found := said.out.splitlines()) >= len(lines) and all(
-        map(str.startswith, found, lines)
-    )
+    assert "It is left out." in said.err and re.search(line, said.out)
     with pytest.raises(UserError, match="--file FILE.jsonl or --file -"):
         watch(Options(strict="", loose=""))

@@ -47,7 +47,7 @@ def test_a_card_is_computed_again_from_its_records_alone(run, runs, tmp_path):
     first = run(*asked)
     card = tmp_path / "certificate-logs.json"
     status, text, _ = run("certify", "--recompute", card)
-    assert (status, text) == (first[0], first[1].replace("written to certificate-logs.json\n", ""))
+    assert (status, text.replace(f"{tmp_path}/", "")) == first[:2]
     records = tmp_path / "certificate-logs.records.jsonl"
     before = records.read_text()
     records.write_text(before.replace('"candidate": 0.0', '"candidate": 1.0', 1))
@@ -110,4 +110,4 @@ def test_addresses_are_servers_under_these_names_too(run):
     status, _, error = run(
         "certify", "--baseline", "http://127.0.0.1:1/v1", "--candidate", "http://127.0.0.1:2/v1"
     )
-    assert status == 1 and "--task" in error
+    assert status == 2 and "--task" in error

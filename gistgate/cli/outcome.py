@@ -1,0 +1,63 @@
+"""How `gistgate certify` ends: with the verdict, its card and an exit status that says it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gistgate.cli.options import needing
+from gistgate.core.utils import UserError, printable
+
+if TYPE_CHECKING:
+    from gistgate.certify.card import Card
+
+STATUSES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 3}
+"""Exit status by verdict."""
+CANNOT = 2
+"""Exit status of a run that gave no verdict."""
+
+
+def conclude(make: Callable[[], str]) -> None:
+    """End with the status of the verdict that `make` gives, or of a run that gave none."""
+    try:
+        verdict = make()
+    except (UserError, OSError) as error:
+        sentence = " ".join(str(error).split())
+        if isinstance(error, BrokenPipeError):
+            silence()
+            sentence = "The output was closed before there was a verdict."
+        typer.echo(printable(sentence), err=True)
+        raise typer.Exit(CANNOT) from error
+    raise typer.Exit(STATUSES[verdict])
+
+
+def carded(make: Callable[[], tuple[Card, Path]], as_json: bool, junit: Path | None) -> str:
+    """Make a card, write the report of tests if one is wanted, and show it; returns the verdict."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan is no JSON
+        card, path = make()
+    if junit:
+        with needing("calibrate"):
+            from gistgate.certify.records import write_junit
+        write_junit(junit, card)
+    text = f"{card.text}\ncard: {path}"
+    if as_json:
+        text = json.dumps({"path": str(path), "certificate": asdict(card)})
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        silence()
+        typer.echo(f"The output was closed early. {card.sentence} (card {path})", err=True)
+    return card.verdict
+
+
+def silence() -> None:
+    """Send further output nowhere, as nobody reads it and Python would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
