@@ -48,7 +48,7 @@ def test_the_card_says_how_many_thoughts_have_no_end(tmp_path):
     texts: dict[int, str | None] = {n: f"<think>{n + 1}</think>{n + 1}" for n in NUMBERS}
     half = {**texts, **{n: f"<think>Is it {n + 1}?" for n in NUMBERS if n % 5 == 0}}
     card = certified(tmp_path, Script(texts=texts), Script(texts=half), stop="planned", budget=0.4)
-    assert card.losses == 12
+    assert card.tasks[0]["losses"] == 12
     assert card.candidate["answers"]["unfinished thoughts"] == pytest.approx(0.2)
     assert card.baseline["answers"]["unfinished thoughts"] == 0
 
