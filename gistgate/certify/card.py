@@ -115,7 +115,7 @@ class Card:
         if not any(row.differing for row in self.rows):
             notes.append("No answer differs: make sure that baseline and candidate are two.")
         if self.refused:
-            notes.append(f"{len(self.refused)} prompts were refused by a server and left out.")
+            notes.append(f"Prompts that a server refused, which are left out: {len(self.refused)}.")
         if self.looks > 1:
             notes.append(
                 f"The ledger knows {self.looks} looks at these prompts, this one included."

@@ -299,7 +299,7 @@ def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     assert len(documents(options, task, ledger.taken_marks(None), None).docs) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        assert len(documents(options, task, ledger.taken_marks(gate), None)) == 40
+        assert len(documents(options, task, ledger.taken_marks(gate), None).docs) == 40
 
 
 def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
