@@ -71,6 +71,7 @@ class ToolCalls(Scorer):
     tools: Sequence[Mapping[str, Any]]
 
     id = "tools"
+    ternary = False
 
     @cached_property
     def schemas(self) -> dict[str, Any]:
