@@ -237,9 +237,9 @@ def name_of(side: Mapping[str, Any]) -> str:
 
 
 def in_words(entries: Mapping[str, Any]) -> str:
-    """Entries in a line, numbers in four digits."""
+    """Entries in a line, by their names, numbers in four digits."""
     words = []
-    for name, entry in entries.items():
+    for name, entry in sorted(entries.items()):
         if entry is not None:
             words.append(f"{name} {entry:.4g}" if isinstance(entry, float) else f"{name} {entry}")
     return ", ".join(words)

@@ -11,6 +11,7 @@ import pytest
 from gistgate.core.files import write_json_lines
 from tests.certify.scripted import Script, serving
 
+ASKED = ("--file", "own.jsonl", "--budget", "0.2", "--prompts", "60")
 HALF = frozenset(range(0, 60, 2))
 
 
@@ -24,7 +25,7 @@ def certify(run, tmp_path, monkeypatch):
     def called(strict: Script, loose: Script, *options: Any) -> Any:
         with serving(strict) as first, serving(loose) as second:
             sides = ("--baseline", first, "--candidate", second)
-            return run("certify", *sides, "--file", "own.jsonl", "--budget", "0.2", *options)
+            return run("certify", *sides, *ASKED, *options)
 
     return called
 
@@ -34,8 +35,8 @@ def servers(certify, run):
     """Two servers that stay; returns a way to certify them, and their scripts."""
     scripts = (Script(), Script(wrong=frozenset({3, 4})))
     with serving(scripts[0]) as first, serving(scripts[1]) as second:
-        sides = ("--baseline", first, "--candidate", second, "--file", "own.jsonl")
-        yield lambda *options: run("certify", *sides, "--budget", "0.2", *options), scripts
+        sides = ("--baseline", first, "--candidate", second)
+        yield lambda *options: run("certify", *sides, *ASKED, *options), scripts
 
 
 @pytest.mark.parametrize("wrong, status, verdict", [
