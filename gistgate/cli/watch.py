@@ -28,7 +28,7 @@ from gistgate.cli.certify import Options
 from gistgate.cli.servers import claim_of, connected
 from gistgate.core.files import parsed
 from gistgate.core.utils import UserError
-from gistgate.models.options import JSON, entries_of
+from gistgate.models.options import JSON, TABLES, entries_of
 from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.task import TaskSpec
 
@@ -48,7 +48,7 @@ def watch(options: Options) -> str:
         )
     options = replace(options, claim=options.claim or "agreement", concurrent=1)
     spec = options.spec(None)
-    tests = Tests(claim_of(options, True), options.confidence)
+    tests = Tests(claim_of(options, True, True), options.confidence)
     with asyncio.Runner() as runner:
         endpoints = connected(options, spec, runner)
         try:
@@ -98,7 +98,7 @@ def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[str, PromptFi
             continue
         try:
             task = PromptFile([(where, row() if callable(row) else row)], spec, options.scorer)
-            claim_of(options, task.judges)
+            claim_of(options, task.judges, task.calls_tools)
         except UserError as error:
             note(f"{error} It is left out.")
         else:
@@ -114,7 +114,8 @@ def rows_in(place: str) -> Iterator[tuple[str, Any]]:
         numbered = enumerate(lines, start=1)
         first = next((entry for entry in numbered if entry[1].strip()), (1, ""))
         begins = first[1].strip()
-        if begins.startswith("[") or begins == "{":
+        is_whole = begins.startswith("[") or begins == "{"
+        if is_whole or Path(place).suffix.lower() in TABLES:
             yield from entries_of("".join(line for _, line in chain([first], numbered)), place)
             return
         is_json = begins.startswith("{") or Path(place).suffix.lower() in JSON

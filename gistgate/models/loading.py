@@ -5,6 +5,7 @@ Weights are read from safetensors alone, whole and finite, and code from elsewhe
 
 import platform
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -190,6 +191,17 @@ class Target:
             )
         warn_untemplated(self.tokenizer, "--chat uses it")
         return encode(self.tokenizer, prompt)
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, str]], system: str | None = None, arguments: Any = None
+    ) -> list[int]:
+        """Token ids of the messages of a chat in the chat template; `system` is that of messages
+        without one.
+        """
+        messages = list(messages)
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return encode(self.tokenizer, rendered(self.tokenizer, messages, **(arguments or {})))
 
     def rendered(self, prompt: str, system: str | None = None, arguments: Any = None) -> str:
         """A prompt as the chat template writes it out, up to where the answer begins."""

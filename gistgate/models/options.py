@@ -4,6 +4,8 @@ the builder.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -131,14 +133,18 @@ class EncodedPrompt:
 
     text: str
     ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, str], ...] = ()  # of a chat, which its template wraps
 
 
+TEXTS = ("prompt", "question", "context", "text")
+"""Keys under which files have their prompts; the first counts."""
 FORM = (
-    "Write a prompt per line, or as JSON: texts, or objects with a text `context`, `prompt`,"
-    " `question` or `text`."
+    "Write a prompt per line, or as JSON or CSV: texts, or objects with a text `prompt`,"
+    " `question`, `context` or `text`, or with the `messages` of a chat."
 )
 JSON = (".json", ".jsonl", ".ndjson")  # no line is a prompt
-TABLES = (".csv", ".tsv", ".yaml", ".yml", ".xml", ".html")
+TABLES = {".csv": ",", ".tsv": "\t"}  # with the sign between two columns
+OTHERS = (".yaml", ".yml", ".xml", ".html")
 
 
 def standard_input() -> str:
@@ -157,8 +163,8 @@ def read_prompt(prompt: str) -> str:
 
 
 def read_rows(place: str) -> list[tuple[str, Any]]:
-    """What a file or standard input (-) holds, JSON, JSON lines, or texts, one per line, each with
-    its place.
+    """What a file or standard input (-) holds, JSON, JSON lines, a table whose first line names its
+    columns, or texts, one per line, each with its place.
     """
     return entries_of(standard_input() if place == "-" else read_text(place), place)
 
@@ -167,6 +173,8 @@ def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
     """The entries of a text from such a place, which also says the format by its ending."""
     suffix = Path(place).suffix.lower()
     if suffix in TABLES:
+        return cells_of(place, text, TABLES[suffix])
+    if suffix in OTHERS:
         return []
     document = None
     with suppress(ValueError):
@@ -184,6 +192,22 @@ def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
     return rows
 
 
+def cells_of(place: str, text: str, sign: str) -> list[tuple[str, Any]]:
+    """The rows of a table by their columns, without empty cells; lists and objects are JSON."""
+    table = csv.DictReader(io.StringIO(text), delimiter=sign)
+    rows = []
+    for row in table:
+        entry: dict[str, Any] = {}
+        for name, cell in row.items():
+            if name and isinstance(cell, str) and cell.strip():
+                entry[name] = cell
+                if cell.startswith(("[{", '["', '{"')):
+                    with suppress(ValueError):
+                        entry[name] = json.loads(cell)
+        rows.append((f"{place}, line {table.line_num},", entry))
+    return rows
+
+
 def read_prompts(place: str) -> list[EncodedPrompt]:
     """The prompts of a file or of standard input (-), by what it holds."""
     prompts = [prompt_of(*row) for row in read_rows(place)]
@@ -196,17 +220,39 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
 def prompt_of(where: str, row: Any) -> EncodedPrompt:
     """The prompt in an entry of a list; of several `turns` the first counts."""
     entry = row if isinstance(row, dict) else {"text": row}
-    text = None
-    for name in ("context", "prompt", "question", "text"):
-        if text is None:
-            text = entry.get(name)
+    if entry.get("messages") is not None:
+        messages = messages_of(where, entry)
+        return EncodedPrompt(messages[-1]["content"], None, tuple(messages))
+    text = next((entry[name] for name in TEXTS if entry.get(name) is not None), None)
     turns = entry.get("turns")
     if text is None and isinstance(turns, list):
         text = next((turn for turn in turns if turn is not None), None)
     ids = entry.get("ids") or []
     if not isinstance(text, str) or not is_ids(ids):
         raise UserError(f"{where} holds no prompt. {FORM}")
+    if entry.get("system") and not ids:
+        messages = messages_of(where, {**entry, "messages": [{"role": "user", "content": text}]})
+        return EncodedPrompt(text, None, tuple(messages))
     return EncodedPrompt(text, tuple(ids) or None)
+
+
+def messages_of(where: str, entry: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The messages of an entry up to the answer that is asked for, behind its system text."""
+    messages = entry["messages"] if isinstance(entry["messages"], list) else []
+    roles = [turn["role"] for turn in messages if is_turn(turn)]
+    if roles and roles[-1] == "assistant":  # the answer, in a file for fine-tuning
+        messages = messages[:-1]
+        roles = roles[:-1]
+    if len(roles) < len(messages) or roles[-1:] != ["user"]:
+        raise UserError(f"{where} holds no prompt: its messages do not end with a user's text.")
+    if entry.get("system"):
+        return [{"role": "system", "content": str(entry["system"])}, *messages]
+    return messages
+
+
+def is_turn(turn: Any) -> bool:
+    """Whether a value is a message with a role and a text."""
+    return isinstance(turn, dict) and "role" in turn and isinstance(turn.get("content"), str)
 
 
 def is_ids(value: Any) -> bool:
@@ -229,6 +275,10 @@ class PromptFile:
         """The ids of all prompts: those of the file, else encoded and wrapped as the user says."""
         rows = []
         for prompt in self.prompts:
+            if prompt.messages:
+                messages = list(prompt.messages)
+                rows.append(target.encode_chat(messages, self.system, self.arguments))
+                continue
             is_bare = self.chat and not is_rendered(target, prompt.text, arguments=self.arguments)
             if prompt.ids is None or is_bare:
                 rows.append(target.encode(prompt.text, self.chat, self.system, self.arguments))
@@ -251,6 +301,8 @@ class PromptFile:
             arguments=self.arguments if self.chat else {},
             stops=stops,
         )
+        if any(prompt.messages for prompt in self.prompts):
+            return replace(ask, chat=True, num_fewshot=UNKNOWN, arguments=self.arguments)
         is_encoded = all(prompt.ids is not None for prompt in self.prompts)
         if certified is None or not (self.prompts and is_encoded):
             return ask

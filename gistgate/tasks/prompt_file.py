@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from gistgate.core.utils import UserError
-from gistgate.models.options import read_rows
+from gistgate.models.options import TEXTS, read_rows
 from gistgate.tasks.bfcl import from_bfcl, is_bfcl
 from gistgate.tasks.scorers import SCORERS, Scorer, plain, scorer_named, strictest
 from gistgate.tasks.task import Document, Messages, Task, TaskSpec
 from gistgate.tasks.tool_calls import ToolCalls, calls_of, equal, expected_calls, read, tools_of
 
 EXAMPLE = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
-TEXTS = ("prompt", "question", "context", "text")  # keys under which files have their prompts
 REFERENCE = "f1"  # scorer of the last answer of a conversation that a file holds to its end
 
 

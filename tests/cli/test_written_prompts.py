@@ -154,14 +154,35 @@ LINES = '{"context": "Tom has 3"}\n\n  \n{"prompt": "Ann"}\n'
         ("a", LINES.replace("\n", "\r\n")),
         ("a.jsonl", '"Tom has 3"\n{"turns": ["Ann", "Bob"]}'),
         ("a.txt", "\ufeffTom has 3\r\n\r\n \nAnn"),
+        ("a.csv", 'prompt,answer\n"Tom has 3",4\nAnn,\n'),
+        ("a.tsv", "answer\tquestion\n4\tTom has 3\n\tAnn\n"),
+        (
+            "a.jsonl",
+            '{"prompt": "Tom has 3", "context": "A"}\n{"question": "Ann", "system": "Add."}',
+        ),
     ],
 )
 def test_a_list_of_prompts_is_known_by_what_it_holds(tmp_path, name, content, monkeypatch):
     (tmp_path / name).write_bytes(content.encode())
     assert [one.text for one in read_prompts(str(tmp_path / name))] == ["Tom has 3", "Ann"]
-    if "JSON" not in name and "jsonl" not in name:
+    if Path(name).suffix.lower() not in (".jsonl", ".csv", ".tsv"):
         monkeypatch.setattr("sys.stdin", io.StringIO(content.replace("\r", "")))
         assert [one.text for one in read_prompts("-")] == ["Tom has 3", "Ann"]
+
+
+def test_messages_are_wrapped_by_the_template_and_their_last_answer_is_left_out(tmp_path, target):
+    turns = [
+        {"role": "user", "content": "Tom?"},
+        {"role": "assistant", "content": "Has 3."},
+        {"role": "user", "content": "Ann?"},
+        {"role": "assistant", "content": "Has 4."},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps([{"messages": turns}]))
+    prompts = read_prompts(str(tmp_path / "a.json"))
+    [ids] = PromptFile(prompts, system=SYSTEM).encode(target)
+    text = f"<s>[system]{SYSTEM}[/][user]Tom?[/][assistant]Has 3.[/][user]Ann?[/][assistant]"
+    assert ids == encoded(target, text)
+    assert PromptFile(prompts).ask(None).chat is True
 
 
 def test_texts_may_begin_with_brackets(tmp_path):
@@ -173,7 +194,10 @@ def test_texts_may_begin_with_brackets(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.csv", "id,prompt\n1,Tom", "holds no prompt. Write a prompt per line, or as JSON"),
+        ("a.csv", "id,name\n1,Tom", "a.csv, line 2, holds no prompt"),
+        ("a.yaml", "- Tom", "holds no prompt. Write a prompt per line, or as JSON"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "messages do not end with a user's text"),
+        ("a.jsonl", '{"messages": "Tom"}', "messages do not end with a user's text"),
         ("a.json", '{\n "prompts": ["Tom"]\n}', "entry 1, holds no prompt"),
         ("a.txt", '[\n "Tom",\n]', "is not valid JSON"),
         ("a.jsonl", '{"context": "Tom"}\n{"contxt": "Ann"}', "line 2, holds no prompt"),
