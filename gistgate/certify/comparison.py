@@ -79,8 +79,24 @@ class BothEndpoints:
         """One answer of each endpoint."""
         async with self.free:
             return await asyncio.gather(
-                self.strict.answer(*request, **sampling), self.loose.answer(*request, **sampling)
+                played(self.strict, request, sampling), played(self.loose, request, sampling)
             )
+
+
+async def played(endpoint: Endpoint, request: Request, sampling: dict[str, Any]) -> Served:
+    """The last answer of an endpoint in a conversation: where two turns of the user follow each
+    other, its own answer to the first of them is put between.
+    """
+    prompt, stops, limit, entries = request
+    if isinstance(prompt, str):
+        return await endpoint.answer(*request, **sampling)
+    history: Messages = []
+    for message in prompt:
+        if history and history[-1]["role"] == message["role"] == "user":
+            served = await endpoint.answer(history, stops, limit, entries, **sampling)
+            history = [*history, {"role": "assistant", "content": served.text}]
+        history = [*history, message]
+    return await endpoint.answer(history, stops, limit, entries, **sampling)
 
 
 class Comparison:

@@ -138,10 +138,14 @@ def rows_of(place: str) -> list[tuple[str, Any]]:
 def document_of(place: str, row: Any) -> Document:
     """An entry of a file as a document: its prompt or messages, and its right answers."""
     doc: Document = {"place": place, **(row if isinstance(row, dict) else {"prompt": row})}
+    turns = doc.get("turns")
+    if "messages" not in doc and isinstance(turns, list) and len(turns) > 1:
+        doc["messages"] = [{"role": "user", "content": turn} for turn in turns]
     if "messages" in doc:
         check_messages(doc)
     else:
         texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
+        texts += turns if isinstance(turns, list) else []
         if not texts:
             refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
         doc["prompt"] = texts[0]
