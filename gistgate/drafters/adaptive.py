@@ -19,7 +19,7 @@ from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Texts
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.text import RowDrafter, occurrences, ragged
+from gistgate.drafters.text import RowDrafter, matches, ragged
 
 MEMORY = 0.9  # what a round counts for after the next one
 
@@ -169,7 +169,7 @@ class AdaptiveDrafter(RowDrafter):
         if not paying:  # now nothing is tried any more, so that no rate will change
             return None
         longest = max(self.options[place].min_match for place in paying)
-        match = next((length for length, _ in occurrences(text, longest)), 0)
+        match = len(matches(text, longest))
         paying = [place for place in paying if self.options[place].min_match <= match]
         return sorted(paying, key=speeds.__getitem__, reverse=True)
 

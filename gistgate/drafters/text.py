@@ -4,7 +4,7 @@ token.
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Any
@@ -24,15 +24,18 @@ def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
     return list(takewhile(lambda token: token < vocabulary, ids))
 
 
-def occurrences(text: Sequence[int], n_max: int) -> Iterator[tuple[int, int]]:
-    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, the longer
-    first, of equals the earlier.
+def matches(text: Sequence[int], n_max: int) -> list[list[int]]:
+    """Where the text goes on behind earlier occurrences of its last 1, 2 .. n_max tokens, in order;
+    as many lists as there are lengths that occurred.
     """
-    for length in range(min(n_max, len(text) - 1), 0, -1):
-        pattern = list(text[-length:])
-        for start in range(len(text) - length):
-            if text[start] == pattern[0] and list(text[start : start + length]) == pattern:
-                yield length, start + length
+    runs: list[list[int]] = []
+    places = [place for place, token in enumerate(text[:-1], start=1) if token == text[-1]]
+    while places and len(runs) < n_max:
+        runs.append(places)
+        num = len(runs)
+        before = text[-num - 1]
+        places = [place for place in places if place > num and text[place - num - 1] == before]
+    return runs
 
 
 def ragged(chains: Sequence[Sequence[int]]) -> Draft:
@@ -88,9 +91,8 @@ class PromptLookup(Drafter):
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""
-        for _, start in occurrences(text, self.n_max):
-            return list(text[start : start + num_draft])
-        return []
+        runs = matches(text, self.n_max)
+        return list(text[runs[-1][0] :][:num_draft]) if runs else []
 
 
 @dataclass

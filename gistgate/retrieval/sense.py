@@ -19,7 +19,7 @@ import torch
 
 from gistgate.core.block import Acceptance, Block, Draft
 from gistgate.core.drafter import Texts
-from gistgate.drafters.text import RowDrafter, ragged
+from gistgate.drafters.text import RowDrafter, matches, ragged
 from gistgate.retrieval.corpus import END, SuffixArray, spaced, tokens_behind
 from gistgate.retrieval.index import Index, index_for
 from gistgate.retrieval.store import Datastore, Projection
@@ -255,7 +255,9 @@ class SenseDrafter(RowDrafter):
         """Where the text goes on behind earlier occurrences of its longest end: places and weights,
         each [H]. The cosine is 0 where no state is known.
         """
-        places = longest_matches(text, 1 if query is None else self.n_min, self.n_max)
+        runs = matches(text, self.n_max)
+        n_min = 1 if query is None else self.n_min
+        places = runs[-1] if len(runs) >= n_min else []
         unknown = len(text) - len(row.keys)
         scores_H = np.zeros(len(places))
         if query is not None:
@@ -289,29 +291,6 @@ class SenseDrafter(RowDrafter):
         for row, keys_KP, draft, length, own_id in zip(*columns):
             row.keys.extend(keys_KP[: length + 1])
             row.tokens.extend([*draft[:length], own_id])
-
-
-def longest_matches(
-    text: Sequence[int],
-    n_min: int,
-    n_max: int,
-) -> list[int]:
-    """Where the text goes on behind earlier occurrences of its longest end of n_min .. n_max tokens
-    that has any.
-    """
-    places = [place for place, token in enumerate(text[:-1], start=1) if token == text[-1]]
-    length = 1
-    while places and length < n_max:
-        longer = [
-            place
-            for place in places
-            if place > length and text[place - length - 1] == text[-length - 1]
-        ]
-        if not longer:
-            break
-        places = longer
-        length = length + 1
-    return places if length >= n_min else []
 
 
 class SenseTree(SenseDrafter):

@@ -14,14 +14,12 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.identity import TokenizerIdentity, identify_model
 from gistgate.core.request import Slots, total
 from gistgate.core.utils import UserError
-from gistgate.drafters.text import occurrences
 from gistgate.retrieval.corpus import END
 from gistgate.retrieval.sense import (
     SenseDrafter,
     SenseTree,
     Votes,
     chain,
-    longest_matches,
     trie,
 )
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
@@ -177,17 +175,6 @@ def test_a_folder_gives_back_the_store_and_refuses_what_does_not_fit(tmp_path: P
     keys.write_bytes(keys.read_bytes()[:-64])
     with pytest.raises(UserError, match="is missing or truncated. Build the datastore again"):
         Datastore.load(folder, pair("llama")[0])
-
-
-@pytest.mark.parametrize("n_min", [1, 2])
-@pytest.mark.parametrize("n_max", [2, 5])
-def test_own_candidates_follow_the_longest_end_that_occurred(n_min: int, n_max: int):
-    for seed in range(20):
-        text = np.random.default_rng(seed).integers(0, 3, 12).tolist()
-        found = list(occurrences(text, n_max))
-        longest = max((length for length, _ in found), default=0)
-        wanted_places = sorted(place for length, place in found if length == longest >= n_min)
-        assert longest_matches(text, n_min, n_max) == wanted_places
 
 
 def random_votes(seed: int, num: int = 30, depth: int = 4) -> Votes:
