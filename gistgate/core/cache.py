@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
 Texts = Sequence[Sequence[int]]  # prompt and answer of each row, as token ids
@@ -106,27 +108,29 @@ class RowCache:
         """Memory held, in bytes."""
         return sum(half.nbytes for layer in self.layers for half in layer)
 
+    def first(self, num: int) -> RowCache:
+        """What is remembered of the first `num` tokens, in the same memory."""
+        return RowCache([(keys[:, :num], values[:, :num]) for keys, values in self.layers])
+
 
 NOTHING_READ = RowCache()
 
 
-def join_rows(rows: Sequence[RowCache], lengths: Sequence[int]) -> Cache:
-    """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded."""
+def join_rows(rows: Sequence[RowCache]) -> Cache:
+    """A batch whose rows remember these texts, left-padded."""
     cache = Cache(layer_class_to_replicate=GrowingLayer)
-    filled = next((row.layers for row in rows if row.layers), ())
-    for index in range(len(filled) if max(lengths) else 0):
-        pairs = [(row.layers or filled)[index] for row in rows]
-        cache.update(*(left_padded_states(half, lengths) for half in zip(*pairs)), index)
+    longest = max(rows, key=attrgetter("length"))
+    empty = longest.first(0).layers
+    for index in range(len(empty) if longest.length else 0):
+        pairs = [(row.layers or empty)[index] for row in rows]
+        cache.update(*map(left_padded_states, zip(*pairs)), index)
     return cache
 
 
-def left_padded_states(rows: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """The first `lengths[b]` tokens of keys or values `rows[b] [H, T, D]` as [B, H, longest, D]."""
-    widest = max(lengths)
-    padded = []
-    for row, num in zip(rows, lengths):
-        padded.append(nn.functional.pad(row[:, :num], (0, 0, widest - num, 0)))
-    return torch.stack(padded)
+def left_padded_states(rows: Sequence[Tensor]) -> Tensor:
+    """Keys or values [H, T, D] of texts of unequal length as [B, H, longest, D]."""
+    states = [row.transpose(0, 1) for row in rows]
+    return pad_sequence(states, batch_first=True, padding_side="left").transpose(1, 2)
 
 
 def right_aligned(lengths: Sequence[int], device: torch.device) -> Tensor | None:

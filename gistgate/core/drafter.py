@@ -84,9 +84,9 @@ class Request(TypedDict):
 class Drafter:
     """Proposes tokens, and is told afterwards how many of them stayed.
 
-    A drafter serves one batch at a time: `start` forgets the batch before. The defaults are those
-    of a drafter that reads its proposals off the texts: it names no probabilities and remembers
-    nothing of a batch.
+    A drafter serves one batch at a time: `start` forgets the batch before, `admit` adds rows and
+    `select` drops some. The defaults are those of a drafter that reads its proposals off the texts:
+    it names no probabilities and remembers nothing of a batch.
     """
 
     model: PreTrainedModel | None = None  # the draft model, if there is one
@@ -137,31 +137,15 @@ class Drafter:
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
 
-    def admit(
-        self,
-        present: int,
-        texts: Texts,
-        caches: list[RowCache],
-        lengths: Sequence[int],
-    ) -> None:
-        """Take texts into the batch, behind its `present` rows; `lengths[b]` tokens are remembered
-        in `caches[b]`.
-
-        This default begins the batch anew. A drafter that knows more of its rows than `snapshot`
-        returns has to keep that, or proposals would depend on the company that a row has.
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        """Take texts into the batch, behind its rows; `caches` are what is remembered of them, up
+        to any token before the last one.
         """
-        before = self.snapshot(range(present))
-        before_lengths = [cache.length for cache in before]
-        self.restore([*before, *caches], [*before_lengths, *lengths])
 
     def read(self, texts: Texts) -> list[RowCache]:
         """Read texts and return what is remembered of them; the present batch stays as it is."""
         return [NOTHING_READ] * len(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
-        """Return what is remembered of these rows, to `restore` it later."""
+        """Return what is remembered of these rows, to `admit` their texts later."""
         return [NOTHING_READ] * len(rows)
-
-    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        """Begin a batch whose row b has already read `lengths[b]` tokens of `caches[b]`."""
-        self.start(len(lengths))

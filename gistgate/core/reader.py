@@ -198,7 +198,8 @@ class Reader:
 
     def _realign(self, lengths: Sequence[int]) -> None:
         """Forget all but the first `lengths[b]` tokens of each row, and remove all holes."""
-        self.restore(self.snapshot(range(len(self.known))), lengths)
+        copies = self.snapshot(range(len(self.known)))
+        self._begin([copy.first(num) for copy, num in zip(copies, lengths)])
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows of the batch."""
@@ -215,18 +216,18 @@ class Reader:
         if self.mask is not None and self.slots > max(self.known) * WASTE:
             self._pack(Reader(self.model, 0))
 
-    def admit(self, texts: Texts, caches: Sequence[RowCache], lengths: Sequence[int]) -> None:
-        """Append rows that have read all of their texts but the last token, of which `caches[b]`
-        hold `lengths[b]`.
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        """Append rows that have read all of their texts but the last token, of which `caches` hold
+        the beginnings.
         """
         if not self.known:  # the first rows read what they have not read with their first draft
-            self.restore(caches, lengths)
+            self._begin(caches)
             return
         if not self.slots:  # all are read together
-            self.known = [0] * (len(self.known) + len(texts))
+            self.known += [0] * len(texts)
             return
-        entrants = Reader(self.model, len(texts))
-        entrants.restore(caches, lengths)
+        entrants = Reader(self.model, 0)
+        entrants.admit(texts, caches)
         unread = entrants.unread([text[:-1] for text in texts])
         if any(unread):
             entrants.read(*left_padded(unread, self.model.device), keep=1)
@@ -259,11 +260,11 @@ class Reader:
             copies.append(RowCache(layers))
         return copies
 
-    def restore(self, caches: Sequence[RowCache], lengths: Sequence[int]) -> None:
-        """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
-        self.cache = join_rows(caches, lengths)
-        self.known = list(lengths)
-        self.mask = right_aligned(lengths, self.model.device)
+    def _begin(self, caches: Sequence[RowCache]) -> None:
+        """Replace the batch by rows that hold these caches."""
+        self.cache = join_rows(caches)
+        self.known = [cache.length for cache in caches]
+        self.mask = right_aligned(self.known, self.model.device)
 
 
 MEMORIES = ("past_key_values", "cache_params", "state")  # names under which models hand out states

@@ -91,11 +91,11 @@ class QueuedRow:
     prefix: PrefixState = NOTHING
     kept: int = 0  # tokens of the prefix that the row's text begins with
 
-    def known(self, cache: RowCache) -> int:
-        """Tokens that need no reading; the last one is read again, because its row predicts the
-        next one.
+    def known(self, cache: RowCache) -> RowCache:
+        """What of the text needs no reading; the last token is read again, because its row predicts
+        the next one.
         """
-        return min(self.kept, len(self.row.text) - 1, cache.length)
+        return cache.first(min(self.kept, len(self.row.text) - 1))
 
 
 FEWEST = 8
@@ -193,25 +193,18 @@ class Session:
         return bool(self.rows)
 
     def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
-        """Make room in both models for rows; beside `live` ones, all but their last token is read
-        at their cost.
+        """Make room in both models for rows; beside live ones, all but their last token is read at
+        their cost.
         """
         started = perf_counter()
-        live = len(self.rows)
         rows = [entry.row for entry in queued]
         texts = [row.text for row in rows]
-        targets = [entry.prefix.target for entry in queued]
-        drafts = [entry.prefix.draft for entry in queued]
-        if not live:
+        if not self.rows:
             self.verifier.reader = self.parts.reader(self.parts.target, 0)
-        known = [entry.known(entry.prefix.target) for entry in queued]
-        self.verifier.reader.admit(texts, targets, known)
+            self.drafter.start(0)
+        self.verifier.reader.admit(texts, [entry.known(entry.prefix.target) for entry in queued])
         between = perf_counter()
-        known = [entry.known(entry.prefix.draft) for entry in queued]
-        if live:
-            self.drafter.admit(live, texts, drafts, known)
-        else:
-            self.drafter.restore(drafts, known)
+        self.drafter.admit(texts, [entry.known(entry.prefix.draft) for entry in queued])
         ended = perf_counter()
         spend(rows, verify=between - started, draft=ended - between, total=ended - started)
 

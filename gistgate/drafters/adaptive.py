@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gistgate.core.block import Draft
-from gistgate.core.cache import RowCache
+from gistgate.core.cache import NOTHING_READ, RowCache
 from gistgate.core.drafter import Drafter, Texts
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
@@ -195,25 +195,17 @@ class AdaptiveDrafter(RowDrafter):
         for drafter in self.drafters:
             drafter.select(rows)
 
-    def admit(
-        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        super().admit(present, texts, caches, lengths)
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        super().admit(texts, caches)
         for drafter in self.drafters:
-            if drafter is self.keeper:
-                drafter.admit(present, texts, caches, lengths)
-            else:
-                drafter.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
+            remembered = caches if drafter is self.keeper else [NOTHING_READ] * len(texts)
+            drafter.admit(texts, remembered)
 
     def read(self, texts: Texts) -> list[RowCache]:
         return self.keeper.read(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         return self.keeper.snapshot(rows)
-
-    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        self.start(len(lengths))
-        self.keeper.restore(caches, lengths)
 
 
 def num_proposed(draft: Draft, row: int) -> int:

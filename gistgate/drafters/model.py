@@ -86,17 +86,11 @@ class ModelDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)
 
-    def admit(
-        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        self.reader.admit(texts, caches, lengths)
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        self.reader.admit(texts, caches)
 
     def read(self, texts: Texts) -> list[RowCache]:
         return remembered(self.model, texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         return self.reader.snapshot(rows)
-
-    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        self.start(len(lengths))
-        self.reader.restore(caches, lengths)

@@ -73,9 +73,7 @@ class RowDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
         self.rows = [*self.rows, *(self.new_row() for _ in texts)]
 
 

@@ -109,8 +109,8 @@ class Rereader(Verifier):
         ids, counts = self._appendix(draft, rows)
         for place, again in enumerate(differs):
             if again:
-                reader = Reader(self.parts.target, 1)
-                reader.restore(self.reader.snapshot([place]), [self.reader.known[place]])
+                reader = Reader(self.parts.target, 0)
+                reader.admit([rows[place].text], self.reader.snapshot([place]))
                 num = int(draft.valid[place].sum())
                 z = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
                 z_BKV[place, :num] = z[0, :-1, : self.parts.vocabulary]

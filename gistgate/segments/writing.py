@@ -160,14 +160,8 @@ class RewritingDrafter(SegmentDrafter):
         super().select(rows)
         self._rewritten = [self._rewritten[row] for row in rows]
 
-    def admit(
-        self,
-        present: int,
-        texts: Texts,
-        caches: list[RowCache],
-        lengths: Sequence[int],
-    ) -> None:
-        super().admit(present, texts, caches, lengths)
+    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        super().admit(texts, caches)
         self._rewritten += [None] * len(texts)
 
 

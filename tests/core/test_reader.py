@@ -94,7 +94,7 @@ def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
     reader.select([1])
     assert (reader.known, reader.slots) == ([7], 7)
     memory.read(torch.tensor([remembered[:6]]), None, keep=1)
-    reader.admit([new, remembered], [RowCache([]), *memory.snapshot([0])], [0, 5])
+    reader.admit([new, remembered], [RowCache([]), memory.snapshot([0])[0].first(5)])
     assert (reader.known, reader.slots) == ([7, 19, 8], 19)
     check_next(reader, model, [short, new, remembered])
 

@@ -118,7 +118,7 @@ def test_every_row_has_its_own_successors_until_it_leaves():
     assert proposed(drafter, texts, 1, V) == [[2], [3], [4]]
     drafter.select([2, 0])
     assert proposed(drafter, texts[:2], 1, V) == [[4], [2]]
-    drafter.restore(drafter.snapshot([0]), [0])
+    drafter.start(1)
     assert proposed(drafter, texts[:1], 1, V) == [[]], "a new batch knows nothing"
 
 
