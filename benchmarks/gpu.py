@@ -27,7 +27,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.features import LOOK_AHEAD, SCALARS
 from gistgate.core.files import write_json
 from gistgate.core.identity import TokenizerIdentity, identify_model
-from gistgate.core.rule import Exact, Rule, State
+from gistgate.core.rule import Exact, Rule
 from gistgate.core.utils import Registry, UserError, replaced
 from gistgate.drafters.model import ModelDrafter
 from gistgate.gate import Gate, GateConfig
@@ -83,9 +83,9 @@ class Scripted(Rule, id="scripted"):
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return self.inner.needs
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         scripted_K = torch.arange(block.draft_ids.shape[1], device=self.length.device) < self.length
-        return (self.inner.accept(block, state) | scripted_K) & scripted_K
+        return (self.inner.accept(block) | scripted_K) & scripted_K
 
 
 def model_of(shape: str, device: str) -> PreTrainedModel:

@@ -74,4 +74,4 @@ def random_block(
 
 def accepted(rule: Any, whole: Block) -> Acceptance:
     """The rule's verdict, composed as the decoder does it."""
-    return settle(rule, whole, {})
+    return settle(rule, whole)

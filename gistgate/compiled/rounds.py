@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from gistgate.compiled.memory import attending_to_slots, forward, program_of
 from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_bytes
-from gistgate.core.block import Block, Sampling
+from gistgate.core.block import Block, Sampling, draw
 from gistgate.core.features import tap
 from gistgate.core.parts import DecoderParts
-from gistgate.core.rule import draw, settle
+from gistgate.core.rule import settle
 from gistgate.drafters.text import right_padded
 
 FEED = 5
@@ -143,8 +143,8 @@ def verify_round(
     )
     if parts.judged:
         block = block.with_gate(parts.gate)
-    acceptance = settle(parts.rule, block, {})
-    if parts.rule.advance(block, acceptance, {}):
+    acceptance = settle(parts.rule, block)
+    if parts.rule.advance(block, acceptance):
         raise UnsupportedError(
             f"the rule '{parts.rule.id}' remembers something from round to round"
         )

@@ -20,6 +20,10 @@ from torch import Tensor
 
 from gistgate.core.utils import UserError
 
+State = dict[str, Tensor]
+"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch
+begins, zero in the rows that come in later. The decoder drops the rows that leave."""
+
 
 class Reason(IntEnum):
     """Why a token is in the output."""
@@ -113,7 +117,7 @@ class Draft:
         return moved
 
 
-NOT_BY_ROW = {"protocol", "ends", "hidden"}  # fields of a block without a leading axis B
+NOT_BY_ROW = {"protocol", "ends"}  # fields of a block without a leading axis B
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class Block:
     thinking: Tensor | None = None
     # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
     cost: Tensor | None = None
+    state: State = field(default_factory=dict)  # what the rule remembers of the rows
 
     @property
     def width(self) -> int:
@@ -165,13 +170,13 @@ class Block:
 
     def of_rows(self, index: Tensor) -> Block:
         """Only these rows, or those of a mask."""
-        chosen: dict[str, Any] = {
-            "hidden": {layer: state[index] for layer, state in self.hidden.items()}
-        }
+        chosen: dict[str, Any] = {}
         for name in self.__dataclass_fields__.keys() - NOT_BY_ROW:
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 chosen[name] = value[index]
+            elif isinstance(value, dict):
+                chosen[name] = {key: tensor[index] for key, tensor in value.items()}
         return replace(self, **chosen)
 
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
@@ -205,17 +210,52 @@ class Block:
         """
         if self.greedy:
             return self.match
-        assert self.uniforms is not None
         p_x = self.draft_logprob.exp()
-        return (self.uniforms[:, :-1] * self.draft_q <= p_x) & (p_x > 0) & self.valid
+        return (self.tests * self.draft_q <= p_x) & (p_x > 0) & self.valid
+
+    @cached_property
+    def refused(self) -> Tensor:
+        """Draft tokens that the lossless rule refuses [B, K]."""
+        return self.valid & ~self.strict
+
+    @property
+    def tests(self) -> Tensor:
+        """u, the numbers in (0, 1) by which draft tokens are accepted [B, K]."""
+        assert self.uniforms is not None
+        return self.uniforms[:, :-1]
+
+    @property
+    def second_tests(self) -> Tensor:
+        """Numbers [B, K] for a test besides the lossless one: behind a refusal u is no longer
+        uniform, but the fractional part of a multiple of u nearly is.
+        """
+        return (self.tests * 4096.0) % 1.0
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """The own token of each row, drawn from unnormalised `weights [B, V]`."""
+        assert self.uniforms is not None
+        return draw(weights, self.uniforms[:, -1])
+
+    @property
+    def places(self) -> Tensor:
+        """The places of the drafted tokens, from 0 [K]."""
+        return torch.arange(self.width, device=self.draft_ids.device)
 
     @property
     def first(self) -> Tensor | None:
         """First tokens of answers [B, K], bool; None where no answer begins."""
-        if self.begins is None:
-            return None
-        places_K = torch.arange(self.width, device=self.begins.device)
-        return self.begins[:, None] & (places_K == 0)
+        return None if self.begins is None else self.begins[:, None] & (self.places == 0)
+
+    @property
+    def fine(self) -> Tensor:
+        """P(fine), the gate's probability that x_j keeps the meaning [B, K]."""
+        assert self.gate_probs is not None, "a decoder with such a rule has a gate"
+        return self.gate_probs
+
+    @property
+    def harm(self) -> Tensor:
+        """P(harm), the probability that x_j changes the meaning [B, K]."""
+        return 1 - self.fine
 
     @cached_property
     def draft_q(self) -> Tensor:
@@ -233,6 +273,11 @@ class Block:
     def top_logprob(self) -> Tensor:
         """ln p(t*) of every row [B, K + 1]."""
         return of_tokens(self.logprobs, self.top_ids)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """ln p(x_j) - ln p(t*_j) [B, K]."""
+        return self.draft_logprob - self.top_logprob[:, :-1]
 
     @cached_property
     def draft_logit(self) -> Tensor:
@@ -259,6 +304,16 @@ class Block:
 def of_tokens(values: Tensor, ids: Tensor) -> Tensor:
     """Of `values [..., V]` those of the tokens `ids [...]`."""
     return values.gather(-1, ids[..., None]).squeeze(-1)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """One index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1), by
+    inverse transform.
+    """
+    mass = weights.double().cumsum(-1)
+    drawn = uniform.double() * mass[..., -1]
+    index = torch.searchsorted(mass, drawn[..., None], right=True).squeeze(-1)
+    return index.clamp_max(weights.shape[-1] - 1)
 
 
 def entropy_of(logprobs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.request import Row
-from gistgate.core.rule import Exact, Rule, State, settle
+from gistgate.core.rule import Exact, Rule, settle
 
 CLOSED = "closed"  # the verdict that a row is verified strictly
 Verdict = float | str | None
@@ -48,25 +48,19 @@ class Guards:
         self.guards = tuple(guards)
         self.layers = frozenset[str]().union(*(guard.layers for guard in guards))
 
-    def settle(
-        self,
-        rule: Rule,
-        block: Block,
-        state: State,
-        rows: Sequence[Row],
-    ) -> Acceptance:
+    def settle(self, rule: Rule, block: Block, rows: Sequence[Row]) -> Acceptance:
         """What of the block stays; `rows` are those of the block, one for every path."""
         if rule.lossless:  # there is nothing to lose
-            return settle(rule, block, state)
+            return settle(rule, block)
         for guard in self.guards:
             block = guard.limit(block, rows)
-        acceptance = settle(rule, block, state)
+        acceptance = settle(rule, block)
         opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
         verdicts = [strictest(rule, opinion) for opinion in zip(*opinions)]
         for verdict in set(verdicts) - {None}:
             is_meant = [verdict == row_verdict for row_verdict in verdicts]
             mask_B = torch.tensor(is_meant, device=block.draft_ids.device)
-            stricter = settle(narrowed(rule, verdict), block, state)
+            stricter = settle(narrowed(rule, verdict), block)
             acceptance = either(mask_B, stricter, acceptance)
         return acceptance
 

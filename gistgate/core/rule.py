@@ -10,12 +10,8 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Reason
+from gistgate.core.block import Acceptance, Block, Reason, State
 from gistgate.core.utils import UserError
-
-State = dict[str, Tensor]
-"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch
-begins, zero in the rows that come in later. The decoder drops the rows that leave."""
 
 
 class Context:
@@ -89,7 +85,7 @@ class Rule:
         """
         return (repr(self),)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         """The positions that may stay [B, K], bool."""
         raise NotImplementedError
 
@@ -101,22 +97,13 @@ class Rule:
         """The target's token behind the accepted prefix [B]."""
         return own_token(block, length_B)
 
-    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        """What to remember after a block."""
-        return state
+    def advance(self, block: Block, acceptance: Acceptance) -> State:
+        """What to remember after a block, which says what was remembered before it."""
+        return block.state
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """What the rule has to know about the tokenizer and about each request."""
         return Context()
-
-
-def kept_probs(block: Block, rule: str) -> Tensor:
-    """The gate's probability that the meaning is kept [B, K], for the rule of this id."""
-    if block.gate_probs is None:
-        raise UserError(
-            f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder)."
-        )
-    return block.gate_probs
 
 
 def allowed(block: Block) -> Tensor:
@@ -137,9 +124,9 @@ def allowed(block: Block) -> Tensor:
     return may if block.first is None else may & ~block.first
 
 
-def settle(rule: Rule, block: Block, state: State) -> Acceptance:
+def settle(rule: Rule, block: Block) -> Acceptance:
     """Longest accepted prefix, the reasons along it, and the target's own token behind it."""
-    opinion_BK = rule.accept(block, state)
+    opinion_BK = rule.accept(block)
     strict_BK = block.strict
     if rule.lossless:
         strict_BK = opinion_BK & block.valid
@@ -187,7 +174,6 @@ def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> T
     last = block.width - 1
     if block.greedy or last < 0:
         return target_draw(block, length_B)
-    assert block.uniforms is not None
     logp_BV = row_at(block.logprobs, length_B)
     next_B = length_B.clamp_max(last)
     p_BV = logp_BV.exp() if ratios is None else logp_BV.double().exp()
@@ -201,22 +187,12 @@ def own_token(block: Block, length_B: Tensor, ratios: Tensor | None = None) -> T
     is_refused_B = length_B < block.valid.sum(-1)
     is_left_B = residual_BV.sum(-1) > 0  # where nothing is left, p and q are nearly equal
     weights_BV = torch.where((is_refused_B & is_left_B)[:, None], residual_BV, p_BV)
-    return draw(weights_BV, block.uniforms[:, -1])
+    return block.draw(weights_BV)
 
 
 def row_at(values: Tensor, place_B: Tensor) -> Tensor:
     """Of `values [B, R, ..]` one row of each."""
     return values[torch.arange(len(place_B), device=place_B.device), place_B]
-
-
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """One index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1), by
-    inverse transform.
-    """
-    mass = weights.double().cumsum(-1)
-    drawn = uniform.double() * mass[..., -1]
-    index = torch.searchsorted(mass, drawn[..., None], right=True).squeeze(-1)
-    return index.clamp_max(weights.shape[-1] - 1)
 
 
 def target_draw(block: Block, length_B: Tensor) -> Tensor:
@@ -225,8 +201,7 @@ def target_draw(block: Block, length_B: Tensor) -> Tensor:
     """
     if block.greedy:
         return row_at(block.top_ids, length_B)
-    assert block.uniforms is not None
-    return draw(row_at(block.logprobs, length_B).exp(), block.uniforms[:, -1])
+    return block.draw(row_at(block.logprobs, length_B).exp())
 
 
 @dataclass(frozen=True)
@@ -235,5 +210,5 @@ class Exact(Rule, id="exact", knob=None, looser="up"):
     (sampled).
     """
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         return block.strict

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling
+from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling, State
 from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Judged
 from gistgate.core.features import tap
 from gistgate.core.parts import DecoderParts
 from gistgate.core.reader import left_padded
 from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, count_notes, spend
-from gistgate.core.rule import State
 
 
 class Verifier:
@@ -276,7 +276,7 @@ class Session:
     def _accept(self, block: Block, draft: Draft) -> Judged:
         parts = self.parts
         judged = parts.form.judge(block, draft, parts.rule, self._settle)
-        self.state = parts.rule.advance(judged.block, judged.acceptance, self.state)
+        self.state = parts.rule.advance(judged.block, judged.acceptance)
         if parts.observer is not None:
             parts.observer(judged.block, judged.acceptance, self.rows)
         self.drafter.observe(judged.block, judged.acceptance)
@@ -288,15 +288,17 @@ class Session:
         """
         parts = self.parts
         rows = [row for row in self.rows for _ in range(times)]
-        state = {name: value.repeat_interleave(times, 0) for name, value in self.state.items()}
-        fields = dict(parts.context.fields(block, rows))
+        fields: dict[str, Any] = dict(parts.context.fields(block, rows))
+        fields["state"] = {
+            name: value.repeat_interleave(times, 0) for name, value in self.state.items()
+        }
         begins = [not row.answer for row in rows]
         if any(begins):
             fields["begins"] = torch.tensor(begins, device=self.device)
         block = block.having(**fields)
         if parts.judged:
             block = block.with_gate(parts.gate)
-        return block, parts.guards.settle(parts.rule, block, state, rows)
+        return block, parts.guards.settle(parts.rule, block, rows)
 
     def _commit(self, judged: Judged, draft: Draft) -> None:
         acceptance = judged.acceptance

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Draft
+from gistgate.core.block import Draft, draw
 from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Request, Texts
 from gistgate.core.reader import Reader, left_padded, remembered
-from gistgate.core.rule import draw
 from gistgate.drafters.stopping import Drafts, Stopping
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Rule, State, own_token, row_at, target_draw
+from gistgate.core.rule import Rule, own_token, row_at, target_draw
 from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
@@ -110,7 +110,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     def superset(self) -> bool:  # type: ignore[override]
         return self.reduced
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  Div(p_j, q_j) <= threshold
         divergence = DIVERGENCES[self.div]
         p_BKV = block.logprobs[:, :-1].exp()
@@ -137,7 +137,7 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
     variants = ({}, {"max_p": 1.0})
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  KL(p_j || q_j) <= tau  and  max p_j <= max_p
         p_BKV, q_BKV = self.compared(block)
         return (kl(p_BKV, q_BKV) <= self.tau) & (p_BKV.amax(-1) <= self.max_p)
@@ -173,7 +173,7 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
     variants = ({}, {"superset": False, "replacement": "argmax_nu"})
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if self.w == 1:  # rounding can make two probabilities equal whose logits are not
             return block.strict
         if block.greedy:
@@ -182,10 +182,9 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
             return block.draft_ids == self.favourite(
                 block.logits[:, :-1], p_BKV, draft_probs(block)
             )
-        assert block.uniforms is not None
         # accept(j)  <=>  u_j <= nu_j(x_j) / q_j(x_j)
         nu_x_BK = (1 - self.w) * block.draft_q + self.w * block.draft_logprob.exp()
-        return block.uniforms[:, :-1] * block.draft_q <= nu_x_BK
+        return block.tests * block.draft_q <= nu_x_BK
 
     def favourite(self, logits: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target
@@ -197,7 +196,7 @@ class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         own_B = own_token(block, length_B)
-        num = block.draft_ids.shape[1]
+        num = block.width
         if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
             return own_B
         rows = (block.logits, block.probs, draft_probs(block))
@@ -240,7 +239,7 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
         {"window": 2, "strict_window": False},
     )
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
         m_BK = block.strict
         undecided_BK = self.entropy_of(block)[:, :-1] >= self.theta
@@ -283,7 +282,7 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
         {"k": 2},
     )
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))
         share_BK = block.entropy[:, :-1] / math.log(block.logits.shape[-1])
         # Rounding must not lift an even spread above 1.
@@ -299,6 +298,6 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
         none follows.
         """
         following_BK = ahead(block.valid, self.window).sum(-1)
-        misses_BK = ahead(block.valid & ~block.strict, self.window).sum(-1)
+        misses_BK = ahead(block.refused, self.window).sum(-1)
         counts_BK = following_BK >= (self.window if self.full_window else 1)
         return torch.where(counts_BK, misses_BK / following_BK.clamp_min(1), 1.0)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block
+from gistgate.core.block import Acceptance, Block, State
 from gistgate.core.files import load_tensors, save_tensors
-from gistgate.core.rule import Context, Rule, State
+from gistgate.core.rule import Context, Rule
 from gistgate.core.utils import Amount, Natural, Positive, UserError
 
 # The key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary.
@@ -187,7 +187,7 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         # The table itself, not its address: that may be another table's once this one is gone.
         return (repr(self), self.pairs, self.pairs.clock)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if self.pairs.num_ids > block.logits.shape[-1]:
             raise UserError(
                 f"csd: counts name token id {self.pairs.num_ids - 1}, which the models lack. Count"
@@ -197,27 +197,16 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         count_BK = self.pairs.look_up(block.draft_ids, block.top_ids[:, :-1])
         if self.table == "online":
             count_BK = count_BK + met_so_far(block)
-        gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
-        return (count_BK > self.min_count) & (gap_BK >= math.log(self.tau_c))
+        return (count_BK > self.min_count) & (block.log_ratio >= math.log(self.tau_c))
 
-    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+    def advance(self, block: Block, acceptance: Acceptance) -> State:
         """Count what was met in an online table: the refusals along the accepted prefix and the one
         that ended it.
         """
         if self.table == "online":
-            met_BK = refusals(block) & (places(block) <= acceptance.length[:, None])
+            met_BK = block.refused & (block.places <= acceptance.length[:, None])
             self.pairs.add(block.draft_ids[met_BK], block.top_ids[:, :-1][met_BK])
-        return state
-
-
-def places(block: Block) -> Tensor:
-    """The places of the drafted tokens, from 0 [K]."""
-    return torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
-
-
-def refusals(block: Block) -> Tensor:
-    """Draft tokens that the strict rule refuses [B, K]."""
-    return block.valid & ~block.strict
+        return block.state
 
 
 def met_so_far(block: Block) -> Tensor:
@@ -226,7 +215,7 @@ def met_so_far(block: Block) -> Tensor:
     """
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
     same_BKK = key_BK[:, :, None] == key_BK[:, None]
-    return (same_BKK & refusals(block)[:, None]).tril().sum(-1)
+    return (same_BKK & block.refused[:, None]).tril().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -248,35 +237,34 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
     variants = ({}, {"share": 0.25, "most": 2})
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
             return block.strict
         # accept(j)  <=>  spent + r_0 + .. + r_j <= budget, where r_i = max z_i - z_i(x_i)
         regret_BK = regret(block)
-        accepted_BK = spent(block, state)[:, None] + regret_BK.cumsum(-1) <= self.budget
+        accepted_BK = spent(block)[:, None] + regret_BK.cumsum(-1) <= self.budget
         if self.share:  # r_j <= g (K - j), j from 0
-            left_K = block.draft_ids.shape[1] - places(block)
+            left_K = block.width - block.places
             accepted_BK &= regret_BK <= self.share * left_K
         if self.most:
-            accepted_BK &= refusals(block).cumsum(-1) <= self.most
+            accepted_BK &= block.refused.cumsum(-1) <= self.most
         return accepted_BK
 
-    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+    def advance(self, block: Block, acceptance: Acceptance) -> State:
         """Add the logits that the accepted tokens cost to "spent" [B]."""
-        stays_BK = places(block) < acceptance.length[:, None]
+        stays_BK = block.places < acceptance.length[:, None]
         cost_B = torch.where(stays_BK, regret(block), 0.0).sum(-1)
-        return {**state, "spent": spent(block, state) + cost_B}
+        return {**block.state, "spent": spent(block) + cost_B}
 
 
-def spent(block: Block, state: State) -> Tensor:
+def spent(block: Block) -> Tensor:
     """What each request has spent so far [B]."""
-    return state.get("spent", block.logits.new_zeros(len(block.logits)))
+    return block.state.get("spent", block.logits.new_zeros(len(block.logits)))
 
 
 def regret(block: Block) -> Tensor:
     """max z - z(x) where the strict rule refuses x, else 0 [B, K]; infinite for a forbidden
     token.
     """
-    # Both stand under the same normaliser, which cancels.
-    gap_BK = block.top_logprob[:, :-1] - block.draft_logprob
-    return torch.where(refusals(block), gap_BK, 0.0)
+    # Both logits stand under the same normaliser, which cancels.
+    return torch.where(block.refused, -block.log_ratio, 0.0)

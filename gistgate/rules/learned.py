@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block
-from gistgate.core.rule import Context, Rule, State, kept_probs
+from gistgate.core.block import Acceptance, Block, State
+from gistgate.core.rule import Context, Rule
 from gistgate.core.utils import Amount, Natural, Risk, Share
 from gistgate.rules.divergence import Ensemble
 
@@ -27,8 +27,8 @@ class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
     grid = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
     needs = frozenset({"gate"})
 
-    def accept(self, block: Block, state: State) -> Tensor:
-        return 1 - kept_probs(block, self.id) <= self.risk
+    def accept(self, block: Block) -> Tensor:
+        return block.harm <= self.risk
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Judge(Rule, id="judge", knob="delta", looser="down"):
     needs = frozenset({"gate"})
     grid = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
-    def accept(self, block: Block, state: State) -> Tensor:
-        probs_BK = kept_probs(block, self.id)
+    def accept(self, block: Block) -> Tensor:
         # A probability that was rounded up must not pass at 1.
-        return probs_BK > self.delta if self.delta < 1 else block.strict
+        return block.fine > self.delta if self.delta < 1 else block.strict
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,9 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
         """The rule `ensemble` at the same w."""
         return Ensemble(w=self.w)
 
-    def accept(self, block: Block, state: State) -> Tensor:
-        harmless_BK = 1 - kept_probs(block, self.id) <= self.risk
-        return self.mixture.accept(block, state) & harmless_BK
+    def accept(self, block: Block) -> Tensor:
+        harmless_BK = block.harm <= self.risk
+        return self.mixture.accept(block) & harmless_BK
 
 
 ID_BYTES = 4  # of one token id
@@ -110,20 +109,20 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
         """What a round costs each request."""
         return RequestCosts()
 
-    def accept(self, block: Block, state: State) -> Tensor:
-        probs_BK = kept_probs(block, self.id)
+    def accept(self, block: Block) -> Tensor:
         if self.risk < 0:
             return block.strict
         # accept(j)  <=>  P(harm) <= min(risk + kappa cost, limit)
-        cost_B = probs_BK.new_zeros(len(probs_BK)) if block.cost is None else block.cost.clamp(0, 1)
+        harm_BK = block.harm
+        cost_B = harm_BK.new_zeros(len(harm_BK)) if block.cost is None else block.cost.clamp(0, 1)
         threshold_B = (self.risk + self.kappa * cost_B).clamp_max(self.limit)
-        return 1 - probs_BK <= threshold_B[:, None]
+        return harm_BK <= threshold_B[:, None]
 
-    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+    def advance(self, block: Block, acceptance: Acceptance) -> State:
         """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with
         it or after it.
         """
-        sent_BK = block.valid if self.upload == "all" else block.valid & ~block.strict
+        sent_BK = block.valid if self.upload == "all" else block.refused
         round_B = ID_BYTES * block.valid.sum(-1) + NUMBER_BYTES * self.width * sent_BK.sum(-1)
-        before_B = state.get("uplink_bytes", torch.zeros_like(round_B))
-        return {**state, "uplink_bytes": before_B + round_B}
+        before_B = block.state.get("uplink_bytes", torch.zeros_like(round_B))
+        return {**block.state, "uplink_bytes": before_B + round_B}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Rule, State, own_token
+from gistgate.core.rule import Rule, own_token
 
 TINY = torch.finfo(torch.float64).tiny  # keeps quotients finite
 
@@ -20,11 +20,10 @@ class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True,
     <= h_j.
     """
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if block.greedy:
             return block.strict
-        assert block.uniforms is not None
-        passed_BK = (block.uniforms[:, :-1] <= passing(block)) & block.valid
+        passed_BK = (block.tests <= passing(block)) & block.valid
         # accept(j)  <=>  u_i <= h_i for some i >= j
         return passed_BK.flip(-1).long().cumsum(-1).flip(-1) > 0
 
@@ -53,7 +52,7 @@ def passing(block: Block) -> Tensor:
     P_j at the end.
     """
     ratio_BK = path_ratios(block)[:, 1:]
-    if block.draft_ids.shape[1] < 2:
+    if block.width < 2:
         return ratio_BK
     here_BK = ratio_BK[:, :-1]
     if block.q is None:  # q is 1 for x_{j+1}, so only the other tokens contribute

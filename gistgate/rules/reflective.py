@@ -16,7 +16,7 @@ from gistgate.core.block import Block, Draft
 from gistgate.core.parts import DecoderParts
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.request import Row
-from gistgate.core.rule import Context, Exact, Rule, State
+from gistgate.core.rule import Context, Exact, Rule
 from gistgate.core.session import Verifier
 from gistgate.core.utils import Natural, Share, UserError
 from gistgate.rules.thresholds import Typical
@@ -54,13 +54,13 @@ class Rereader(Verifier):
     def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
         self.second = None
         block = super().verify(rows, draft, uniforms)
-        if self.second is None and draft.ids.shape[1]:
+        if self.second is None and draft.width:
             self.second = self._read_where_it_differs(block, draft, rows)
         second = block.logits[:, :-1] if self.second is None else self.sampling.logits(self.second)
         return block.having(second=second)
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
-        num = draft.ids.shape[1]
+        num = draft.width
         if not num or reflection(self.parts).mode != "joint" or self._apart(rows):
             return super().read(ids, valid, draft, rows)
         if valid is None:
@@ -82,8 +82,8 @@ class Rereader(Verifier):
         """The rows of the second copy [B, K, V]; None where the first reading agrees with all
         drafts.
         """
-        num = draft.ids.shape[1]
-        differs = (block.valid & ~block.strict).any(-1).tolist()
+        num = draft.width
+        differs = block.refused.any(-1).tolist()
         if not any(differs):
             return None
         for row, again in zip(rows, differs, strict=True):
@@ -171,11 +171,11 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
             )
         return Reflection(prompt_ids, self.tail, self.mode)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         assert block.second is not None, "the decoder reads the draft a second time"
         mixed_BKV = self.mix(block.logits[:, :-1], block.second)
         z_BKV = torch.cat([mixed_BKV, block.logits[:, -1:]], dim=1)
-        return BASES[self.base].accept(replace(block, logits=z_BKV), state)
+        return BASES[self.base].accept(replace(block, logits=z_BKV))
 
     def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:
         """z_mix [B, K, V]; what the first reading forbids stays forbidden."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Context, Rule, State, allowed, own_token, target_draw
+from gistgate.core.rule import Context, Rule, allowed, own_token, target_draw
 from gistgate.core.utils import Amount, Count, Logits, Positive, PositiveShare, Share, UserError
 
 
@@ -23,7 +23,7 @@ class Prob(Rule, id="prob", knob="r", looser="down"):
     r: PositiveShare = 0.1  # smallest target probability of a tolerated draft token; 1 is strict
     grid = (0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         return block.draft_logprob >= math.log(self.r)
 
 
@@ -35,11 +35,11 @@ class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
     r: PositiveShare = 0.3
     grid = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         # Neither a tie with t* nor, when sampling, t* itself may overrule the strict test at 1.
         if self.r == 1:
             return block.strict
-        return block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.r)
+        return block.log_ratio >= math.log(self.r)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TopK(Rule, id="top-k", knob="k", looser="up"):
     k: Count = 2  # rank, counted from 1, that is still tolerated; 1 is strict
     grid = (2, 3, 4, 5, 6, 8, 10, 15, 20)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         return block.draft_rank < self.k if self.k > 1 else block.strict
 
 
@@ -63,11 +63,8 @@ class Random(Rule, id="random", knob="rate", looser="up"):
     grid = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
     needs = frozenset({"uniforms"})
 
-    def accept(self, block: Block, state: State) -> Tensor:
-        assert block.uniforms is not None
-        # After a refusal by the strict test u is no longer uniform on (0, 1). The fractional part
-        # of a multiple of u is nearly uniform and needs no second random number per position.
-        return (block.uniforms[:, :-1] * 4096.0) % 1.0 < self.rate
+    def accept(self, block: Block) -> Tensor:
+        return block.second_tests < self.rate
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Typical(Rule, id="typical", knob="scale", looser="down"):
     grid = (5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
     variants = ({"greedy": "raw"}, {"greedy": "raw", "form": "ascend"})
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if block.greedy and self.greedy == "exact":
             return block.match
         # accept(j)  <=>  ln p(x_j) > ln scale + ln threshold(p_j)
@@ -122,12 +119,11 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
     alternative = "'prob-ratio'"
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if block.greedy:  # undefined; the decoder refuses such a request
             return block.strict
-        assert block.uniforms is not None
         # accept(j)  <=>  u_j <= p(x_j) / (l q(x_j))
-        return block.uniforms[:, :-1] * self.lenience * block.draft_q <= block.draft_logprob.exp()
+        return block.tests * self.lenience * block.draft_q <= block.draft_logprob.exp()
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
     superset = False
     grid = (0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         p_BK = block.draft_logprob.exp()
         sure_BK = p_BK >= self.single
         if block.greedy:
@@ -152,8 +148,7 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
                     stacklevel=2,
                 )
             return block.strict | sure_BK
-        assert block.uniforms is not None
-        u_BK = block.uniforms[:, :-1]
+        u_BK = block.tests
         # accept(j)  <=>  u_j <= p(x_j), or, where looseness is allowed, u_j <= p(x_j) / acc or
         # p(x_j) >= single
         lossless_BK = (u_BK <= p_BK) & (p_BK > 0)
@@ -183,7 +178,7 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
     theta: Logits = 0.9
     grid = (0.99, 0.98, 0.97, 0.95, 0.92, 0.9, 0.87, 0.83, 0.8, 0.7, 0.5, 0.0)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         first_BK, second_BK = two_best(block)
         return (block.draft_rank < 2) & (second_BK / first_BK > self.theta)
 
@@ -197,7 +192,7 @@ class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
     margin: Logits = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
     grid = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         first_BK, second_BK = two_best(block)
         return (block.draft_rank < 2) & (first_BK - second_BK <= self.margin)
 
@@ -287,7 +282,7 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
             return Context()
         return Thinking(find_markers(tokenizer, think_markers))
 
-    def accept(self, block: Block, state: State) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         if self.delta == 0 or self.k == 1:  # a tie with t* is no reason to overrule the strict test
             return block.strict
         p_BK = block.draft_logprob.exp()

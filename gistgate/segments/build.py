@@ -80,11 +80,6 @@ def segment_decoder(
         raise UserError(
             f"There is no replacement '{replacement}' of a refused segment. Use token or segment."
         )
-    if token_gate is not None and not rule.partial:
-        raise UserError(
-            "A token gate speaks inside refused segments, and partial=False drops these. Leave one"
-            " away."
-        )
     drafter = DRAFTERS[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
     judge = SegmentJudge(opinion, drafter, token_gate, risk)
     observer = Counting(rule, judge, parts.pop("observer", None))
@@ -131,14 +126,11 @@ def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) 
     is for tokens.
     """
     certificate = probes.certificate
-    for name in settings:
+    certified = certificate.get("settings", {})
+    for name in (*certified, *settings):
         if name not in SETTINGS:
             raise UserError(f"Segments have no setting '{name}'. Known: {', '.join(SETTINGS)}.")
-    usual = {
-        "rule": certificate.get("rule", SegmentRule.id),
-        **DEFAULTS,
-        **certificate.get("settings", {}),
-    }
+    usual = {"rule": certificate.get("rule", SegmentRule.id), **DEFAULTS, **certified}
     chosen = {**usual, **settings}
     if rule is not None:
         chosen["rule"] = rule

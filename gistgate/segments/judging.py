@@ -5,10 +5,9 @@ segment: that of probes, of token probabilities, or of the target that is asked 
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
-import math
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,8 +19,8 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.parts import Observer
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.request import Row, Statistics
-from gistgate.core.rule import Rule, State, own_token
-from gistgate.core.utils import Amount, PositiveShare, UserError
+from gistgate.core.rule import Rule
+from gistgate.core.utils import Amount, UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter
 
@@ -40,60 +39,24 @@ class SegmentRule(
     """Least opinion; 1 leaves refused segments to a token gate, above 1 refuses all."""
     shortcut: Literal["none", "top2"] = "none"
     """top2: passes when all its tokens are the target's two most probable."""
-    partial: bool = True
-    """Of a refused segment the tokens up to the first refused one stay; False drops all of it."""
-    ratio: PositiveShare = 1.0
-    """In a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ratio < 1 and not self.partial:
-            raise UserError(
-                "segment: ratio lets tokens of a refused segment stay, partial=False none. Leave"
-                " one away."
-            )
-
-    @property
-    def superset(self) -> bool:  # type: ignore[override]
-        return self.partial
-
-    def accept(
-        self,
-        block: Block,
-        state: State,
-    ) -> Tensor:
-        assert block.gate_probs is not None, "decoders with this rule are made by segment_decoder()"
-        if not block.draft_ids.shape[1]:
-            return block.valid
-        stays_BK = self.passes(block, block.gate_probs)
-        if self.ratio == 1:
-            return stays_BK
-        return stays_BK | (log_ratio(block) >= math.log(self.ratio))
+    def accept(self, block: Block) -> Tensor:
+        return self.passes(block, block.fine)
 
     def passes(
         self,
         block: Block,
         opinion_BK: Tensor,
     ) -> Tensor:
-        """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]."""
+        """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]; of a refused
+        segment the tokens up to the first mismatch stay, too.
+        """
         stays_BK = self._stays(block, opinion_BK)
         if self.shortcut == "none":
             return stays_BK
         finished_B = ((opinion_BK >= 0) | ~block.valid).all(-1)
         among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
         return stays_BK | (finished_B & among_B)[:, None]
-
-    def own(
-        self,
-        block: Block,
-        length_B: Tensor,
-    ) -> Tensor:
-        if self.partial or block.greedy or not block.draft_ids.shape[1]:
-            return own_token(block, length_B)
-        # What was refused as a whole was never tested against p token by token: p itself follows,
-        # not the residual.
-        tested_BK = block.valid & self.accept(block, {})[:, :1]
-        return own_token(replace(block, valid=tested_BK), length_B)
 
     def _stays(
         self,
@@ -119,15 +82,7 @@ class SegmentDraw(
         block: Block,
         opinion_BK: Tensor,
     ) -> Tensor:
-        assert block.uniforms is not None
-        # The first position's number also decides its strict test; the fractional part of a
-        # multiple is fresh enough.
-        return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK
-
-
-def log_ratio(block: Block) -> Tensor:
-    """ln p(x) - ln p(t*) [B, K]."""
-    return block.draft_logprob - block.top_logprob[:, :-1]
+        return block.second_tests[:, :1] < opinion_BK
 
 
 class Opinion:
@@ -200,7 +155,7 @@ class MeanLogprob(Opinion):
         block: Block,
         drafter: SegmentDrafter,
     ) -> Tensor:
-        gap = log_ratio(block).masked_fill(~block.valid, 0.0)
+        gap = block.log_ratio.masked_fill(~block.valid, 0.0)
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
 
@@ -293,7 +248,7 @@ class SegmentJudge:
         is sure.
         """
         valid = block.valid.sum(-1).tolist()
-        drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
+        drafted = self.drafter.lengths if block.width else valid
         # A segment that its row has no room for is cut.
         pairs = zip(drafted, valid)
         self.lengths = [length if length == width else 0 for length, width in pairs]
@@ -303,7 +258,7 @@ class SegmentJudge:
             score = self.opinion.score(block, self.drafter)
             self.opinions = torch.where(finished, score, NO_SEGMENT)
         opinion_BK = self.opinions[:, None].expand(block.draft_ids.shape)
-        if self.token_gate is None or not block.draft_ids.shape[1]:
+        if self.token_gate is None or not block.width:
             return opinion_BK
         return opinion_BK.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.block import Draft
+from gistgate.core.block import Draft, draw
 from gistgate.core.drafter import Request, Texts
 from gistgate.core.reader import left_padded
-from gistgate.core.rule import draw
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.trees.tree import Trees, tree_layout

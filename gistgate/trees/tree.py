@@ -17,7 +17,7 @@ from gistgate.core.architecture import BY_SLOT
 from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.drafter import Chains, Drafter, Judged, Settle
 from gistgate.core.reader import Layout, Reader
-from gistgate.core.rule import Rule, draw
+from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import right_padded
 
@@ -300,11 +300,10 @@ def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
     """The same for sampled trees: one path is found on the way, and the target's own token with
     it.
     """
-    assert nodes.uniforms is not None
     p = nodes.logprobs.double().exp()
     paths = []
     weights = []
-    for row, tests in enumerate(nodes.uniforms[:, :-1].tolist()):
+    for row, tests in enumerate(nodes.tests.tolist()):
         q = None if nodes.q is None else nodes.q[row]
         ids = nodes.draft_ids[row].tolist()
         one_tree = Nodes(ids, children_of(parents[row], nodes.valid[row]), p[row], q)
@@ -312,7 +311,7 @@ def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
         paths.append(path)
         weights.append(own_weights)
     block = unfold(nodes, stacked([[path] for path in paths], parents.device))
-    own_ids = draw(torch.stack(weights), nodes.uniforms[:, -1])
+    own_ids = nodes.draw(torch.stack(weights))
     length = torch.tensor([len(path) for path in paths], device=parents.device)
     reasons = torch.full_like(block.draft_ids, int(Reason.STRICT))
     return Judged(block, Acceptance(length, own_ids, reasons), paths)

@@ -221,7 +221,7 @@ class VllmJudge:
 
 def accepted(rule: Rule, block: RowBlock) -> Tensor:
     """What a rule accepts [B, K]."""
-    return ensemble(rule, block) if isinstance(rule, Ensemble) else rule.accept(block, {})
+    return ensemble(rule, block) if isinstance(rule, Ensemble) else rule.accept(block)
 
 
 def ensemble(rule: Ensemble, block: RowBlock) -> Tensor:

@@ -155,7 +155,7 @@ def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
 class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
     """Looks at a value."""
 
-    def accept(self, block: Any, state: Any) -> Any:
+    def accept(self, block: Any) -> Any:
         return block.valid if bool(block.valid.any()) else ~block.valid
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from gistgate.core.block import Block, Reason, Sampling
-from gistgate.core.rule import Rule, draw, settle
+from gistgate.core.block import Block, Reason, Sampling, draw
+from gistgate.core.rule import Rule, settle
 from gistgate.rules import make_rule
 from tests.blocks import SPLIT, SURE, TORN, accepted, block
 
@@ -28,7 +28,7 @@ class Says(Rule):
     superset: bool = True
     needs: frozenset[str] = frozenset()
 
-    def accept(self, block: Block, state: Any) -> Tensor:
+    def accept(self, block: Block) -> Tensor:
         return self.opinion
 
 
@@ -52,7 +52,7 @@ def test_the_longest_accepted_prefix_stays(
     num = len(matches)
     tokens = [0 if match else 1 for match in matches]
     judged = block(*[TORN] * (num + 1), draft=tokens, valid=min(num, num_valid))
-    outcome = settle(Says(torch.tensor([opinions[:num]], dtype=torch.bool), superset), judged, {})
+    outcome = settle(Says(torch.tensor([opinions[:num]], dtype=torch.bool), superset), judged)
     reasons: list[int] = []
     for match, opinion in zip(matches[: min(num, num_valid)], opinions, strict=False):
         if not (opinion or (match and superset)):
@@ -152,9 +152,7 @@ def test_the_first_token_of_an_answer_is_the_targets_own_and_later_ones_are_the_
         torch.tensor([True, False, True, False]),
     )
     judged = Block(ids, ids >= 0, torch.stack([before, before, behind, behind]), q=q, begins=begins)
-    found = settle(
-        make_rule("ensemble", w=0.5, superset=False, replacement="argmax_nu"), judged, {}
-    )
+    found = settle(make_rule("ensemble", w=0.5, superset=False, replacement="argmax_nu"), judged)
     assert found.length.tolist() == [0, 0, 1, 1] and found.own_ids.tolist() == [0, 1, 1, 1]
 
 

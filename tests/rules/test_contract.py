@@ -116,7 +116,7 @@ def test_the_declared_settings_go_from_strict_to_loose(rule_id: str):
 def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, Any]):
     for num in (0, 1, 8):
         for block in blocks(rule_id, num=num):
-            opinion = make_rule(rule_id, **settings).accept(block, {})
+            opinion = make_rule(rule_id, **settings).accept(block)
             assert opinion.shape == (16, num) and opinion.dtype == torch.bool
             outcome = accepted(make_rule(rule_id, **settings), block)
             assert outcome.length.shape == outcome.own_ids.shape == (16,)
@@ -145,8 +145,9 @@ def test_all_happens_on_the_device_of_the_block_and_nothing_is_read_back(
     for whole in (*blocks(rule_id), *blocks(rule_id, num=0)):
         there, state = elsewhere(whole), {}
         for _ in range(2):
-            outcome = settle(rule, there, state)
-            state = rule.advance(there, outcome, state)
+            there = there.having(state=state)
+            outcome = settle(rule, there)
+            state = rule.advance(there, outcome)
         found = [outcome.length, outcome.own_ids, outcome.reasons, *state.values()]
         assert {tensor.device.type for tensor in found} == {"meta"}
         assert {len(tensor) for tensor in found} == {len(whole.draft_ids)}

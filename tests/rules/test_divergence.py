@@ -132,7 +132,7 @@ def test_kl_judge(
     settings: dict[str, Any], z: list[float], draft: list[int], q: list[Any], expected: list[int]
 ):
     judged = block(*[z] * (len(draft) + 1), draft=draft, q=q)
-    assert KLJudge(**settings).accept(judged, {}).tolist() == [[bool(one) for one in expected]]
+    assert KLJudge(**settings).accept(judged).tolist() == [[bool(one) for one in expected]]
 
 
 # Fuzzy speculative decoding: a position is trusted or not, whatever its token
@@ -149,7 +149,7 @@ EXPECTED = {
 
 
 def trusted(rule: FSD, draft: list[int], q: list[list[float]]) -> list[bool]:
-    return rule.accept(block(*[Z] * (len(draft) + 1), draft=draft, q=q), {})[0].tolist()
+    return rule.accept(block(*[Z] * (len(draft) + 1), draft=draft, q=q))[0].tolist()
 
 
 @pytest.mark.parametrize("div", DIVERGENCES)
@@ -174,9 +174,9 @@ def test_fsd_reduced_keeps_a_match_that_the_full_variant_refuses():
 def test_fsd_with_the_reversed_kl_is_the_kl_judge_without_its_guard():
     judged = random_block(batch=300)
     for threshold in (0.2, 1.0, 3.0):
-        ours = FSD(threshold, "reverse-kl").accept(judged, {})
+        ours = FSD(threshold, "reverse-kl").accept(judged)
         assert (
-            torch.equal(ours, KLJudge(threshold, max_p=1.0).accept(judged, {}))
+            torch.equal(ours, KLJudge(threshold, max_p=1.0).accept(judged))
             and ours.any()
             and not ours.all()
         )

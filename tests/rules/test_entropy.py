@@ -19,7 +19,7 @@ LAST = [SURE[2], TORN, SURE[3], SURE[0]]
 def loosely(
     rule: Any, *rows: list[float], draft: list[int], valid: int | None = None
 ) -> list[bool]:
-    return rule.accept(block(*rows, draft=draft, valid=valid), {})[0].tolist()
+    return rule.accept(block(*rows, draft=draft, valid=valid))[0].tolist()
 
 
 def sense(
@@ -93,7 +93,7 @@ def test_fly_by_hand(
 @pytest.mark.parametrize("strict_window", [True, False])
 def test_fly_position_by_position(window: int, strict_window: bool):
     judged = random_block(seed=5, batch=300, num=9)
-    opinion = Fly(theta=0.5, window=window, strict_window=strict_window).accept(judged, {})
+    opinion = Fly(theta=0.5, window=window, strict_window=strict_window).accept(judged)
     for row in range(300):
         num, match = int(judged.valid[row].sum()), judged.match[row].tolist()
         for j in range(num):
@@ -108,9 +108,9 @@ def test_fly_sampled_windows_count_native_accepts():
     rows, q = [TORN, TORN, TORN], [[0.1, 0.9, 0.0, 0.0]] * 2
     refused_then_kept = block(*rows, draft=[1, 1], q=q, uniforms=[0.9, 0.1, 0.5], greedy=False)
     assert refused_then_kept.strict.tolist() == [[False, True]]
-    assert Fly(window=1).accept(refused_then_kept, {}).tolist() == [[True, True]]
+    assert Fly(window=1).accept(refused_then_kept).tolist() == [[True, True]]
     refused_twice = block(*rows, draft=[1, 1], q=q, uniforms=[0.9, 0.9, 0.5], greedy=False)
-    assert not Fly(window=1).accept(refused_twice, {}).any()
+    assert not Fly(window=1).accept(refused_twice).any()
 
 
 def test_sense_never_where_the_target_is_decided_nor_above_the_whole_entropy():
@@ -150,7 +150,7 @@ def test_sense_without_any_mismatch_in_full_windows_is_fly(window: int, gamma: f
         judged = random_block(seed=seed, batch=300, num=9)
         calm = Sense(gamma=gamma, k=0, tau_c=0.0, window=window, full_window=True)
         fly = make_rule("fly-paper", theta=gamma, window=window)
-        assert torch.equal(calm.accept(judged, {}), fly.accept(judged, {}))
+        assert torch.equal(calm.accept(judged), fly.accept(judged))
         assert (accepted(calm, judged).length > accepted(make_rule("exact"), judged).length).any()
 
 
@@ -159,7 +159,7 @@ def test_sense_without_any_mismatch_in_full_windows_is_fly(window: int, gamma: f
 def test_sense_position_by_position(window: int, both: bool):
     judged = random_block(seed=5, batch=200, num=9)
     opinion = Sense(gamma=0.3, k=2, window=window, tau_c=0.34, con_requires_topk=both).accept(
-        judged, {}
+        judged
     )
     share = judged.entropy / torch.log(torch.tensor(6.0))
     for row in range(200):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.block import Block
+from gistgate.core.block import Block, State
 from gistgate.core.files import save_tensors
-from gistgate.core.rule import State, settle
+from gistgate.core.rule import settle
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.history import CAPACITY, Csd, PairCounts, RegretBudget
@@ -37,8 +37,9 @@ def rounds(rule: Any, *blocks: Block) -> tuple[list[list[int]], State]:
     state: State = {}
     lengths = []
     for judged in blocks:
-        acceptance = settle(rule, judged, state)
-        state = rule.advance(judged, acceptance, state)
+        judged = judged.having(state=state)
+        acceptance = settle(rule, judged)
+        state = rule.advance(judged, acceptance)
         lengths.append(acceptance.length.tolist())
     return lengths, state
 
@@ -79,7 +80,7 @@ def test_csd_with_a_frozen_table(
     pairs: Any, settings: dict[str, Any], rows: Any, draft: list[int], expected: Any
 ):
     rule = Csd(counts=counted(pairs), **settings)
-    assert rule.accept(block(*rows, draft=draft), {}).tolist() == [[bool(one) for one in expected]]
+    assert rule.accept(block(*rows, draft=draft)).tolist() == [[bool(one) for one in expected]]
 
 
 def test_a_frozen_table_learns_nothing():
@@ -101,7 +102,7 @@ def test_within_a_block_the_occurrences_before_count_as_well():
     # the second occurrence would pass, but the first one ends the block and is the only one that is
     # met
     rule = Csd(table="online", min_count=1)
-    assert rule.accept(twice, {}).tolist() == [[False, True]]
+    assert rule.accept(twice).tolist() == [[False, True]]
     assert rounds(rule, twice)[0] == [[0]] and known(rule.pairs, (1, 0)) == [1]
 
 
@@ -140,8 +141,8 @@ def test_counts_of_a_larger_vocabulary_are_refused(path: Path):
     counted({(7, 0): 9}).save(path)
     rule = Csd(counts=str(path))
     with pytest.raises(UserError, match="token id 7"):
-        rule.accept(random_block(vocabulary=6), {})
-    assert rule.accept(random_block(vocabulary=8), {}).dtype == torch.bool
+        rule.accept(random_block(vocabulary=6))
+    assert rule.accept(random_block(vocabulary=8)).dtype == torch.bool
 
 
 def test_the_way_from_counting_to_a_frozen_table(path: Path):
@@ -281,6 +282,6 @@ def test_a_forbidden_token_neither_passes_nor_breaks_the_sum(budget: float):
     for seed in range(4):
         judged = random_block(seed, batch=300)
         acceptance = accepted(RegretBudget(budget), judged)
-        state = RegretBudget(budget).advance(judged, acceptance, {})
+        state = RegretBudget(budget).advance(judged, acceptance)
         assert state["spent"].shape == (300,) and (state["spent"] <= budget).all()
         assert (acceptance.length > accepted(make_rule("exact"), judged).length).any()

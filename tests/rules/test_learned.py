@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.block import Block
-from gistgate.core.rule import State, settle
+from gistgate.core.block import Block, State
+from gistgate.core.rule import settle
 from gistgate.rules import make_rule
 from gistgate.rules.learned import AutoJudge, EnsembleGate, Judge, Wisv
 from tests.blocks import SURE, accepted, block, random_block
@@ -37,15 +37,13 @@ DOUBT = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.9, 0.7])
 def test_the_gate_decides(rule: Any, num: int):
     """More than delta, not as much; a risk as high as the limit, and not more."""
     judged = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.5, 0.1])
-    assert rule.accept(judged, {}).tolist() == [[place < num for place in range(3)]]
+    assert rule.accept(judged).tolist() == [[place < num for place in range(3)]]
 
 
 def test_a_certain_gate_is_not_enough_for_the_strict_setting_and_one_that_does_not_know_never_is():
-    assert (
-        not Judge(1.0).accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[1.0 + 1e-6]), {}).any()
-    )
+    assert not Judge(1.0).accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[1.0 + 1e-6])).any()
     for rule in (Judge(0.0), AutoJudge(1.0)):
-        assert not rule.accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[math.nan]), {}).any()
+        assert not rule.accept(block(SURE[0], SURE[0], draft=[1], gate_probs=[math.nan])).any()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ def test_a_mismatch_stays_where_mixture_and_gate_agree(
     w: float, risk: float, gate: float, expected: bool
 ):
     judged = block(Z, Z, draft=[1], q=Q, gate_probs=[gate])
-    assert EnsembleGate(risk, w).accept(judged, {}).tolist() == [[expected]]
+    assert EnsembleGate(risk, w).accept(judged).tolist() == [[expected]]
     assert accepted(EnsembleGate(risk, w), judged).length.tolist() == [int(expected)]
 
 
@@ -109,7 +107,7 @@ def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(
 )
 def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, num: int):
     judged = DOUBT if cost is None else replace(DOUBT, cost=torch.tensor([cost]))
-    assert Wisv(kappa=0.1, limit=limit).accept(judged, {}).tolist() == [
+    assert Wisv(kappa=0.1, limit=limit).accept(judged).tolist() == [
         [place < num for place in range(3)]
     ]
 
@@ -117,7 +115,8 @@ def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, num:
 def uplink(rule: Wisv, *blocks: Block) -> list[int]:
     state: State = {}
     for judged in blocks:
-        state = rule.advance(judged, settle(rule, judged, state), state)
+        judged = judged.having(state=state)
+        state = rule.advance(judged, settle(rule, judged))
     assert all(name in state for name in rule.counters)
     return state["uplink_bytes"].tolist()
 

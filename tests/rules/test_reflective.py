@@ -46,7 +46,7 @@ def converted(judged: Block) -> Block:
 def test_the_second_reading_weighs_alpha(alpha: float, expected: bool):
     """1 against 0: -2 at first, +8 on reflection; even at alpha = 0.2."""
     judged = block([2.0, 0.0, -9.0], SURE[0][:3], draft=[1], second=[[0.0, 8.0, -9.0]])
-    assert Reflective(alpha=alpha).accept(judged, {}).tolist() == [[expected]]
+    assert Reflective(alpha=alpha).accept(judged).tolist() == [[expected]]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_sampled_the_native_test_runs_on_the_mixture():
     z, again = [math.log(3.0), 0.0], [[0.0, math.log(3.0)]]
     judged = block(z, z, draft=[1], second=again, uniforms=[0.4, 0.5], greedy=False)
     assert not judged.strict.any()
-    assert Reflective(alpha=0.5).accept(judged, {}).tolist() == [[True]]
-    assert Reflective(alpha=0.2).accept(judged, {}).tolist() == [[False]]
+    assert Reflective(alpha=0.5).accept(judged).tolist() == [[True]]
+    assert Reflective(alpha=0.2).accept(judged).tolist() == [[False]]
     # with q(x) = 1/2 the ratio is 1/2 at once
     judged = block(z, z, draft=[1], second=again, q=[[0.5, 0.5]], uniforms=[0.6, 0.5], greedy=False)
-    assert Reflective(alpha=0.2).accept(judged, {}).tolist() == [[True]]
+    assert Reflective(alpha=0.2).accept(judged).tolist() == [[True]]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_typical_acceptance_of_the_mixture(z: list[float], x: int, expected: boo
     number plays no part.
     """
     judged = block(z, z, draft=[x], second=[z], uniforms=[0.999, 0.5], greedy=False)
-    assert Reflective(base="typical").accept(judged, {}).tolist() == [[expected]]
+    assert Reflective(base="typical").accept(judged).tolist() == [[expected]]
 
 
 def test_it_asks_for_its_second_reading_which_a_prompt_announces():

@@ -38,7 +38,7 @@ HALVES = [*of(0.5, 0.3, 0.2), -99.0]
 
 
 def verdict(rule: Any, *rows: list[float], draft: list[int], **more: Any) -> list[bool]:
-    return rule.accept(block(*rows, draft=draft, **more), {})[0].tolist()
+    return rule.accept(block(*rows, draft=draft, **more))[0].tolist()
 
 
 # The controls
@@ -70,7 +70,7 @@ def test_controls(
 
 def test_random_tolerates_its_share_and_the_same_ones_again():
     rule = make_rule("random", rate=0.3)
-    found, again = (rule.accept(random_block(batch=4000), {}) for _ in range(2))
+    found, again = (rule.accept(random_block(batch=4000)) for _ in range(2))
     assert found.float().mean().item() == pytest.approx(0.3, abs=0.01) and torch.equal(found, again)
 
 
@@ -79,7 +79,7 @@ def test_random_is_as_free_where_the_native_test_refused():
     judged = random_block(batch=8000, temperature=1.0)
     share = (
         make_rule("random", rate=0.3)
-        .accept(judged, {})[judged.valid & ~judged.strict]
+        .accept(judged)[judged.valid & ~judged.strict]
         .float()
         .mean()
         .item()
@@ -165,7 +165,7 @@ def test_typical_as_the_formula_of_medusa():
     entropy = -(p * (p + 1e-5).log()).sum(-1)
     threshold = torch.minimum(torch.full_like(entropy, 0.09), 0.3 * (-entropy).exp())
     clear = (p_x / threshold - 1).abs() > 1e-3
-    ours = Typical().accept(judged, {})
+    ours = Typical().accept(judged)
     assert torch.equal(ours[clear], (p_x > threshold)[clear]) and clear.float().mean() > 0.9
     assert ours.any() and not ours.all()
 
@@ -238,7 +238,7 @@ def test_sgl_acc_inflates_the_probability_and_single_is_enough_without_luck(
 
 def test_sgl_what_has_no_effect_is_said():
     with pytest.warns(UserWarning, match="acc has no effect when greedy; set single"):
-        SglThreshold(acc=0.5).accept(block(HALVES, HALVES, draft=[1]), {})
+        SglThreshold(acc=0.5).accept(block(HALVES, HALVES, draft=[1]))
 
 
 @pytest.mark.parametrize("single", [1.0, 0.3, 0.1, 0.02])
@@ -296,7 +296,7 @@ def test_trt_delta_is_a_difference_or_a_share(
 
 def test_trt_behind_the_end_marker_the_answer_is_strict():
     judged = block(*[HALVES] * 5, draft=[1, 0, 0, 1], thinking=[True, True, False, False])
-    assert TrtRelaxed().accept(judged, {}).tolist() == [[True, True, False, False]]
+    assert TrtRelaxed().accept(judged).tolist() == [[True, True, False, False]]
     assert accepted(TrtRelaxed(), judged).length.tolist() == [
         3
     ]  # the match behind the marker stays

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.block import Block, Sampling
 from gistgate.core.request import Slots
 from gistgate.core.utils import UserError
 from gistgate.measure.trace import trace
@@ -33,7 +33,6 @@ from tests.segments.deciding import (
     Watch,
     decode,
     decoder,
-    forwards,
     greedy,
     texts,
 )
@@ -58,21 +57,8 @@ def probes():
 
 
 @pytest.mark.parametrize("replacement", ["token", "segment"])
-@pytest.mark.parametrize("partial", [True, False])
-def test_closed_it_writes_the_greedy_text(partial, replacement):
-    assert (
-        texts(decode(Constant(1.0), SegmentRule(2.0, partial=partial), replacement=replacement))
-        == greedy()
-    )
-
-
-def test_partial_acceptance_saves_forwards():
-    """Without it a refused segment costs a forward per token, but for the first of an answer, which
-    may be a match.
-    """
-    whole = decode(Constant(1.0), SegmentRule(threshold=2.0, partial=False))
-    matches = sum(answer.reasons[0] == Reason.STRICT for answer in whole)
-    assert forwards(decode(Constant(1.0), STRICT)) < forwards(whole) == 3 * NUM - matches
+def test_closed_it_writes_the_greedy_text(replacement):
+    assert texts(decode(Constant(1.0), STRICT, replacement=replacement)) == greedy()
 
 
 def test_open_it_keeps_finished_segments_and_no_cut_ones():
@@ -118,15 +104,13 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
         judged = block.with_gate(
             lambda _, p=opinion: torch.tensor([[p, p], [p, p], [NO_SEGMENT, NO_SEGMENT]])
         )
-        shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged, {})
+        shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged)
         assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
-        assert not STRICT.accept(judged, {}).any()
+        assert not STRICT.accept(judged).any()
 
 
-def test_a_token_ratio_keeps_more_of_refused_segments_and_an_equal_draft_has_mean_logprob_one():
+def test_an_equal_draft_has_mean_logprob_one():
     assert texts(decode(MeanLogprob(), SegmentRule(), draft=TARGET)) == greedy()
-    loose = SegmentRule(threshold=2.0, ratio=0.2)
-    assert forwards(decode(MeanLogprob(), loose)) < forwards(decode(MeanLogprob(), STRICT))
 
 
 def test_a_token_gate_speaks_inside_refused_and_cut_segments():
@@ -139,12 +123,9 @@ def test_a_token_gate_speaks_inside_refused_and_cut_segments():
     assert judged.gate_probs[1].tolist() == [1.0, 1.0, NO_SEGMENT]
     assert parts.gate.opinions.tolist() == pytest.approx([0.7, NO_SEGMENT])
     for threshold in (0.8, 1.0):
-        assert (
-            SegmentRule(threshold=threshold).accept(judged, {}).tolist()
-            == [[True, True, False]] * 2
-        )
-    assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either
-    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [
+        assert SegmentRule(threshold=threshold).accept(judged).tolist() == [[True, True, False]] * 2
+    assert not STRICT.accept(judged).any()  # above 1 the token gate has no say either
+    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged).tolist() == [
         [True] * 3,
         [True, True, False],
     ]
@@ -157,17 +138,14 @@ def test_a_remembered_text_is_resumed_by_ids():
     assert resumed.ids == whole
 
 
-@pytest.mark.parametrize("partial", [True, False])
-def test_a_refused_segment_leaves_the_targets_distribution_alone(partial):
+def test_a_refused_segment_leaves_the_targets_distribution_alone():
     class Refusing(SegmentRule):
         """With an opinion of one half, which is below its threshold."""
 
-        def accept(self, block, state):
-            return super().accept(
-                block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)), state
-            )
+        def accept(self, block):
+            return super().accept(block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)))
 
-    torch.testing.assert_close(first_token(Refusing(threshold=0.9, partial=partial)), P)
+    torch.testing.assert_close(first_token(Refusing(threshold=0.9)), P)
 
 
 def drafted(text, steps):
@@ -220,18 +198,11 @@ def test_what_is_kept_is_counted():
 
 
 def test_what_cannot_be_is_refused():
-    for wrong in ({"threshold": -1}, {"shortcut": "top3"}, {"ratio": 0}):
+    for wrong in ({"threshold": -1}, {"shortcut": "top3"}):
         with pytest.raises(UserError, match="segment"):
             SegmentRule(**wrong)
-    for kind in (SegmentRule, SegmentDraw):
-        with pytest.raises(UserError, match="Leave one away"):
-            kind(partial=False, ratio=0.5)
     words = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
     for refused, said in (
-        (
-            lambda: decoder(Constant(1), SegmentRule(partial=False), token_gate=Constant(1)),
-            "token gate",
-        ),
         (lambda: decoder(Constant(1), STRICT, limit=1), "is none"),
         (lambda: decoder(Constant(1), STRICT, replacement="line"), "no replacement 'line'"),
         (lambda: Score(TARGET, words), "one digit"),

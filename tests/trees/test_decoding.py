@@ -72,7 +72,7 @@ def test_a_loose_rule_judges_the_best_path_as_a_chain(kind: str):
         path = block.draft_ids[place][block.valid[place]]
         z = target(torch.tensor([[*text, *path.tolist()]])).logits[:, len(text) - 1 :]
         assert torch.allclose(block.logits[place, : len(path) + 1], z[0], atol=2e-4)
-        chain = settle(rule, Block(path[None], path[None] >= 0, z), {})
+        chain = settle(rule, Block(path[None], path[None] >= 0, z))
         length = int(chain.length)
         assert length == acceptance.length[place] and chain.own_ids[0] == acceptance.own_ids[place]
         assert chain.reasons[0, :length].tolist() == acceptance.reasons[place, :length].tolist()

@@ -185,7 +185,7 @@ def test_on_a_chain_they_are_the_chain_rules_number_by_number(
     parents = torch.arange(-1, 4).expand(300, -1)
     judged, expected = (
         walked(chain, parents, WALKS[rule_id]),
-        settle(make_rule(chain_id), chain, {}),
+        settle(make_rule(chain_id), chain),
     )
     assert judged.acceptance.length.tolist() == expected.length.tolist()
     assert judged.acceptance.own_ids.tolist() == expected.own_ids.tolist()

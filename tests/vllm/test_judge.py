@@ -50,7 +50,7 @@ def test_every_position_is_judged_as_in_a_padded_block(rule: Any):
     for seed in range(20):
         batch, protected = Batch(seed), (5,)
         block = batch.padded(protected)
-        lengths = (block.strict | (rule.accept(block, {}) & allowed(block))).cumprod(1).sum(1)
+        lengths = (block.strict | (rule.accept(block) & allowed(block))).cumprod(1).sum(1)
         expected = [
             [*ids[:length].tolist(), int(best[length])]
             for ids, best, length in zip(
