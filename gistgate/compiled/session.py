@@ -24,13 +24,12 @@ from gistgate.compiled.rounds import (
     verify_round,
 )
 from gistgate.core.architecture import counts_slots, has_window
-from gistgate.core.block import Sampling
 from gistgate.core.decoder import Engine
 from gistgate.core.drafter import Drafter
-from gistgate.core.parts import DecoderParts
+from gistgate.core.parts import DecoderParts, Terms
 from gistgate.core.reader import Reader
-from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
-from gistgate.core.session import commit
+from gistgate.core.request import Generation, Row, count_notes, spend
+from gistgate.core.session import Queue, QueuedRow, Session, commit
 from gistgate.core.utils import is_out_of_memory
 from gistgate.drafters.model import ModelDrafter
 
@@ -47,19 +46,35 @@ class CompiledEngine(Engine):
         super().__init__()
         self._failed: dict[tuple[object, ...], str] = {}  # shapes that cannot be programs, and why
 
-    def run(
-        self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
-    ) -> list[Generation]:
+    def run(self, terms: Terms, rows: list[Row]) -> list[Generation]:
         answers = list[Generation]()
         while len(answers) < len(rows):
             waiting = rows[len(answers) :]
-            batch = waiting[: slots.most(len(rows))]
-            session = session_or_reason(parts, batch, stop, sampling, slots, self._failed)
+            session = self._session_or_reason(terms, waiting[: terms.slots.most(len(rows))])
             if isinstance(session, str):
                 self._warn(session)
-                return answers + super().run(parts, waiting, stop, sampling, slots)
-            answers += session.run()
+                return answers + super().run(terms, waiting)
+            answers += [answer for answer, _ in session.run()]
         return answers
+
+    def _session_or_reason(self, terms: Terms, rows: list[Row]) -> CompiledSession | str:
+        """A session of programs, or why the eager engine has to run."""
+        parts = terms.parts
+        shape = (len(rows), terms.sampling, *parts.rule.known_by)
+        reason = self._failed.get(shape) or reason_against(parts, len(rows))
+        if reason is not None:
+            return reason
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return CompiledSession(terms, rows)
+        except UnsupportedError as error:
+            self._failed[shape] = str(error)  # trying again would cost as much and end alike
+            return str(error)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            forget(parts.models)
+            return "there is not enough memory for it"  # the next request may find more
 
     def _warn(self, reason: str) -> None:
         """Say once why requests run on the eager engine."""
@@ -69,34 +84,6 @@ class CompiledEngine(Engine):
                 f"This runs on the eager engine instead of the compiled one: {reason}.",
                 stacklevel=5,
             )
-
-
-def session_or_reason(
-    parts: DecoderParts,
-    rows: list[Row],
-    stop: Stop,
-    sampling: Sampling,
-    slots: Slots,
-    failed: dict[tuple[object, ...], str],
-) -> CompiledSession | str:
-    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be
-    a program.
-    """
-    shape = (len(rows), sampling, *parts.rule.known_by)
-    reason = failed.get(shape) or reason_against(parts, len(rows))
-    if reason is not None:
-        return reason
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            return CompiledSession(parts, rows, stop, sampling, slots)
-    except UnsupportedError as error:
-        failed[shape] = str(error)  # trying again would cost as much and end alike
-        return str(error)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        forget(parts.models)
-        return "there is not enough memory for it"  # the next request may find more
 
 
 def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
@@ -114,7 +101,7 @@ def reasons_against(parts: DecoderParts, num_rows: int) -> Iterator[str]:
         yield from reasons_against_drafter(parts.drafter)
     if parts.reader is not Reader:
         yield "the target keeps states besides keys and values"
-    if parts.observer is not None:
+    if parts.observers:
         yield "an observer looks at every block"
     if parts.guards.guards:
         yield "guards look at every block"
@@ -156,34 +143,25 @@ def reasons_against_model(model: PreTrainedModel) -> Iterator[str]:
         yield compiler
 
 
-class CompiledSession:
+class CompiledSession(Session):
     """One batch through programs of fixed shape; rows that end keep their place until all have
     ended.
     """
 
-    def __init__(
-        self,
-        parts: DecoderParts,
-        rows: list[Row],
-        stop: Stop,
-        sampling: Sampling,
-        slots: Slots,
-    ) -> None:
-        self.parts = parts
-        self.rows = rows
-        self.stop = stop
-        self.sampling = sampling
-        self.slots = slots
+    def __init__(self, terms: Terms, rows: list[Row]) -> None:
+        super().__init__(terms, Queue(map(QueuedRow, rows), len(rows)))
+        parts = self.parts
+        sampling = self.sampling
         self.places = {row.index: place for place, row in enumerate(rows)}
         self.num = parts.block
-        self.device = parts.target.device
         self.batch = 1 << (len(rows) - 1).bit_length()
         longest = rounded_up(max(len(row.text) for row in rows), stretch_of(parts.target))
         # Room for the prompt in whole stretches, the answer, a block that runs over its end, and
         # the last slot.
-        self.size = rounded(longest + stop.max_new_tokens + self.num + 3)
+        self.size = rounded(longest + self.stop.max_new_tokens + self.num + 3)
         draft_model = None if parts.drafter is None or not self.num else parts.drafter.model
-        self.text_drafter = None if draft_model is not None else parts.drafter
+        if draft_model is not None:
+            self.drafter = Drafter()  # programs draft in place of the one with the model
         self.random = not sampling.greedy or parts.random
         gives_q = draft_model is not None and (parts.wants_q or not sampling.greedy)
         self.q_width = parts.vocabulary if gives_q else 0
@@ -219,40 +197,27 @@ class CompiledSession:
             parts.target, ("verify", self.num, *about), function, self._memory, inputs
         )
 
-    def run(self) -> list[Generation]:
-        """Round after round until every row has ended."""
-        if self.stop.max_new_tokens < 1:
-            for row in self.rows:
-                row.finish = "length"
-        live = self._retired(self.rows)
-        try:
-            if any(len(row.text) > 1 for row in live):
-                self._read_prompts(live)
-            if live and self.text_drafter is not None:
-                self.text_drafter.start(len(live))
-            while live:
-                self._round(live)
-                live = self._retired(live)
-        finally:
-            if self.text_drafter is not None:
-                self.text_drafter.start(0)  # it lives longer than its batch, which it need not keep
-        return [row.generation() for row in self.rows]
-
-    def _read_prompts(self, live: list[Row]) -> None:
+    def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
         """Read all of every prompt but its last token, which the first round reads."""
-        texts = [row.text[:-1] for row in self.rows]
-        for part, reader in self._readers.items():
+        rows = [entry.row for entry in queued]
+        self.drafter.start(len(rows))
+        texts = [row.text[:-1] for row in rows]
+        for part, reader in self._readers.items() if any(texts) else ():
             started = perf_counter()
             reader.read(texts)
             seconds = perf_counter() - started
-            spend(live, **{part: seconds, "total": seconds})
+            spend(rows, **{part: seconds, "total": seconds})
 
-    def _round(self, live: list[Row]) -> None:
+    def _select(self, staying: Sequence[int]) -> None:
+        self.drafter.select(staying)
+
+    def _round(self) -> None:
+        live = self.rows
         started = perf_counter()
-        self.slots.usage.count(len(live), self.slots.number or len(self.rows))
+        self.slots.usage.count(len(live), self.slots.number or self.queue.slots)
         feed = self._feed(live)
         uniforms = self._drawn(live)
-        *drafted, forwards = self._draft(live, feed, uniforms)  # 1. draft    x_1 .. x_K
+        *drafted, forwards = self._drafted(live, feed, uniforms)  # 1. draft    x_1 .. x_K
         between = perf_counter()
         inputs = (feed, *drafted, self._accepting(uniforms))
         (columns,) = self._round_program(*self._memory, *inputs)  # 2. verify, 3. accept
@@ -264,10 +229,10 @@ class CompiledSession:
             reasons = answer[self.num : self.num + length]
             commit(row, answer[:length], reasons, own_id, self.stop, forwards)
             lengths.append(length)
-        if self.text_drafter is not None:
-            self.text_drafter.keep(lengths)
+        self.drafter.keep(lengths)
         ended = perf_counter()
         spend(live, draft=between - started, verify=verified - between, total=ended - started)
+        self._retire()
 
     def _feed(self, live: Sequence[Row]) -> Tensor:
         """Where every row stands [B, 5]; a row that has ended goes on writing into its own memory's
@@ -302,11 +267,8 @@ class CompiledSession:
         ids = torch.zeros(self.batch, self.num, dtype=torch.long, device=self.device)
         return ids, ids.bool(), ids.new_ones(*ids.shape, self.q_width, dtype=torch.float32)
 
-    def _draft(
-        self,
-        live: Sequence[Row],
-        feed: Tensor,
-        uniforms: Tensor,
+    def _drafted(
+        self, live: Sequence[Row], feed: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Drafted ids, which of them count, q, and the forwards that they took."""
         has_room = any(row.room(self.stop.max_new_tokens) > 0 for row in live)
@@ -316,9 +278,8 @@ class CompiledSession:
         ids, valid, q = self._undrafted()
         if not self.num or not has_room:
             return ids, valid, q, 0
-        assert self.text_drafter is not None
         places = [self.places[row.index] for row in live]
-        draft = self.text_drafter.propose(
+        draft = self.drafter.propose(
             [row.text for row in live],
             self.num,
             vocabulary=self.parts.vocabulary,
@@ -332,12 +293,3 @@ class CompiledSession:
         ids[places, :width] = draft.ids
         valid[places, :width] = draft.valid
         return ids, valid, q, draft.forwards
-
-    def _retired(self, live: list[Row]) -> list[Row]:
-        """Say what has ended; the rows that go on."""
-        stay = [place for place, row in enumerate(live) if row.finish is None]
-        for _ in range(len(live) - len(stay)):
-            self.slots.progress(1)
-        if 0 < len(stay) < len(live) and self.text_drafter is not None:
-            self.text_drafter.select(stay)
-        return [live[place] for place in stay]

@@ -20,8 +20,8 @@ from gistgate.core.block import Sampling
 from gistgate.core.cache import Texts
 from gistgate.core.drafter import Drafter
 from gistgate.core.guard import Guard, Guards
-from gistgate.core.parts import DecoderParts, Observer, count_ids, models_of
-from gistgate.core.reader import SingleReader, remembered
+from gistgate.core.parts import DecoderParts, Observer, Terms, count_ids, models_of
+from gistgate.core.reader import remembered
 from gistgate.core.request import (
     Generation,
     PrefixState,
@@ -62,26 +62,10 @@ class Engine:
     def __init__(self) -> None:
         self.fell_back: set[str] = set()  # why requests ran on this engine instead of a faster one
 
-    def run(
-        self,
-        parts: DecoderParts,
-        rows: list[Row],
-        stop: Stop,
-        sampling: Sampling,
-        slots: Slots,
-    ) -> list[Generation]:
+    def run(self, terms: Terms, rows: list[Row]) -> list[Generation]:
         """The answers of these rows, in their order."""
-        queue = Queue(map(QueuedRow, rows), slots.most(len(rows)))
-        return [
-            answer
-            for answer, _ in Session(
-                parts,
-                queue,
-                stop,
-                sampling,
-                slots,
-            ).run()
-        ]
+        queue = Queue(map(QueuedRow, rows), terms.slots.most(len(rows)))
+        return [answer for answer, _ in Session(terms, queue).run()]
 
 
 ENGINES: Registry[type[Engine]] = Registry("engine", {"eager": Engine})
@@ -148,7 +132,7 @@ class Decoder:
             gate,
             tokenizer,
             tuple(sorted({*context.protocol_ids, *added_ids(tokenizer)})),
-            observer,
+            () if observer is None else (observer,),
             context,
             Guards(guards),
         )
@@ -180,8 +164,8 @@ class Decoder:
         return self.parts.block
 
     def having(self, **changes: Any) -> Decoder:
-        """The same decoder with other parts, which are not checked again: an observer, or a rule in
-        a wrapper.
+        """The same decoder with other parts, which are not checked again: a rule in a wrapper, for
+        example.
         """
         changed = copy(self)
         changed.parts = replace(self.parts, **changes)
@@ -207,11 +191,8 @@ class Decoder:
         return self.strict(0)
 
     def watched_by(self, observer: Observer) -> Decoder:
-        """The same decoder with an observer, behind one that counts for the decoder itself where
-        there is one.
-        """
-        before = getattr(self.parts.observer, "before", None)
-        return self.having(observer=observer if before is None else before(observer))
+        """The same decoder with one more observer."""
+        return self.having(observers=(*self.parts.observers, observer))
 
     @torch.inference_mode()
     def generate(
@@ -244,35 +225,17 @@ class Decoder:
                 that the rule does not define, ids that a model does not know, seeds or costs that
                 do not fit.
         """
-        sampling = sampling or Sampling()
-        slots = self._slots(slots)
         check_rows(len(prompts), seeds, costs)
         check_ids(self.parts.models, prompts)
-        self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
+        lengths = [len(prompt) for prompt in prompts]
+        terms = self._terms(lengths, max_new_tokens, eos_ids, stops, sampling, slots)
         rows = []
         for index, prompt in enumerate(prompts):
             seed = seeds[index] if seeds else index
             cost = costs[index] if costs else None
-            rows.append(
-                Row(
-                    index,
-                    list(prompt),
-                    len(prompt),
-                    seed,
-                    cost=cost,
-                )
-            )
-        parts = self._parts_for(slots.most(len(rows)))
-        stop = self._stop(max_new_tokens, eos_ids, stops)
+            rows.append(Row(index, list(prompt), len(prompt), seed, cost=cost))
         with model_lock(self.parts.models):
-            answers = self.engine.run(
-                parts,
-                rows,
-                stop,
-                sampling,
-                slots,
-            )
-        return self._counted(parts, answers)
+            return self.engine.run(terms, rows)
 
     @torch.inference_mode()
     def resume(
@@ -306,11 +269,9 @@ class Decoder:
         Returns:
             For each row the answer (kept tokens included) and what is known of its text.
         """
-        sampling = sampling or Sampling()
-        slots = self._slots(slots)
         check_rows(len(continuations), seeds)
         check_ids(self.parts.models, [added for _, added in continuations])
-        self._check(sampling, prompt_lengths, max_new_tokens)
+        terms = self._terms(prompt_lengths, max_new_tokens, eos_ids, stops, sampling, slots)
 
         def queued() -> Iterator[QueuedRow]:
             for index, prefix in enumerate(prefixes):
@@ -321,21 +282,9 @@ class Decoder:
                 row.reasons = [0] * len(row.answer)
                 yield QueuedRow(row, prefix, length)
 
-        queue = Queue(queued(), slots.most(len(continuations)))
-        parts = self._parts_for(queue.slots)
-        stop = self._stop(max_new_tokens, eos_ids, stops)
+        queue = Queue(queued(), terms.slots.most(len(continuations)))
         with model_lock(self.parts.models):
-            done = Session(
-                parts,
-                queue,
-                stop,
-                sampling,
-                slots,
-                is_decided,
-                remember,
-            ).run()
-        self._counted(parts, [answer for answer, _ in done])
-        return done
+            return Session(terms, queue, is_decided, remember).run()
 
     @torch.inference_mode()
     def remember(self, texts: Texts) -> list[PrefixState]:
@@ -348,25 +297,30 @@ class Decoder:
             drafts = (self.drafter or Drafter()).read(texts)
         return [PrefixState(list(text), *caches) for text, *caches in zip(texts, targets, drafts)]
 
-    def _slots(self, slots: Slots | None) -> Slots:
-        """The slots of a request: one for a model that keeps states, which padding would change."""
+    def _terms(
+        self,
+        lengths: Sequence[int],
+        max_new_tokens: int,
+        eos_ids: Collection[int],
+        stops: Sequence[str],
+        sampling: Sampling | None,
+        slots: Slots | None,
+    ) -> Terms:
+        """What the rows of a request share, whose prompts have these lengths."""
+        sampling = sampling or Sampling()
+        self._check(sampling, lengths, max_new_tokens)
+        strings = tuple(string for string in stops if string)
+        if strings and self.tokenizer is None:
+            raise UserError(
+                "Stop strings are looked for in decoded text. Pass tokenizer=... to the decoder."
+            )
+        stop = Stop(max_new_tokens, frozenset(eos_ids), strings, self.tokenizer)
         slots = slots or Slots()
-        return replace(slots, number=1) if self.parts.reader is SingleReader else slots
-
-    def _parts_for(self, rows: int) -> DecoderParts:
-        """What decodes that many rows at a time: more than `speculate_up_to` are decoded
-        plainly.
-        """
-        speculates = self.speculate_up_to is None or rows <= self.speculate_up_to
-        return self.parts if speculates else self.parts.plain()
-
-    def _counted(self, parts: DecoderParts, answers: list[Generation]) -> list[Generation]:
-        """The answers, with the forwards of those that were decoded plainly for want of
-        speculation.
-        """
-        for answer in answers if parts is not self.parts else []:
-            answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
-        return answers
+        if self.parts.one_by_one:
+            slots = replace(slots, number=1)
+        most = self.speculate_up_to
+        speculates = most is None or slots.most(len(lengths)) <= most
+        return Terms(self.parts if speculates else self.parts.plain(), stop, sampling, slots)
 
     def _check(self, sampling: Sampling, lengths: Sequence[int], max_new_tokens: int) -> None:
         """Refuse a temperature that the rule does not define, and prompts that leave no room for
@@ -384,11 +338,3 @@ class Decoder:
         if any(map(fills_slots, self.parts.models)):  # a draft may run over the end of its answer
             extra += self.block
         check_prompts(self.parts.models, lengths, max_new_tokens + extra)
-
-    def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
-        strings = tuple(string for string in stops if string)
-        if strings and self.tokenizer is None:
-            raise UserError(
-                "Stop strings are looked for in decoded text. Pass tokenizer=... to the decoder."
-            )
-        return Stop(max_new_tokens, frozenset(eos_ids), strings, self.tokenizer)

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.core.architecture import keeps_states, num_ids
-from gistgate.core.block import Acceptance, Block
+from gistgate.core.architecture import counts_slots, keeps_states, num_ids
+from gistgate.core.block import Acceptance, Block, Sampling
 from gistgate.core.drafter import Chains, Drafter
 from gistgate.core.guard import Guards
 from gistgate.core.reader import Reader, SingleReader
-from gistgate.core.request import Row
+from gistgate.core.request import Row, Slots, Stop
 from gistgate.core.rule import Context, Exact, Rule
 from gistgate.core.utils import UserError
 
@@ -40,7 +40,7 @@ class DecoderParts:
     gate: Any  # gives a block its probabilities; `layers` and `wants_q` say what it reads
     tokenizer: PreTrainedTokenizerBase | None
     protocol_ids: tuple[int, ...]  # tokens that are never accepted loosely, besides eos
-    observer: Observer | None
+    observers: tuple[Observer, ...]
     context: Context  # what the rule knows about tokenizer and requests
     guards: Guards  # who watches every request and may make it stricter
 
@@ -71,6 +71,12 @@ class DecoderParts:
         return SingleReader if keeps_states(self.target) else Reader
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether rows are read one at a time, because padding would change what is read."""
+        verifier = self.rule.verifier
+        return self.reader is SingleReader or (verifier is not None and counts_slots(self.target))
+
+    @property
     def most_drafted(self) -> int:
         """Most tokens of one round's draft: K, or the nodes of a tree."""
         return max(self.block, self.drafter.nodes) if self.block and self.drafter else 0
@@ -78,7 +84,7 @@ class DecoderParts:
     @property
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
-        readers = [self.guards, self.observer, self.drafter, self.gate if self.judged else None]
+        readers = [self.guards, *self.observers, self.drafter, self.gate if self.judged else None]
         return frozenset().union(*(reader.layers for reader in readers if reader is not None))
 
     @property
@@ -95,7 +101,7 @@ class DecoderParts:
     def wants_q(self) -> bool:
         """True when the drafter shall name its probabilities also for greedy requests."""
         is_read = (self.judged and self.gate.wants_q) or "q" in self.rule.needs
-        return is_read or (self.observer is not None and self.observer.wants_q)
+        return is_read or any(observer.wants_q for observer in self.observers)
 
     def check(self) -> None:
         """Refuse parts that cannot work together."""
@@ -129,6 +135,16 @@ class DecoderParts:
                     " drafter, or use a model with attention alone."
                 )
         self.form.check(self.models, rule)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all rows of a request share."""
+
+    parts: DecoderParts
+    stop: Stop
+    sampling: Sampling
+    slots: Slots
 
 
 def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrainedModel]:

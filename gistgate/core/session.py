@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling, State
+from gistgate.core.block import Acceptance, Block, Draft, Reason, State
 from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Judged
 from gistgate.core.features import tap
-from gistgate.core.parts import DecoderParts
+from gistgate.core.parts import DecoderParts, Terms
 from gistgate.core.reader import left_padded
-from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, count_notes, spend
+from gistgate.core.request import Generation, PrefixState, Row, Stop, count_notes, spend
 
 
 class Verifier:
@@ -26,13 +26,15 @@ class Verifier:
     A rule whose drafts are read otherwise names a subclass.
     """
 
-    def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
+    def __init__(self, terms: Terms) -> None:
+        parts = terms.parts
+        ends = terms.stop.eos_ids
         device = parts.target.device
         self.parts = parts
-        self.sampling = sampling
+        self.sampling = terms.sampling
         self.reader = parts.reader(parts.target, 0)
-        self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=device)
-        self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=device)
+        self.ends = torch.tensor([*ends], dtype=torch.long, device=device)
+        self.protocol = torch.tensor([*ends, *parts.protocol_ids], device=device)
         # Hidden states of the last forward, filled while the session runs.
         self.states: dict[str, Tensor] = {}
 
@@ -150,17 +152,18 @@ def commit(
 class Session:
     """The batch of one request."""
 
-    parts: DecoderParts
+    terms: Terms
     queue: Queue
-    stop: Stop
-    sampling: Sampling
-    slots: Slots
     is_decided: Callable[[Row], str | None] = lambda _row: None  # as in `Decoder.resume`
     remember: bool = False
 
     def __post_init__(self) -> None:
+        self.parts = self.terms.parts
+        self.stop = self.terms.stop
+        self.sampling = self.terms.sampling
+        self.slots = self.terms.slots
         verifier = self.parts.rule.verifier or Verifier
-        self.verifier: Verifier = verifier(self.parts, self.sampling, self.stop)
+        self.verifier: Verifier = verifier(self.terms)
         self.drafter = self.parts.drafter or Drafter()
         self.device = self.parts.target.device
         self.rows: list[Row] = []
@@ -277,8 +280,8 @@ class Session:
         parts = self.parts
         judged = parts.form.judge(block, draft, parts.rule, self._settle)
         self.state = parts.rule.advance(judged.block, judged.acceptance)
-        if parts.observer is not None:
-            parts.observer(judged.block, judged.acceptance, self.rows)
+        for observer in parts.observers:
+            observer(judged.block, judged.acceptance, self.rows)
         self.drafter.observe(judged.block, judged.acceptance)
         return judged
 
@@ -339,8 +342,12 @@ class Session:
         self.rows = [self.rows[place] for place in staying]
         self.state = {name: value[staying] for name, value in self.state.items()}
         if staying:
-            self.verifier.reader.select(staying)
-            self.drafter.select(staying)
+            self._select(staying)
+
+    def _select(self, staying: Sequence[int]) -> None:
+        """Let both models go on with these rows alone."""
+        self.verifier.reader.select(staying)
+        self.drafter.select(staying)
 
     def _prefix_states(self, places: list[int]) -> list[PrefixState]:
         texts = [list(self.rows[place].text) for place in places]

@@ -61,7 +61,7 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
             " drafts."
         )
     recorder = DraftRecorder()
-    recording = decoder.having(observer=recorder)
+    recording = decoder.watched_by(recorder)
     for ids in prompts:
         recording.generate([ids], **request)
     costs = measure(decoder, prompts, sorted({1, (block + 1) // 2, block}), **request)[0]

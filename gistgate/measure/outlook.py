@@ -197,7 +197,7 @@ def examine(
             "Doctor measures on prompts and with a drafter. Pass at least one prompt and a draft."
         )
     mismatches = Mismatches(BLOCKS[-1])
-    ways: dict[float, Decoder] = {1: decoder.strict(BLOCKS[-1]).having(observer=mismatches)}
+    ways: dict[float, Decoder] = {1: decoder.strict(BLOCKS[-1]).watched_by(mismatches)}
     for r in RATIOS:
         ways[r] = decoder.strict(BLOCK).having(rule=make_rule("prob-ratio", r=r))
     with tqdm(total=len(prompts) * len(ways), desc="Answers", unit="answer", disable=None) as bar:

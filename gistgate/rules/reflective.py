@@ -11,10 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistgate.core.architecture import counts_slots
 from gistgate.core.block import Block, Draft
 from gistgate.core.parts import DecoderParts
-from gistgate.core.reader import Reader, left_padded
+from gistgate.core.reader import left_padded
 from gistgate.core.request import Row
 from gistgate.core.rule import Context, Exact, Rule
 from gistgate.core.session import Verifier
@@ -61,7 +60,7 @@ class Rereader(Verifier):
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
         num = draft.width
-        if not num or reflection(self.parts).mode != "joint" or self._apart(rows):
+        if not num or reflection(self.parts).mode != "joint":
             return super().read(ids, valid, draft, rows)
         if valid is None:
             valid = torch.ones_like(ids, dtype=torch.bool)
@@ -88,33 +87,10 @@ class Rereader(Verifier):
             return None
         for row, again in zip(rows, differs, strict=True):
             row.statistics.forwards += again
-        if self._apart(rows):
-            return self._each_alone(draft, rows, differs)
         ids, counts = self._appendix(draft, rows)
         z = self.reader.read(ids, counts, keep=num + 1)[..., : self.parts.vocabulary]
         self._forget(counts)
         return z[:, -num - 1 : -1]
-
-    def _apart(self, rows: Sequence[Row]) -> bool:
-        """Whether gaps in front of a second copy, where another row has a longer draft, would count
-        as distance.
-        """
-        return len(rows) > 1 and counts_slots(self.parts.target)
-
-    def _each_alone(self, draft: Draft, rows: Sequence[Row], differs: Sequence[bool]) -> Tensor:
-        """The rows of the second copy [B, K, V], read row by row without gaps; zeros where the
-        first reading agrees.
-        """
-        z_BKV = torch.zeros(*draft.ids.shape, self.parts.vocabulary, device=draft.ids.device)
-        ids, counts = self._appendix(draft, rows)
-        for place, again in enumerate(differs):
-            if again:
-                reader = Reader(self.parts.target, 0)
-                reader.admit([rows[place].text], self.reader.snapshot([place]))
-                num = int(draft.valid[place].sum())
-                z = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
-                z_BKV[place, :num] = z[0, :-1, : self.parts.vocabulary]
-        return z_BKV
 
     def _appendix(self, draft: Draft, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """What is read behind the draft: ids [B, R + K] and which of them count."""

@@ -19,7 +19,6 @@ from gistgate.coverage.covers import Difference
 from gistgate.gate import Gate
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.judging import (
-    Counting,
     MeanLogprob,
     Opinion,
     Score,
@@ -82,10 +81,8 @@ def segment_decoder(
         )
     drafter = DRAFTERS[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
     judge = SegmentJudge(opinion, drafter, token_gate, risk)
-    observer = Counting(rule, judge, parts.pop("observer", None))
-    return Decoder(
-        target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts
-    )
+    decoder = Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, **parts)
+    return decoder.watched_by(opinion) if isinstance(opinion, Score) else decoder
 
 
 def decoder_of(

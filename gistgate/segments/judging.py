@@ -16,9 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.architecture import context_of
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.parts import Observer
 from gistgate.core.reader import Reader, left_padded
-from gistgate.core.request import Row, Statistics
+from gistgate.core.request import Row
 from gistgate.core.rule import Rule
 from gistgate.core.utils import Amount, UserError
 from gistgate.segments.probes import Probe
@@ -33,7 +32,10 @@ GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 class SegmentRule(
     Rule, id="segment", knob="threshold", looser="down", needs=frozenset({"gate"}), grid=GRID
 ):
-    """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
+    """Accept a segment whose opinion reaches a threshold: the form that can be certified.
+
+    Of a refused segment the tokens up to the first mismatch stay.
+    """
 
     threshold: Amount = 0.9
     """Least opinion; 1 leaves refused segments to a token gate, above 1 refuses all."""
@@ -41,32 +43,18 @@ class SegmentRule(
     """top2: passes when all its tokens are the target's two most probable."""
 
     def accept(self, block: Block) -> Tensor:
-        return self.passes(block, block.fine)
-
-    def passes(
-        self,
-        block: Block,
-        opinion_BK: Tensor,
-    ) -> Tensor:
-        """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]; of a refused
-        segment the tokens up to the first mismatch stay, too.
-        """
-        stays_BK = self._stays(block, opinion_BK)
+        stays_BK = self.passes(block)
         if self.shortcut == "none":
             return stays_BK
-        finished_B = ((opinion_BK >= 0) | ~block.valid).all(-1)
+        finished_B = ((block.fine >= 0) | ~block.valid).all(-1)
         among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
         return stays_BK | (finished_B & among_B)[:, None]
 
-    def _stays(
-        self,
-        block: Block,
-        opinion_BK: Tensor,
-    ) -> Tensor:
+    def passes(self, block: Block) -> Tensor:
         """Where the opinion is good enough [B, K]; nowhere for NO_SEGMENT, since the threshold is
         not negative.
         """
-        return opinion_BK >= self.threshold
+        return block.fine >= self.threshold
 
 
 @dataclass(frozen=True)
@@ -77,12 +65,8 @@ class SegmentDraw(
     plays no part.
     """
 
-    def _stays(
-        self,
-        block: Block,
-        opinion_BK: Tensor,
-    ) -> Tensor:
-        return block.second_tests[:, :1] < opinion_BK
+    def passes(self, block: Block) -> Tensor:
+        return block.second_tests[:, :1] < block.fine
 
 
 class Opinion:
@@ -90,28 +74,17 @@ class Opinion:
     it.
     """
 
-    layers: frozenset[str] = frozenset()
+    layers: Collection[str] = ()
 
-    def score(
-        self,
-        block: Block,
-        drafter: SegmentDrafter,
-    ) -> Tensor:
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         """The opinions [B]."""
         raise NotImplementedError
-
-    def count(
-        self,
-        row: int,
-        statistics: Statistics,
-    ) -> None:
-        """Add what the last call took for this row of the block, where it judged a segment."""
 
 
 class Semantic(Opinion):
     """Semantic probabilities of both models: P_t, or the ratio min(1, P_t / P_d)."""
 
-    layers = frozenset({"post"})
+    layers = ("post",)
 
     def __init__(
         self,
@@ -122,11 +95,7 @@ class Semantic(Opinion):
         self.target = target.eval()
         self.draft = None if draft is None else draft.eval()
 
-    def score(
-        self,
-        block: Block,
-        drafter: SegmentDrafter,
-    ) -> Tensor:
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         target = probability(self.target, block.hidden["post"][:, :-1], block)
         if self.draft is None:
             return target
@@ -150,20 +119,17 @@ def probability(
 class MeanLogprob(Opinion):
     """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
 
-    def score(
-        self,
-        block: Block,
-        drafter: SegmentDrafter,
-    ) -> Tensor:
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         gap = block.log_ratio.masked_fill(~block.valid, 0.0)
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
 
 class Score(Opinion):
     """The target is asked for one digit, reading the text (its end, if too long) without a cache; a
-    non-digit is 0.
+    non-digit is 0. As an observer it counts its forwards and digits.
     """
 
+    wants_q = False
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
 
     def __init__(
@@ -185,13 +151,9 @@ class Score(Opinion):
                 )
             self.digits[ids[0]] = digit
         self.found: dict[int, int | None] = {}
-        """What the last call found for each row that it asked about; None is no digit."""
+        """What was found for each row of the round that was asked about; None is no digit."""
 
-    def score(
-        self,
-        block: Block,
-        drafter: SegmentDrafter,
-    ) -> Tensor:
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         scores = torch.zeros(len(block.valid), device=block.logits.device)
         questions = {}
         lengths = zip(drafter.lengths, block.valid.sum(-1).tolist())
@@ -200,7 +162,6 @@ class Score(Opinion):
                 step = block.draft_ids[row, :length].tolist()
                 text = [*drafter.texts[row], *step, *self.question]
                 questions[row] = text[-self.context :]
-        self.found = {}
         if questions:
             ids, valid = left_padded([*questions.values()], self.target.device)
             z_BV = Reader(self.target, len(questions)).read(ids, valid, keep=1)[:, -1]
@@ -209,14 +170,13 @@ class Score(Opinion):
                 scores[row] = (self.found[row] or 0) / 9
         return scores
 
-    def count(
-        self,
-        row: int,
-        statistics: Statistics,
-    ) -> None:
-        digit = self.found[row]
-        statistics.forwards += 1
-        statistics.count(f"score_{'none' if digit is None else digit}")
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        """Count, as an observer, what the last call took."""
+        for number, digit in self.found.items():
+            statistics = rows[number].statistics
+            statistics.forwards += 1
+            statistics.count(f"score_{'none' if digit is None else digit}")
+        self.found = {}
 
 
 class SegmentJudge:
@@ -236,7 +196,7 @@ class SegmentJudge:
         self.drafter = drafter
         self.token_gate = token_gate
         self.risk = risk
-        self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
+        self.layers = {*opinion.layers, *(() if token_gate is None else token_gate.layers)}
         self.wants_q = token_gate is not None and token_gate.wants_q
         self.lengths: list[int] = []
         """Tokens of the segment that was judged last in each row; 0 without one."""
@@ -261,54 +221,3 @@ class SegmentJudge:
         if self.token_gate is None or not block.width:
             return opinion_BK
         return opinion_BK.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
-
-
-class Counting:
-    """Adds segments to every row's statistics, and what opinions took; then another looks."""
-
-    def __init__(
-        self,
-        rule: SegmentRule,
-        judge: SegmentJudge,
-        then: Observer | None = None,
-    ) -> None:
-        self.rule = rule
-        self.judge = judge
-        self.then = then
-        self.layers: Collection[str] = () if then is None else then.layers
-        self.wants_q = then is not None and then.wants_q
-
-    def before(self, observer: Observer) -> "Counting":
-        """The same counts, behind which another observer looks."""
-        return Counting(self.rule, self.judge, observer)
-
-    def __call__(
-        self,
-        block: Block,
-        acceptance: Acceptance,
-        rows: list[Row],
-    ) -> None:
-        if any(self.judge.lengths):  # a plain round judges nothing
-            self._count(block, acceptance, rows)
-        if self.then is not None:
-            self.then(block, acceptance, rows)
-
-    def _count(
-        self,
-        block: Block,
-        acceptance: Acceptance,
-        rows: list[Row],
-    ) -> None:
-        passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1).tolist()
-        accepted = acceptance.length.tolist()
-        for number, (row, length) in enumerate(zip(rows, self.judge.lengths)):
-            if length:
-                counts = {
-                    "segments": True,
-                    "segments_passed": passed[number],
-                    "segments_kept": accepted[number] >= length,
-                }
-                extra = row.statistics.extra
-                for name, count in counts.items():
-                    extra[name] = extra.get(name, 0.0) + count
-                self.judge.opinion.count(number, row.statistics)

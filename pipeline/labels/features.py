@@ -42,7 +42,7 @@ class Replay(Observer):
         self.layers = layers_needed(names)
         self.prompts = prompts
         self.batch_size = batch_size
-        self._decoder = decoder.having(observer=self)
+        self._decoder = decoder.watched_by(self)
         self._prefixes = PrefixCache(self._decoder, batch_size)
         self._blocks: list[Block] = []
 

@@ -295,13 +295,17 @@ class SequentialLabelling:
         def is_decided(row: Row) -> str | None:
             return FAR_ENOUGH if recorder.met[row.index] >= enough[row.index] else None
 
-        done = decoder.having(rule=Forced(), observer=recorder).resume(
-            [walk.memory for walk in walks],
-            [(walk.keep, walk.added) for walk in walks],
-            [len(walk.prompt) for walk in walks],
-            is_decided=is_decided,
-            slots=slots,
-            **self.tools.request,
+        done = (
+            decoder.having(rule=Forced())
+            .watched_by(recorder)
+            .resume(
+                [walk.memory for walk in walks],
+                [(walk.keep, walk.added) for walk in walks],
+                [len(walk.prompt) for walk in walks],
+                is_decided=is_decided,
+                slots=slots,
+                **self.tools.request,
+            )
         )
         self.tools.cost.use(slots.usage)
         tables = recorder.take([answer for answer, _ in done])
@@ -366,7 +370,7 @@ def written(
     ids = [prompts[problem]["ids"] for problem in problems]
     with bar(title=f"{policy.name.lower()} texts", unit="text", total=len(ids)) as progress:
         slots = replace(slots, progress=progress.update)
-        answers = decoder.having(observer=recorder).generate(ids, slots=slots, **request)
+        answers = decoder.watched_by(recorder).generate(ids, slots=slots, **request)
     tables = [
         stamped(table, problem, policy)
         for problem, table in zip(problems, recorder.take(answers))

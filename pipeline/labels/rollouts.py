@@ -17,6 +17,7 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json
+from gistgate.core.parts import Terms
 from gistgate.core.request import PrefixState, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
 from pipeline.run import bar
@@ -258,7 +259,8 @@ class RolloutRunner:
         rows = SourceRows(source, self.prefixes, self.batch_size)
         slots = Slots(self.batch_size, retire)
         queue = Queue(rows, self.batch_size)
-        session = Session(self.decoder.parts, queue, self.stop, sampling, slots, rows.is_decided)
+        terms = Terms(self.decoder.parts, self.stop, sampling, slots)
+        session = Session(terms, queue, rows.is_decided)
         session.run()
         self.cost.use(slots.usage)
 

@@ -255,8 +255,8 @@ def test_an_observer_is_told_by_the_eager_engine(traced: None):
     with pytest.warns(
         UserWarning, match="eager engine instead .* an observer looks at every block"
     ) as said:
-        found = programs.having(observer=watches[1]).generate(BATCH, max_new_tokens=NUM)
-    wanted = eager.having(observer=watches[0]).generate(BATCH, max_new_tokens=NUM)
+        found = programs.watched_by(watches[1]).generate(BATCH, max_new_tokens=NUM)
+    wanted = eager.watched_by(watches[0]).generate(BATCH, max_new_tokens=NUM)
     assert len(said) == 1 and seen(found) == seen(wanted)
     blocks = [
         [(one.draft_ids.tolist(), kept.length.tolist(), texts) for one, kept, texts in w.seen]

@@ -58,7 +58,7 @@ def capped(rule: str = "exact", most: int | None = None, **settings: float) -> D
 def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates():
     for decoder in (capped(most=2), capped("prob", most=0, r=1e-9)):
         answers = decoder.generate(BATCH, max_new_tokens=NUM)
-        assert [answer.statistics.extra["plain_forwards"] for answer in answers] == [NUM] * 3
+        assert [answer.statistics.forwards for answer in answers] == [NUM] * 3
         assert (
             sum(answer.statistics.draft_forwards + answer.statistics.loose for answer in answers)
             == 0
@@ -68,7 +68,6 @@ def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates
         ]
     answers = capped(most=3).generate(BATCH, max_new_tokens=NUM)
     assert all(answer.statistics.draft_forwards > 0 for answer in answers)
-    assert all("plain_forwards" not in answer.statistics.extra for answer in answers)
 
 
 def test_it_holds_for_continued_texts_as_well():
@@ -81,7 +80,7 @@ def test_it_holds_for_continued_texts_as_well():
         max_new_tokens=NUM,
     )
     assert [answer.ids for answer, _ in done] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
-    assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in done)
+    assert all(answer.statistics.forwards == NUM for answer, _ in done)
     again = [memory for _, memory in done][
         :2
     ]  # they know nothing of the draft model, which reads the texts again

@@ -63,7 +63,7 @@ def decoder(drafter, block=4):
 
 def test_recorded_rounds_are_those_of_the_statistics():
     recorder = DraftRecorder()
-    watched = decoder(ModelDrafter(pair("llama")[1])).having(observer=recorder)
+    watched = decoder(ModelDrafter(pair("llama")[1])).watched_by(recorder)
     answers = watched.generate(prompts(5, 9), max_new_tokens=30)
     histogram = Counter(total([answer.statistics for answer in answers]).histogram)
     accepted = Counter(round.accepted for round in recorder.rounds)

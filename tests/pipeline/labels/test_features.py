@@ -70,7 +70,7 @@ def recorded_by(decoder, prompts, names):
     """The mismatches of a decode with their features, and its texts."""
     recorder = FeatureRecorder(names)
     ids = [prompt["ids"] for prompt in prompts]
-    answers = decoder.having(observer=recorder).generate(ids, **REQUEST)
+    answers = decoder.watched_by(recorder).generate(ids, **REQUEST)
     tables = []
     texts = {}
     for problem, table in enumerate(recorder.take(answers)):
