@@ -28,7 +28,7 @@ from gistgate.core.decoder import Engine
 from gistgate.core.drafter import Drafter
 from gistgate.core.parts import DecoderParts, Terms
 from gistgate.core.reader import Reader
-from gistgate.core.request import Generation, Row, count_notes, spend
+from gistgate.core.request import Generation, Row, spend
 from gistgate.core.session import Queue, QueuedRow, Session, commit
 from gistgate.core.utils import is_out_of_memory
 from gistgate.drafters.model import ModelDrafter
@@ -287,7 +287,6 @@ class CompiledSession(Session):
             uniforms=uniforms[places, : self.num] if self.random else None,
             want_q=False,
         )
-        count_notes(live, draft.notes, self.stop.max_new_tokens)
         draft = draft.to(self.device)
         width = draft.ids.shape[1]
         ids[places, :width] = draft.ids

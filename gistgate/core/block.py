@@ -8,7 +8,7 @@ the draft token x_j (j counts from 0), row j + 1 comes after reading it, row K i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -94,8 +94,6 @@ class Draft:
     """For each node the number of its parent, which stands before it, or -1 for those that follow
     the text [B, N]. None: a chain. Of siblings the first is tried first; sampled ones are drawn
     independently of each other, those of a draft without probabilities differ."""
-    # For each row why less was proposed than could have been, or ""; requests count them.
-    notes: Sequence[str] = ()
 
     @property
     def width(self) -> int:

@@ -189,15 +189,6 @@ def spend(rows: Sequence[Row], **seconds: float) -> None:
             row.statistics.spend(part, spent / len(rows))
 
 
-def count_notes(rows: Sequence[Row], notes: Sequence[str], max_new_tokens: int) -> None:
-    """Count what a drafter noted of each row; one without room drafts nothing, whatever its
-    neighbours do.
-    """
-    for row, note in zip(rows, notes):
-        if note and row.room(max_new_tokens) > 0:
-            row.statistics.count(note)
-
-
 @dataclass
 class Usage:
     """How well slots were used, over rounds and requests."""

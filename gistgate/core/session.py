@@ -17,7 +17,7 @@ from gistgate.core.drafter import Drafter, Judged
 from gistgate.core.features import tap
 from gistgate.core.parts import DecoderParts, Terms
 from gistgate.core.reader import left_padded
-from gistgate.core.request import Generation, PrefixState, Row, Stop, count_notes, spend
+from gistgate.core.request import Generation, PrefixState, Row, Stop, spend
 
 
 class Verifier:
@@ -271,7 +271,6 @@ class Session:
             uniforms=None if uniforms is None else uniforms[:, : parts.most_drafted],
             want_q=parts.wants_q,
         ).to(self.device)
-        count_notes(self.rows, draft.notes, self.stop.max_new_tokens)
         room_B = room_B.clamp_max(num_draft).to(self.device)
         fits = parts.form.places(draft) < room_B[:, None]
         return replace(draft, valid=draft.valid & fits)

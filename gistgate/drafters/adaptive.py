@@ -74,11 +74,9 @@ class Taken(NamedTuple):
 
     place: int  # the option that was taken, -1 for none
     num: int  # tokens that it proposed
-    note: str  # how this is counted
 
 
-NONE = Taken(-1, 0, "choice_none")
-GAVE_UP = Taken(-1, 0, "choice_gave_up")
+NONE = Taken(-1, 0)
 
 
 @dataclass
@@ -93,9 +91,7 @@ class RowChoice:
 
 
 class AdaptiveDrafter(RowDrafter):
-    """One drafter for every row and round, or none; requests count `choice_0`.., `choice_none`,
-    `choice_gave_up`.
-    """
+    """One drafter for every row and round, or none."""
 
     def __init__(
         self, options: Sequence[Option], verify: float, *, block: int, weight: float
@@ -141,34 +137,27 @@ class AdaptiveDrafter(RowDrafter):
             row.taken = self._pick(index, texts[index], draft_of)
         self._proposing = [place for place, draft in drafts.items() if draft.ids.shape[1]]
         taken = [row.taken for row in self.rows]
-        joined = replace(join(drafts, taken, vocabulary), notes=[row.note for row in taken])
+        joined = join(drafts, taken, vocabulary)
         if not joined.ids.shape[1]:  # an empty draft is never settled
             self._tell([0] * len(texts))
         return joined
 
     def _pick(self, index: int, text: Sequence[int], draft_of: Callable[[int], Draft]) -> Taken:
         """What row `index` has: the most promising option that proposes something."""
-        promising = self.promising(index, text)
-        if promising is None:
-            return GAVE_UP
-        for place in promising:
+        for place in self.promising(index, text):
             num = num_proposed(draft_of(place), index)
             if num:
-                return Taken(place, num, f"choice_{place}")
+                return Taken(place, num)
         return NONE
 
-    def promising(self, index: int, text: Sequence[int]) -> list[int] | None:
-        """Options of row `index` worth asking, the most promising first; None when none ever will
-        be in this request.
-        """
+    def promising(self, index: int, text: Sequence[int]) -> list[int]:
+        """Options of row `index` worth asking, the most promising first."""
         speeds = [
             speed(recent.rate, self.block, option.cost, self.verify)
             for option, recent in zip(self.options, self.rows[index].recent, strict=True)
         ]
         paying = [place for place, promise in enumerate(speeds) if promise > 1]
-        if not paying:  # now nothing is tried any more, so that no rate will change
-            return None
-        longest = max(self.options[place].min_match for place in paying)
+        longest = max((self.options[place].min_match for place in paying), default=0)
         match = len(matches(text, longest))
         paying = [place for place in paying if self.options[place].min_match <= match]
         return sorted(paying, key=speeds.__getitem__, reverse=True)
@@ -219,7 +208,7 @@ def join(drafts: Mapping[int, Draft], taken: Sequence[Taken], vocabulary: int) -
     """
     chains = [
         drafts[place].ids[row, :num].tolist() if num else []
-        for row, (place, num, _) in enumerate(taken)
+        for row, (place, num) in enumerate(taken)
     ]
     forwards = sum(draft.forwards for draft in drafts.values())
     joined = replace(ragged(chains), forwards=forwards)
@@ -227,7 +216,7 @@ def join(drafts: Mapping[int, Draft], taken: Sequence[Taken], vocabulary: int) -
     if not probs or not joined.ids.shape[1]:
         return joined
     q_BKV = torch.nn.functional.one_hot(joined.ids, vocabulary).to(next(iter(probs.values())))
-    for row, (place, num, _) in enumerate(taken):
+    for row, (place, num) in enumerate(taken):
         if place in probs:
             q_BKV[row, :num] = probs[place][row, :num]
     return replace(joined, q=q_BKV)
@@ -282,12 +271,12 @@ class ModelOrTextDrafter(AdaptiveDrafter):
         num_drafted = by_model.drafted(self.block)
         drafting = speed(by_model.rate, num_drafted, self.costs.draft, verification(num_drafted))
         if num_copied and copying >= max(drafting, 1.0):
-            return Taken(0, num_copied, "choice_0")
+            return Taken(0, num_copied)
         row.guess = copied.ids[index, :num_copied].tolist()
         row.guess_start = len(text)
         if drafting <= 1:
-            return GAVE_UP
-        return Taken(1, num_proposed(draft_of(1), index), "choice_1")
+            return NONE
+        return Taken(1, num_proposed(draft_of(1), index))
 
 
 def judge_guess(row: RowChoice, text: Sequence[int]) -> None:

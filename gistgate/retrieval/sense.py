@@ -7,7 +7,7 @@ Axis letters: B rows, H candidates, K tokens of each, P width of a key.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -109,9 +109,6 @@ class RowStates:
     keys: list[np.ndarray] = field(default_factory=list)
     """One [P] for every token of `tokens`; the last is the query."""
     tokens: list[int] = field(default_factory=list)
-    note: str = ""
-    """Why the latest proposal was made without states: "sen_no_state", "sen_not_finite",
-    "sen_empty_store" or ""."""
 
 
 class SenseDrafter(RowDrafter):
@@ -171,10 +168,9 @@ class SenseDrafter(RowDrafter):
         vocabulary: int,
         **_: Any,
     ) -> Draft:
-        rows = self.rows_of(texts)
-        pairs = zip(rows, texts)
+        pairs = zip(self.rows_of(texts), texts)
         candidates = [self.votes(row, text, num_draft, vocabulary) for row, text in pairs]
-        return replace(self.elected(candidates), notes=[row.note for row in rows])
+        return self.elected(candidates)
 
     def elected(self, candidates: list[Votes]) -> Draft:
         """The draft that these votes of every row make."""
@@ -189,7 +185,7 @@ class SenseDrafter(RowDrafter):
     ) -> Votes:
         """All candidates of at most `num` tokens, none of them outside the vocabulary."""
         query = self.query(row, text)
-        begin_H, stored_H = self.stored(row, text, query)
+        begin_H, stored_H = self.stored(text, query)
         stored_HK = tokens_behind(self.store.tokens, begin_H, num)
         begin_H, own_H = self.earlier(row, text, query)
         own_HK = tokens_behind(np.array([*text, END]), begin_H, num)
@@ -206,20 +202,13 @@ class SenseDrafter(RowDrafter):
         row: RowStates,
         text: Sequence[int],
     ) -> np.ndarray | None:
-        """The state [P] that predicted the latest token, or None; the row notes why."""
-        row.note = ""
-        if self.semantic:
-            if not row.keys or row.tokens[-1] != text[-1]:
-                row.note = "sen_no_state"
-            elif not np.isfinite(row.keys[-1]).all():
-                row.note = "sen_not_finite"
-            else:
-                return row.keys[-1]
-        return None
+        """The state [P] that predicted the latest token; None where it is not known."""
+        if not row.keys or row.tokens[-1] != text[-1] or not np.isfinite(row.keys[-1]).all():
+            return None
+        return row.keys[-1]
 
     def stored(
         self,
-        row: RowStates,
         text: Sequence[int],
         query: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +216,6 @@ class SenseDrafter(RowDrafter):
         is rare: places and weights, each [H].
         """
         if self.lexicon is None:
-            row.note = "sen_empty_store"
             return self.store.places, np.zeros(0)
         n_min = 1 if query is None else self.n_min
         length, first, last = self.lexicon.longest_end(text, n_min, self.n_max)

@@ -172,7 +172,7 @@ def test_lm_evals_model_decodes_by_segments(place, parts):
     out = lm._model_generate(ids, ids.shape[1] + LENGTH, [])
     assert out[0, ids.shape[1] :].tolist() == library(place, parts, "by hand")[0]
     assert lm.get_model_info()["gistgate"]["settings"]["threshold"] == 0.4
-    assert lm.statistics.extra["segments"] > 0
+    assert lm.statistics.draft_forwards > 0
 
 
 def test_the_command_line_decodes_by_segments(place, parts):
