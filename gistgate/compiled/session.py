@@ -117,13 +117,13 @@ def reasons_against_drafter(drafter: Drafter) -> Iterator[str]:
     """Why a drafter needs the eager engine."""
     name = f"the drafter {type(drafter).__name__}"
     has_model = drafter.model is not None
-    if drafter.stops_early:
+    if drafter.stopping is not None:
         yield f"{name} ends its drafts at a length that is not known beforehand"
     if drafter.nodes:
         yield f"{name} returns trees"
     if has_model and type(drafter).propose is not ModelDrafter.propose:
         yield f"{name} asks its model in a way of its own"
-    if drafter.learns or (drafter.gives_q and not has_model):
+    if type(drafter).observe is not Drafter.observe or (drafter.gives_q and not has_model):
         yield f"{name} looks at every block"
 
 

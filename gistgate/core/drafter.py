@@ -95,12 +95,10 @@ class Drafter:
     gives_q: bool = False  # it can name draft probabilities
     # Hidden states of the target that blocks given to `observe` have to carry.
     layers: frozenset[str] = frozenset()
-    learns: bool = False  # it learns from the target's rows: it has an `observe` of its own
     asks_room: bool = False
     """True when a shorter proposal is the beginning of a longer one and costs less. It is then
     asked for no more tokens than the longest row has room for. All others are asked for K, or
     proposals would depend on neighbours."""
-    stops_early: bool = False  # its draft model's steps end at a token that is not known beforehand
     stopping: Any = None  # `gistgate.drafters.stopping`: when its drafts end; None: at K tokens
 
     @property

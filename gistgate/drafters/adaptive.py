@@ -251,7 +251,6 @@ class ModelOrTextDrafter(AdaptiveDrafter):
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
         super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
         self.stopping = drafter.stopping
-        self.stops_early = drafter.stops_early
         self.costs = costs
 
     @property

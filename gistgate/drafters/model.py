@@ -26,7 +26,6 @@ class ModelDrafter(Drafter):
         """Draft with `model`, up to K tokens or as far as `stopping` finds that it pays."""
         self.model = model
         self.stopping = stopping
-        self.stops_early = self.stops_early or stopping is not None
         self._drafts: Drafts | None = None
         self.start(1)
 

@@ -111,7 +111,6 @@ class TokenRecycling(RowDrafter):
     loose rules its text, tell nothing of other requests.
     """
 
-    learns = True
     new_row = RowSuccessors
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:

@@ -52,7 +52,7 @@ def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     if (
         drafter is None
         or drafter.model is None
-        or drafter.stops_early
+        or drafter.stopping is not None
         or drafter.nodes
         or not block
     ):

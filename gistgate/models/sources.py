@@ -15,7 +15,7 @@ from gistgate.drafters.model import ModelDrafter
 
 CORPUS = "corpus"
 HYBRID = "hybrid"
-STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
+STOPPING = ("model", HYBRID)  # drafters whose drafts may end before K tokens
 # Drafters that read a datastore; the lexical ones ask for no states.
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included

@@ -114,7 +114,6 @@ class RowStates:
 class SenseDrafter(RowDrafter):
     """Compare texts alone until `observe` has given the first states."""
 
-    learns = True
     new_row = RowStates
     n_max = 8
     """Longest end of the text that is looked up, in tokens."""

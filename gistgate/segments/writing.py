@@ -81,8 +81,6 @@ class Boundaries:
 class SegmentDrafter(ModelDrafter):
     """Drafts every row up to the end of its segment, K tokens at most."""
 
-    stops_early = True
-
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
         self.texts: Texts = []

@@ -15,7 +15,6 @@ from gistgate.core.block import Draft, draw
 from gistgate.core.drafter import Request, Texts
 from gistgate.core.reader import left_padded
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.stopping import Stopping
 from gistgate.trees.tree import Trees, tree_layout
 
 
@@ -26,14 +25,11 @@ class Growth:
     after the text.
     """
 
-    def __init__(self, batch: int, device: torch.device, stopping: Stopping | None = None) -> None:
-        self.stopping = stopping
+    def __init__(self, batch: int, device: torch.device) -> None:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         self.ids = empty  # token of each candidate [B, M]
         self.source = empty  # which read node it follows [B, M]; -1: the text
-        # ln q of its path [B, M]; minus infinity behind a candidate that is not to be followed.
-        self.score = empty.double()
-        self.survival = empty.double()  # estimated by `stopping`; 1 without one [B, M]
+        self.score = empty.double()  # ln q of its path [B, M]
         self.read = empty  # which candidate each read node is [B, R]
         self.read_parents = empty  # which read node each read node follows [B, R]; -1: the text
         self._q: list[Tensor] = []
@@ -51,52 +47,26 @@ class Growth:
         """R, candidates that were read."""
         return self.read.shape[1]
 
-    @property
-    def proposed(self) -> Tensor:
-        """Candidates that may stand in the draft [B, M]."""
-        return self.score > -torch.inf
-
-    @property
-    def followed_score(self) -> Tensor:
-        """The scores of candidates that survive often enough to be followed, else minus infinity
-        [B, M].
-        """
-        if self.stopping is None:
-            return self.score
-        return self.score.masked_fill(self.survival < self.stopping.floor, -torch.inf)
-
     def add(self, q_BWV: Tensor, tokens_BWb: Tensor) -> None:
         """Add successors of the nodes just read (at first: the text), and what these say about
         them.
         """
         self._q.append(q_BWV)
-        q_BWb = q_BWV.gather(-1, tokens_BWb).double()
-        score_BW1 = torch.zeros_like(q_BWb[..., :1])
-        survival_BW1 = torch.ones_like(score_BW1)
+        score_BWb = q_BWV.gather(-1, tokens_BWb).double().log()
         if self.num_read:
             above_BW = self.read[:, -tokens_BWb.shape[1] :]
-            score_BW1 = self.followed_score.gather(1, above_BW)[..., None]
-            survival_BW1 = self.survival.gather(1, above_BW)[..., None]
-        survival_BWb = survival_BW1.expand_as(q_BWb)
-        if self.stopping is not None:
-            estimates = self.stopping.after(survival_BWb.cpu().numpy(), q_BWb.cpu().numpy())
-            survival_BWb = torch.from_numpy(estimates).to(q_BWb)
+            score_BWb = score_BWb + self.score.gather(1, above_BW)[..., None]
         self._level = self.size
         source_BWb = self._frontier[..., None].expand_as(tokens_BWb)
         self.ids = appended(self.ids, tokens_BWb)
         self.source = appended(self.source, source_BWb)
-        self.score = appended(self.score, score_BW1 + q_BWb.log())
-        self.survival = appended(self.survival, survival_BWb)
-
-    def ended(self) -> bool:
-        """Whether no candidate of the last level is worth following, in any row."""
-        return bool((self.followed_score[:, self._level :] == -torch.inf).all())
+        self.score = appended(self.score, score_BWb)
 
     def advance(self, width: int) -> Tensor:
         """Choose the most probable of the candidates just added to be read next; their tokens [B,
         W].
         """
-        fresh = self.followed_score[:, self._level :]
+        fresh = self.score[:, self._level :]
         width = min(width, fresh.shape[1])
         best = fresh.topk(width, dim=-1).indices.sort(-1).values + self._level
         numbers = self.num_read + torch.arange(width, device=best.device)
@@ -109,8 +79,8 @@ class Growth:
         """The most probable candidates as a tree; a path never loses its beginning, which is at
         least as probable.
         """
-        most_proposed = int(self.proposed.sum(-1).max())
-        self._chosen = chosen = self._best(min(num_nodes, most_proposed))
+        order = self.score.sort(dim=-1, descending=True, stable=True).indices
+        self._chosen = chosen = order[:, :num_nodes].sort(-1).values
         source = self.source.gather(1, chosen)
         parents = torch.full_like(source, -1)
         if self.num_read:
@@ -123,15 +93,7 @@ class Growth:
             rows = torch.arange(len(source), device=source.device)
             q = torch.cat(self._q, dim=1)[rows[:, None], source + 1]
         ids = self.ids.gather(1, chosen)
-        return Draft(ids, self.proposed.gather(1, chosen), q, forwards, parents)
-
-    def _best(self, num_nodes: int) -> Tensor:
-        """The most probable candidates [B, N] in the order of their numbers; of rows that propose
-        fewer those that are left out stand behind all others.
-        """
-        order = self.score.sort(dim=-1, descending=True, stable=True).indices[:, :num_nodes]
-        left_out = ~self.proposed.gather(1, order)
-        return (order + self.size * left_out).sort(-1).values % self.size
+        return Draft(ids, torch.ones_like(ids, dtype=torch.bool), q, forwards, parents)
 
     def read_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
         """Paths in numbers of the draft's nodes -> in numbers of read nodes, as far as they were
@@ -170,16 +132,13 @@ class TreeDrafter(ModelDrafter):
         width: int = 4,
         branch: int = 3,
         chains: int = 2,
-        stopping: Stopping | None = None,
     ) -> None:
-        """`width` nodes of a greedy request's level get `branch` successors each; a path ends where
-        `stopping` says.
-        """
+        """`width` nodes of a greedy request's level get `branch` successors each."""
         self.nodes = nodes
         self.width = width
         self.branch = branch
         self.chains = min(chains, nodes)
-        super().__init__(model, stopping)
+        super().__init__(model)
 
     def start(self, batch: int) -> None:
         super().start(batch)
@@ -192,7 +151,7 @@ class TreeDrafter(ModelDrafter):
         device = self.model.device
         ids, valid = left_padded(self.reader.unread(texts), device)
         z = self.reader.read(ids, valid, keep=1)
-        growth = Growth(len(texts), device, self.stopping)
+        growth = Growth(len(texts), device)
         for level in range(1, num_draft + 1):
             q_BWV = sampling.logits(z[..., :vocabulary]).softmax(-1)
             if sampling.greedy:
@@ -202,9 +161,7 @@ class TreeDrafter(ModelDrafter):
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
             growth.add(q_BWV, tokens)
             is_full = not sampling.greedy and self.nodes - growth.size < self.chains
-            # Without a policy no candidate is closed.
-            has_ended = self.stopping is not None and growth.ended()
-            if level == num_draft or is_full or has_ended:
+            if level == num_draft or is_full:
                 break
             fresh = growth.advance(self.width if sampling.greedy else self.chains)
             z = self.reader.read(fresh, None, fresh.shape[1], tree_layout(growth.read_parents))

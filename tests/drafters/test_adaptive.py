@@ -170,7 +170,7 @@ def test_costs_come_from_the_policy():
         and found.verify == 1.1
         and found.options[1].cost == 0.2
     )
-    assert found.binding == {"stopping": Stopping(0.3).binding, **measured} and found.stops_early
+    assert found.binding == {"stopping": Stopping(0.3).binding, **measured}
     assert found.costs.verification(1) == 0.9 and made(verify=1.1).costs.verification(1) == 1.1
     with pytest.raises(UserError, match="measured costs"):
         make_drafter("hybrid", Sources(target, draft=draft, stopping=None))
