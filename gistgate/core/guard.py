@@ -74,7 +74,7 @@ def strictest(rule: Rule, verdicts: Sequence[Verdict]) -> Verdict:
     """Of several verdicts on one row the one that permits least."""
     if CLOSED in verdicts:
         return CLOSED
-    values = [float(verdict) for verdict in verdicts if verdict is not None]
+    values = [verdict for verdict in verdicts if isinstance(verdict, int | float)]
     return min(values, default=None) if rule.looser == "up" else max(values, default=None)
 
 

@@ -4,14 +4,14 @@ Axis letters: as in `block`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Reason, State
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, fits, hints, in_words, shown
 
 
 class Context:
@@ -65,18 +65,13 @@ class Rule:
             setattr(cls, name, value)
 
     def __post_init__(self) -> None:
-        """Refuse settings out of their ranges, and names that do not exist."""
-        hints = get_type_hints(type(self), include_extras=True)
-        for item in fields(self):  # type: ignore[arg-type]
-            hint = hints[item.name]
-            value = getattr(self, item.name)
-            misfit = f"{self.id}: {item.name} {value!r} does not fit"
-            for limits in getattr(hint, "__metadata__", ()):
-                if not limits.holds(value):
-                    raise UserError(f"{misfit}: it lies in {limits}.")
-            names = get_args(hint)
-            if get_origin(hint) is Literal and value not in names:
-                raise UserError(f"{misfit}: it is one of {', '.join(names)}.")
+        """Refuse settings of another kind or out of their ranges."""
+        for name, hint in hints(type(self)).items():
+            value = getattr(self, name)
+            if not fits(value, hint):
+                raise UserError(
+                    f"{self.id}: '{name}' is {shown(value)}, but it has to be {in_words(hint)}."
+                )
 
     @property
     def known_by(self) -> tuple[object, ...]:

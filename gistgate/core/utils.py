@@ -122,8 +122,8 @@ def dataclass_from(kind: type[T], value: Any) -> T:
 
 
 def hints(kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass with their resolved annotations."""
-    resolved = get_type_hints(kind)
+    """The fields of a dataclass with their resolved annotations, ranges included."""
+    resolved = get_type_hints(kind, include_extras=True)
     return {item.name: resolved[item.name] for item in fields(kind)}
 
 
@@ -144,10 +144,17 @@ def fits(value: Any, hint: Any) -> bool:
         return is_dict and all_fit(value, inner[0]) and all_fit(value.values(), inner[1])
     if origin is tuple:
         return isinstance(value, tuple | list) and all_fit(value, inner[0])
+    if origin is Annotated:
+        number, limits = inner
+        return is_number(value, number) and limits.holds(value)
     if hint in (int, float):
-        is_number = isinstance(value, int | hint) and not isinstance(value, bool)
-        return is_number and math.isfinite(value)
+        return is_number(value, hint) and math.isfinite(value)
     return isinstance(value, hint)
+
+
+def is_number(value: Any, kind: type[int] | type[float]) -> bool:
+    """Whether a value is a number of this kind; whole numbers are numbers, truth values are not."""
+    return isinstance(value, int | kind) and not isinstance(value, bool)
 
 
 def all_fit(values: Iterable[Any], hint: Any) -> bool:
@@ -173,6 +180,8 @@ def in_words(hint: Any) -> str:
         return " or ".join(map(in_words, inner))
     if origin is Literal:
         return " or ".join(map(repr, inner))
+    if origin is Annotated:
+        return f"{'a whole number' if inner[0] is int else 'a number'} in {inner[1]}"
     return IN_WORDS.get(origin or hint, "an object")
 
 
@@ -210,7 +219,7 @@ PositiveShare = Annotated[float, Between(0, 1, above=True)]
 Positive = Annotated[float, Between(0, above=True)]
 Amount = Annotated[float, Between(0)]
 Risk = Annotated[float, Between(high=1)]  # a probability of harm; below 0 a rule is strict
-Logits = Annotated[float, Between()]
+Real = Annotated[float, Between()]  # infinite ones, too
 Natural = Annotated[int, Between(0)]
 Count = Annotated[int, Between(1)]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gistgate.core.block import Block
 from gistgate.core.rule import Rule, own_token, row_at, target_draw
-from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Share
+from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Real, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
 
@@ -90,7 +90,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     """
 
     # Largest divergence in nats, for "tv" a share; below 0 none. Every `div` has its own scale.
-    threshold: float = 0.4
+    threshold: Real = 0.4
     div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
     reduced: bool = True  # strict OR fuzzy; False: fuzzy alone
     # What replaces a refused token in sampled requests: the residual, which keeps the reduced
@@ -128,7 +128,7 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     """
 
     # Largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes.
-    tau: float = 0.4
+    tau: Real = 0.4
     # Guard: where the target's best token is more probable, the rule is strict; 1: no guard.
     max_p: PositiveShare = 0.9
     # Applied to both distributions before the comparison, in addition to the request's.
@@ -225,7 +225,7 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
 
     # The target is undecided from here on: nats for "top3" (above ln 3 strict), a share of ln V for
     # "normalised" (above 1 strict).
-    theta: float = 0.3
+    theta: Real = 0.3
     window: Natural = 6  # matches that have to follow the mismatch, in tokens
     # The window must fit the block (its last `window` positions are strict); False: it is cut.
     strict_window: bool = True
@@ -263,12 +263,12 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     """
 
     # Entropy above which the target counts as undecided, as a share of ln V; 1 is strict.
-    gamma: float = 0.05
+    gamma: Real = 0.05
     k: Natural = 3  # rank, counted from 1, that counts as plausible; 0 and 1 close this route
     # Following positions among which mismatches are counted; fewer at the end of a draft.
     window: Count = 4
     # Largest share of mismatches in the window that counts as calm; below 0 closes this route.
-    tau_c: float = 0.25
+    tau_c: Real = 0.25
     # Plausible and calm (the authors' text), or either (the authors' equation).
     con_requires_topk: bool = False
     full_window: bool = False  # True: a window that the draft does not fill is never calm

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gistgate.core.block import Block
 from gistgate.core.rule import Context, Rule, allowed, own_token, target_draw
-from gistgate.core.utils import Amount, Count, Logits, Positive, PositiveShare, Share, UserError
+from gistgate.core.utils import Amount, Count, Positive, PositiveShare, Real, Share, UserError
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Mars(Rule, id="mars", knob="theta", looser="down"):
     """
 
     # Ratio of the logits above which both count; 1 is strict for positive ones, infinity for all.
-    theta: Logits = 0.9
+    theta: Real = 0.9
     grid = (0.99, 0.98, 0.97, 0.95, 0.92, 0.9, 0.87, 0.83, 0.8, 0.7, 0.5, 0.0)
 
     def accept(self, block: Block) -> Tensor:
@@ -189,7 +189,7 @@ class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
     temperature.
     """
 
-    margin: Logits = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
+    margin: Real = 0.5  # largest tolerated difference of the logits in nats; below 0 is strict
     grid = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
     def accept(self, block: Block) -> Tensor:

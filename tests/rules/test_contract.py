@@ -297,7 +297,7 @@ def test_presets_are_settings_of_a_rule():
             {"entropy": "full"},
             "fly: 'entropy' is 'full', but it has to be 'top3' or 'normalised'",
         ),
-        ("fly", {"theta": "abc"}, "fly: 'theta' is 'abc', but it has to be a finite number"),
+        ("fly", {"theta": "abc"}, "fly: 'theta' is 'abc', but it has to be a number"),
         ("fly", {"window": 2.5}, "fly: 'window' is 2.5, but it has to be a whole number"),
         ("fly", {"strict_window": "no"}, "'strict_window' is 'no', but it has to be true or false"),
         ("sense", {"gamma": math.nan}, "sense: 'gamma' is nan"),
