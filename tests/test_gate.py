@@ -110,7 +110,6 @@ def test_forbidden_tokens_stay_finite_and_an_empty_draft_has_no_rows():
         ("h_tock:post", "Did you mean 'h_tok'"),
         ("h_tok", "names no hidden layer"),
         ("scalars:post", "has no layers"),
-        ("h_tok:pre", "no hidden state 'pre'"),
         ("draft", "needs draft probabilities"),
     ],
 )

@@ -19,6 +19,7 @@ from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_byte
 from gistgate.core.block import Block, Sampling, draw
 from gistgate.core.features import tap
 from gistgate.core.parts import DecoderParts
+from gistgate.core.reader import anew
 from gistgate.core.rule import settle
 from gistgate.drafters.text import right_padded
 
@@ -103,13 +104,6 @@ def draft_steps(
         ids = x_B[:, None]
         positions = positions[:, -1:] + 1
     return torch.stack(drawn, 1), torch.stack(q, 1)
-
-
-def anew(columns: Tensor) -> Tensor:
-    """The same values with the strides of a new tensor; `Tensor.contiguous` keeps the stride of the
-    only row.
-    """
-    return columns.clone(memory_format=torch.contiguous_format)
 
 
 def verify_round(

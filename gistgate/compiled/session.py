@@ -192,7 +192,7 @@ class CompiledSession(Session):
         function = partial(verify_round, parts, self.sampling, protocol)
         gate = parts.gate if parts.judged else None
         about = (parts.vocabulary, self.sampling, self.q_width, *parts.rule.known_by, gate, ids)
-        inputs = [self._feed([]), *self._undrafted(), self._accepting(self._drawn([]))]
+        inputs = [self._feed(), *self._undrafted(), self._accepting(self._drawn())]
         return program_of(
             parts.target, ("verify", self.num, *about), function, self._memory, inputs
         )
@@ -212,50 +212,54 @@ class CompiledSession(Session):
         self.drafter.select(staying)
 
     def _round(self) -> None:
-        live = self.rows
         started = perf_counter()
-        self.slots.usage.count(len(live), self.slots.number or self.queue.slots)
-        feed = self._feed(live)
-        uniforms = self._drawn(live)
-        *drafted, forwards = self._drafted(live, feed, uniforms)  # 1. draft    x_1 .. x_K
+        self.slots.usage.count(len(self.rows), self.slots.number or self.queue.slots)
+        feed = self._feed()
+        uniforms = self._drawn()
+        *drafted, forwards = self._drafted(feed, uniforms)  # 1. draft    x_1 .. x_K
         between = perf_counter()
         inputs = (feed, *drafted, self._accepting(uniforms))
         (columns,) = self._round_program(*self._memory, *inputs)  # 2. verify, 3. accept
         answers = columns.tolist()  # the one time per round that the host waits for the device
         verified = perf_counter()
         lengths = []
-        for row in live:  # 4. commit   cut at the stop, count
-            *answer, length, own_id = answers[self.places[row.index]]
+        for place, row in zip(self._live, self.rows):  # 4. commit   cut at the stop, count
+            *answer, length, own_id = answers[place]
             reasons = answer[self.num : self.num + length]
             commit(row, answer[:length], reasons, own_id, self.stop, forwards)
             lengths.append(length)
         self.drafter.keep(lengths)
         ended = perf_counter()
-        spend(live, draft=between - started, verify=verified - between, total=ended - started)
+        spend(self.rows, draft=between - started, verify=verified - between, total=ended - started)
         self._retire()
 
-    def _feed(self, live: Sequence[Row]) -> Tensor:
+    @property
+    def _live(self) -> list[int]:
+        """The places of the rows that have not ended."""
+        return [self.places[row.index] for row in self.rows]
+
+    def _feed(self) -> Tensor:
         """Where every row stands [B, 5]; a row that has ended goes on writing into its own memory's
         beginning.
         """
         feed = [[0] * FEED for _ in range(self.batch)]
-        for row in live:
+        for place, row in zip(self._live, self.rows):
             previous, last = [0, *row.text[-2:]][-2:]
             at = len(row.text) - 1
             begins = int(len(row.text) == row.prompt_length)
             room = row.room(self.stop.max_new_tokens)
-            feed[self.places[row.index]] = [previous, last, at, room, begins]
+            feed[place] = [previous, last, at, room, begins]
         return torch.tensor(feed, device=self.device)
 
-    def _drawn(self, live: Sequence[Row]) -> Tensor:
+    def _drawn(self) -> Tensor:
         """Fresh numbers [B, 2K + 1]: K for drafting, K for accepting, one for the own token; [B, 0]
         without need.
         """
         width = 2 * self.num + 1 if self.random else 0
         drawn = torch.full((self.batch, width), 0.5, dtype=torch.float64)
-        for row in live:
-            if self.random:
-                drawn[self.places[row.index]] = row.uniforms(width)
+        uniforms = self._uniforms() if self.rows else None
+        if uniforms is not None:
+            drawn[self._live] = uniforms
         return drawn.to(self.device)
 
     def _accepting(self, uniforms: Tensor) -> Tensor:
@@ -267,28 +271,15 @@ class CompiledSession(Session):
         ids = torch.zeros(self.batch, self.num, dtype=torch.long, device=self.device)
         return ids, ids.bool(), ids.new_ones(*ids.shape, self.q_width, dtype=torch.float32)
 
-    def _drafted(
-        self, live: Sequence[Row], feed: Tensor, uniforms: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _drafted(self, feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Drafted ids, which of them count, q, and the forwards that they took."""
-        has_room = any(row.room(self.stop.max_new_tokens) > 0 for row in live)
+        has_room = any(row.room(self.stop.max_new_tokens) > 0 for row in self.rows)
         if has_room and self._steps is not None:
             ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
             return ids, torch.ones_like(ids, dtype=torch.bool), q, self.num
         ids, valid, q = self._undrafted()
-        if not self.num or not has_room:
-            return ids, valid, q, 0
-        places = [self.places[row.index] for row in live]
-        draft = self.drafter.propose(
-            [row.text for row in live],
-            self.num,
-            vocabulary=self.parts.vocabulary,
-            sampling=self.sampling,
-            uniforms=uniforms[places, : self.num] if self.random else None,
-            want_q=False,
-        )
-        draft = draft.to(self.device)
-        width = draft.ids.shape[1]
-        ids[places, :width] = draft.ids
-        valid[places, :width] = draft.valid
+        places = self._live
+        draft = self._draft(uniforms[places] if self.random else None)
+        ids[places, : draft.width] = draft.ids
+        valid[places, : draft.width] = draft.valid
         return ids, valid, q, draft.forwards

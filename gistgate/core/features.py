@@ -92,16 +92,6 @@ DRAFT = ("log_q", "log_q_of_top", "q_entropy")
 """Columns of the feature `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats."""
 
 
-def state(block: Block, layer: str) -> Tensor:
-    """The target's states of one layer [B, K + 1, D]."""
-    if layer not in block.hidden:
-        raise UserError(
-            f"The block holds no hidden state '{layer}'. Hand the gate to the decoder, which asks"
-            " for it."
-        )
-    return block.hidden[layer]
-
-
 def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
@@ -156,8 +146,8 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
     {
         # the target's state after reading x_j (AutoJudge's DT, arXiv 2504.20039), and the one
         # before, each [B, K, D]
-        "h_tok": lambda block, layer: state(block, layer)[:, 1:],
-        "h_pred": lambda block, layer: state(block, layer)[:, :-1],
+        "h_tok": lambda block, layer: block.hidden[layer][:, 1:],
+        "h_pred": lambda block, layer: block.hidden[layer][:, :-1],
         "scalars": scalars,
         "lookahead": lookahead,
         "lookahead-6": partial(lookahead, tokens=6),  # the window of FLy (arXiv 2511.22972)

@@ -103,10 +103,8 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
-    except IsADirectoryError as error:
+    except (IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"{path} is no file. Correct the path.") from error
-    except NotADirectoryError as error:
-        raise UserError(f"{Path(path).parent} is no folder. Correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it."

@@ -87,10 +87,12 @@ class LoopGuard(Guard):
                 text = ids[-period * self.repeats :]
                 if text[period:] == text[:-period]:
                     return True
+        if len(ids) < self.span:
+            return False
         num = self.span - GRAM + 1
         last = ids[-self.span :]
         grams = {tuple(last[start : start + GRAM]) for start in range(num)}
-        return len(last) == self.span and len(grams) < self.variety * num
+        return len(grams) < self.variety * num
 
 
 GUARDS: Registry[Callable[[Any, Any], Guard]] = Registry(

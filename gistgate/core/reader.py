@@ -51,12 +51,17 @@ def contiguous_rows(model: PreTrainedModel) -> Any:
 
 
 def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same arguments, the first of them with the strides of a new tensor.
+    """The same arguments, the first of them anew."""
+    return (anew(args[0]), *args[1:])
+
+
+def anew(values: Tensor) -> Tensor:
+    """The same values with the strides of a new tensor.
 
     `Tensor.contiguous` keeps the stride of a cut-out whose only row is the first of several, at
     which PyTorch looks, too.
     """
-    return (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 Layout = Callable[[PreTrainedModel, Tensor, int], tuple[Tensor, Tensor | dict[str, Tensor]]]

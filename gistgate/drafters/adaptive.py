@@ -154,7 +154,7 @@ class AdaptiveDrafter(RowDrafter):
         """Options of row `index` worth asking, the most promising first."""
         speeds = [
             speed(recent.rate, self.block, option.cost, self.verify)
-            for option, recent in zip(self.options, self.rows[index].recent, strict=True)
+            for option, recent in zip(self.options, self.rows[index].recent)
         ]
         paying = [place for place, promise in enumerate(speeds) if promise > 1]
         longest = max((self.options[place].min_match for place in paying), default=0)
@@ -163,7 +163,7 @@ class AdaptiveDrafter(RowDrafter):
         return sorted(paying, key=speeds.__getitem__, reverse=True)
 
     def keep(self, accepted: Sequence[int]) -> None:
-        for row, num in zip(self.rows, accepted, strict=True):
+        for row, num in zip(self.rows, accepted):
             place = row.taken.place
             if place >= 0:
                 row.recent[place] = row.recent[place].after(row.taken.num, num)
@@ -173,8 +173,7 @@ class AdaptiveDrafter(RowDrafter):
         """Tell those that proposed what stayed: nothing where a row took another one's."""
         for place in self._proposing:
             stayed = [
-                num if row.taken.place == place else 0
-                for row, num in zip(self.rows, accepted, strict=True)
+                num if row.taken.place == place else 0 for row, num in zip(self.rows, accepted)
             ]
             self.drafters[place].keep(stayed)
         self._proposing = []
@@ -283,7 +282,7 @@ def judge_guess(row: RowChoice, text: Sequence[int]) -> None:
     written = text[row.guess_start : row.guess_start + len(row.guess)]
     if written:
         agreeing = 0
-        for token, guess in zip(written, row.guess, strict=False):
+        for token, guess in zip(written, row.guess):
             if token != guess:
                 break
             agreeing += 1

@@ -46,7 +46,7 @@ class Stopping:
 
     def acceptance(self, confidence: Any) -> Any:
         """How often tokens of these draft probabilities are accepted: a number, or an array."""
-        confidences, shares = zip(*self.points, strict=True)
+        confidences, shares = zip(*self.points)
         return np.interp(confidence, confidences, shares)
 
     def after(self, survival: Any, confidence: Any) -> Any:

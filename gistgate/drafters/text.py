@@ -114,7 +114,7 @@ class TokenRecycling(RowDrafter):
     new_row = RowSuccessors
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        rows = zip(self.rows_of(texts), texts, strict=True)
+        rows = zip(self.rows_of(texts), texts)
         return ragged([self._chain(row, text, num_draft, vocabulary) for row, text in rows])
 
     def _chain(
@@ -137,9 +137,9 @@ class TokenRecycling(RowDrafter):
         top_BK = block.top_ids.tolist()
         ids_BK = block.draft_ids.tolist()
         length_B = block.valid.sum(-1).tolist()
-        for row, top_K, ids_K, length in zip(self.rows, top_BK, ids_BK, length_B, strict=True):
+        for row, top_K, ids_K, length in zip(self.rows, top_BK, ids_BK, length_B):
             if row.read is not None:  # None: nothing was proposed, so what was read is not known
-                steps = zip([row.read, *ids_K[:length]], top_K, strict=False)
+                steps = zip([row.read, *ids_K[:length]], top_K)
                 # Of a token read twice the first reading counts: its context is likelier to stay.
                 row.table.update(reversed(list(steps)))
                 row.read = None

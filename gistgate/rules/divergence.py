@@ -52,29 +52,12 @@ def tv(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).abs().sum(-1) / 2
 
 
-def coarse(p: Tensor, q: Tensor, k: int = 50) -> tuple[Tensor, Tensor]:
-    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; unchanged for
-    a small V.
-    """
-    if p.shape[-1] <= k:
-        return p, q
-    p_top, index = p.topk(k, dim=-1)
-    return with_remainder(p_top), with_remainder(q.gather(-1, index))
-
-
-def with_remainder(probs: Tensor) -> Tensor:
-    """Some probabilities of a distribution and, behind them, what they leave of 1."""
-    remainder = (1 - probs.sum(-1, keepdim=True)).clamp_min(0)
-    return torch.cat([probs, remainder], dim=-1)
-
-
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "js": js,
     "ag": ag,
     "kl": lambda p, q: kl(q, p),
     "reverse-kl": kl,
     "tv": tv,
-    "topk": lambda p, q: js(*coarse(p, q)),
 }
 """Div(p, q) by name."""
 
@@ -91,7 +74,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
 
     # Largest divergence in nats, for "tv" a share; below 0 none. Every `div` has its own scale.
     threshold: Real = 0.4
-    div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
+    div: Literal["js", "ag", "kl", "reverse-kl", "tv"] = "js"
     reduced: bool = True  # strict OR fuzzy; False: fuzzy alone
     # What replaces a refused token in sampled requests: the residual, which keeps the reduced
     # variant lossless where it tolerates nothing, or a draw from p, as published for the full

@@ -37,7 +37,7 @@ def path_ratios(block: Block) -> Tensor:
     p_BK = block.draft_logprob.double().exp()
     q_BK = block.draft_q.double()
     ratios = [torch.ones_like(block.logits[:, 0, 0], dtype=torch.float64)]
-    for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1), strict=True):
+    for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1)):
         reached_B = ratios[-1] * p_B
         # A token with p = 0 ends the path for every q.
         full_B = (reached_B >= q_B) & (reached_B > 0)

@@ -85,7 +85,7 @@ class Rereader(Verifier):
         differs = block.refused.any(-1).tolist()
         if not any(differs):
             return None
-        for row, again in zip(rows, differs, strict=True):
+        for row, again in zip(rows, differs):
             row.statistics.forwards += again
         ids, counts = self._appendix(draft, rows)
         z = self.reader.read(ids, counts, keep=num + 1)[..., : self.parts.vocabulary]

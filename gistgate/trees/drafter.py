@@ -100,7 +100,7 @@ class Growth:
         read.
         """
         read_paths = []
-        rows = zip(paths, self._chosen.tolist(), self.read.tolist(), strict=True)
+        rows = zip(paths, self._chosen.tolist(), self.read.tolist())
         for path, chosen, read in rows:
             number = {candidate: place for place, candidate in enumerate(read)}
             candidates = [chosen[node] for node in path]

@@ -40,7 +40,7 @@ def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
     D at least 1.
     """
     rows = []
-    for above, exists in zip(parents.tolist(), valid.tolist(), strict=True):
+    for above, exists in zip(parents.tolist(), valid.tolist()):
         nodes = [node for node in range(len(above)) if exists[node]]
         inner = {above[node] for node in nodes}
         rows.append([path_to(node, above) for node in nodes if node not in inner])
@@ -284,7 +284,7 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     stays = places < acceptance.length[:, None]
     loose = (stays & (acceptance.reasons == Reason.LOOSE)).sum(-1)
     likely = block.draft_logprob.masked_fill(~stays, 0).sum(-1)
-    marks = list(zip(acceptance.length.tolist(), (-loose).tolist(), likely.tolist(), strict=True))
+    marks = list(zip(acceptance.length.tolist(), (-loose).tolist(), likely.tolist()))
     best = [
         max(range(start, start + num_paths), key=marks.__getitem__)
         for start in range(0, len(marks), num_paths)
@@ -292,7 +292,7 @@ def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     index = torch.tensor(best, device=paths.device)
     length = acceptance.length[index]
     chosen = Acceptance(length, acceptance.own_ids[index], acceptance.reasons[index])
-    winners = zip(paths.flatten(0, 1)[index].tolist(), length.tolist(), strict=True)
+    winners = zip(paths.flatten(0, 1)[index].tolist(), length.tolist())
     return Judged(block.of_rows(index), chosen, [path[:num] for path, num in winners])
 
 

@@ -96,7 +96,7 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tm
         (["inspect", "{pair}/draft"], "draft/config.json is not that of a gate"),
         (
             ["generate", "{pair}/target", "Tom", "--gate", "{pair}/draft/config.json"],
-            "config.json is no folder",
+            "is no file",
         ),
         (
             [

@@ -24,7 +24,6 @@ from gistgate.rules.divergence import (
     Ensemble,
     KLJudge,
     ag,
-    coarse,
     draft_probs,
     js,
     kl,
@@ -80,18 +79,6 @@ def test_divergences_as_torch_computes_them(vocabulary: int):
     assert (js(p, q) <= LN2).all() and (tv(p, q) <= 1).all()
 
 
-def test_coarse_keeps_the_best_adds_up_the_rest_and_sees_no_more_than_the_whole():
-    p, q = torch.tensor([0.1, 0.4, 0.2, 0.3]), torch.tensor([0.4, 0.3, 0.2, 0.1])
-    p_coarse, q_coarse = coarse(p, q, k=2)
-    assert torch.allclose(p_coarse, torch.tensor([0.4, 0.3, 0.3]))
-    assert torch.allclose(q_coarse, torch.tensor([0.3, 0.1, 0.6]))
-    assert coarse(p, q)[0] is p
-    p, q = random_pair(300)
-    assert (js(*coarse(p, q)) <= js(p, q) + 1e-6).all() and (
-        js(*coarse(p, q)) < js(p, q) - 1e-4
-    ).any()
-
-
 def test_a_draft_without_probabilities_was_certain():
     certain = draft_probs(block(SURE[0], SURE[0], SURE[0], draft=[2, 1]))[0]
     assert torch.equal(certain, one_hot(torch.tensor([2, 1]), 4).float())
@@ -143,7 +130,6 @@ EXPECTED = {
     "kl": (0.02851, 0.95724),
     "reverse-kl": (0.02745, 1.23342),
     "tv": (0.1, 0.65),
-    "topk": (0.00697, 0.24073),
 }
 """Div(p, q) for both drafts, computed apart from the code under test."""
 
