@@ -23,7 +23,7 @@ def test_the_tokens_are_the_answer_and_the_decoder_stays_as_it_was(is_strict):
     assert text == TOKENIZER.decode(plain.ids).rstrip("\ufffd")
     loose = sum(token.reason == "loose" for token in tokens)
     assert loose == answer.statistics.loose and (loose == 0) == is_strict
-    assert decoder.parts.observer is None
+    assert not decoder.parts.observers
 
 
 def test_nothing_behind_a_stop_is_shown():
