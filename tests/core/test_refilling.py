@@ -12,6 +12,7 @@ from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.guards import LoopGuard
+from gistgate.core.parts import Terms
 from gistgate.core.reader import WASTE
 from gistgate.core.request import Generation, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
@@ -252,7 +253,7 @@ def test_holes_are_given_back_while_no_row_leaves():
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=Watching())
     batch = prompts(*[6] * 8)
     rows = [QueuedRow(Row(index, list(prompt), 6, index)) for index, prompt in enumerate(batch)]
-    session = Session(decoder.parts, Queue(rows, 8), Stop(60), Sampling(), Slots(8))
+    session = Session(Terms(decoder.parts, Stop(60), Sampling(), Slots(8)), Queue(rows, 8))
     with torch.inference_mode():
         answers = [answer.ids for answer, _ in session.run()]
     assert answers == [greedy("llama", tuple(prompt), 60) for prompt in batch]
