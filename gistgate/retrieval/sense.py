@@ -148,9 +148,7 @@ class SenseDrafter(RowDrafter):
         self.semantic = semantic
         self.layers = frozenset({store.config.layer} if semantic else ())
         self.projection = store.projection
-        self.lexicon = None
-        if store.config.num_keys:
-            self.lexicon = SuffixArray.build(store.answers, self.n_max)
+        self.lexicon = SuffixArray.build(store.answers, self.n_max)
 
     @cached_property
     def index(self) -> Index:
@@ -214,8 +212,6 @@ class SenseDrafter(RowDrafter):
         """Where the store goes on behind the longest end of the text, and near the query where that
         is rare: places and weights, each [H].
         """
-        if self.lexicon is None:
-            return self.store.places, np.zeros(0)
         n_min = 1 if query is None else self.n_min
         length, first, last = self.lexicon.longest_end(text, n_min, self.n_max)
         begin_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64)

@@ -5,14 +5,14 @@ WISV.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, State
+from gistgate.core.block import Block
 from gistgate.core.rule import Context, Rule
-from gistgate.core.utils import Amount, Natural, Risk, Share
+from gistgate.core.utils import Amount, Risk, Share
 from gistgate.rules.divergence import Ensemble
 
 
@@ -71,10 +71,6 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
         return self.mixture.accept(block) & harmless_BK
 
 
-ID_BYTES = 4  # of one token id
-NUMBER_BYTES = 2  # of one number of a state in half precision
-
-
 class RequestCosts(Context):
     """Fills `Block.cost` where a request names its cost."""
 
@@ -91,18 +87,14 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     """WISV (arXiv 2604.17701): accept where P(harm) <= min(risk + kappa cost, limit), the request's
     cost in [0, 1].
 
-    It counts the bytes that the draft side sends. An unknown cost is 0. Calibration decodes without
-    costs, so that a certificate holds at kappa = 0.
+    An unknown cost is 0. Calibration decodes without costs, so that a certificate holds at kappa =
+    0.
     """
 
     risk: Risk = 0.05  # tolerated probability of harm at cost 0; below 0 is strict at any cost
     kappa: Amount = 0.0  # probability of harm that the full cost adds; at 0 costs change nothing
     limit: Share = 1.0  # largest tolerated probability of harm: set it to what calibration allowed
-    # Which draft states are sent; only the byte counter depends on it.
-    upload: Literal["all", "mismatch"] = "all"
-    width: Natural = 2048  # numbers in one draft state
     needs = frozenset({"gate"})
-    counters = ("uplink_bytes",)
     grid = AutoJudge.grid
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
@@ -117,12 +109,3 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
         cost_B = harm_BK.new_zeros(len(harm_BK)) if block.cost is None else block.cost.clamp(0, 1)
         threshold_B = (self.risk + self.kappa * cost_B).clamp_max(self.limit)
         return harm_BK <= threshold_B[:, None]
-
-    def advance(self, block: Block, acceptance: Acceptance) -> State:
-        """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with
-        it or after it.
-        """
-        sent_BK = block.valid if self.upload == "all" else block.refused
-        round_B = ID_BYTES * block.valid.sum(-1) + NUMBER_BYTES * self.width * sent_BK.sum(-1)
-        before_B = block.state.get("uplink_bytes", torch.zeros_like(round_B))
-        return {**block.state, "uplink_bytes": before_B + round_B}

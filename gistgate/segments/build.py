@@ -12,7 +12,7 @@ from gistgate.core.architecture import num_ids
 from gistgate.core.decoder import Decoder
 from gistgate.core.identity import gate_hash
 from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError
+from gistgate.core.utils import Registry, UserError
 from gistgate.coverage.certificate import is_within
 from gistgate.coverage.choose import Choice, Policy
 from gistgate.coverage.covers import Difference
@@ -30,16 +30,24 @@ from gistgate.segments.judging import (
 from gistgate.segments.probes import Probes, load_probes
 from gistgate.segments.writing import Boundaries, RewritingDrafter, SegmentDrafter
 
-SEGMENT_RULES: dict[str, type[SegmentRule]] = {rule.id: rule for rule in (SegmentRule, SegmentDraw)}
+SEGMENT_RULES: Registry[type[SegmentRule]] = Registry(
+    "segment rule", {rule.id: rule for rule in (SegmentRule, SegmentDraw)}
+)
 """Segment rules by id."""
-OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase], Opinion]] = {
-    "probe": lambda probes, _target, _tokenizer: Semantic(probes.target),
-    "ratio": lambda probes, _target, _tokenizer: Semantic(probes.target, probes.draft),
-    "logprob": lambda _probes, _target, _tokenizer: MeanLogprob(),
-    "score": lambda _probes, target, tokenizer: Score(target, tokenizer),
-}
+MakeOpinion = Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase], Opinion]
+OPINIONS: Registry[MakeOpinion] = Registry(
+    "segment opinion",
+    {
+        "probe": lambda probes, _target, _tokenizer: Semantic(probes.target),
+        "ratio": lambda probes, _target, _tokenizer: Semantic(probes.target, probes.draft),
+        "logprob": lambda _probes, _target, _tokenizer: MeanLogprob(),
+        "score": lambda _probes, target, tokenizer: Score(target, tokenizer),
+    },
+)
 """Opinions by the name that a setting gives them."""
-DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment": RewritingDrafter}
+DRAFTERS: Registry[type[SegmentDrafter]] = Registry(
+    "replacement of a refused segment", {"token": SegmentDrafter, "segment": RewritingDrafter}
+)
 """Drafters by what the target writes in place of a refused segment before it judges the next one:
 one token, or its own segment to the end."""
 DEFAULTS: dict[str, Any] = {"opinion": "probe", "risk": None, "replacement": "token"}
@@ -75,10 +83,6 @@ def segment_decoder(
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
-    if replacement not in DRAFTERS:
-        raise UserError(
-            f"There is no replacement '{replacement}' of a refused segment. Use token or segment."
-        )
     drafter = DRAFTERS[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
     judge = SegmentJudge(opinion, drafter, token_gate, risk)
     decoder = Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, **parts)
@@ -131,12 +135,8 @@ def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) 
     chosen = {**usual, **settings}
     if rule is not None:
         chosen["rule"] = rule
-    for name, registry in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
-        if chosen[name] not in registry:
-            raise UserError(
-                f"There is no segment {name} '{chosen[name]}'. Known: {', '.join(registry)}."
-            )
-    rule_id = chosen.pop("rule")
+    rule_id = SEGMENT_RULES[chosen.pop("rule")].id
+    _ = OPINIONS[chosen["opinion"]]
     choice = Choice(rule_id, chosen, probes.limit, "segment")
     if not certificate:
         doubt = "no setting of these probes is certified"

@@ -57,7 +57,7 @@ def having(drafter: Any, **settings: float) -> Any:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
-    full, empty = SenseDrafter(store_of(kind, BATCH)), SenseDrafter(store_of(kind, []))
+    full, empty = SenseDrafter(store_of(kind, BATCH)), SenseDrafter(store_of(kind, [[1, 2, 3]]))
     with_store, without = decoded(full, kind, BATCH), decoded(empty, kind, BATCH)
     assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
     assert num_accepted(with_store) > num_accepted(without)

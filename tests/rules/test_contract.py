@@ -340,8 +340,6 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "risk": [1.1],
         "kappa": [-1.0],
         "limit": [1.5, -0.1],
-        "width": [-1],
-        "upload": ["some"],
     },
 }
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.block import Block, State
-from gistgate.core.rule import settle
 from gistgate.rules import make_rule
 from gistgate.rules.learned import AutoJudge, EnsembleGate, Judge, Wisv
 from tests.blocks import SURE, accepted, block, random_block
@@ -110,23 +108,3 @@ def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, num:
     assert Wisv(kappa=0.1, limit=limit).accept(judged).tolist() == [
         [place < num for place in range(3)]
     ]
-
-
-def uplink(rule: Wisv, *blocks: Block) -> list[int]:
-    state: State = {}
-    for judged in blocks:
-        judged = judged.having(state=state)
-        state = rule.advance(judged, settle(rule, judged))
-    assert all(name in state for name in rule.counters)
-    return state["uplink_bytes"].tolist()
-
-
-@pytest.mark.parametrize(
-    "upload, states", [("all", 3), ("mismatch", 2)]
-)  # one of the three is a match
-def test_ids_always_and_states_of_all_or_of_mismatches(upload: Any, states: int):
-    """Ten numbers of two bytes per state; what lies behind the draft's end is not sent."""
-    judged = block(*[SURE[0]] * 5, draft=[1, 0, 2, 3], valid=3, gate_probs=[0.9] * 4)
-    rule, expected = Wisv(upload=upload, width=10), 3 * 4 + states * 20
-    assert uplink(rule, judged) == [expected]
-    assert uplink(rule, judged, judged) == [2 * expected]

@@ -189,7 +189,10 @@ def test_what_cannot_be_is_refused():
     words = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
     for refused, said in (
         (lambda: decoder(Constant(1), STRICT, limit=1), "is none"),
-        (lambda: decoder(Constant(1), STRICT, replacement="line"), "no replacement 'line'"),
+        (
+            lambda: decoder(Constant(1), STRICT, replacement="line"),
+            "no replacement of a refused segment",
+        ),
         (lambda: Score(TARGET, words), "one digit"),
     ):
         with pytest.raises(UserError, match=said):

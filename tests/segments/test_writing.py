@@ -109,7 +109,7 @@ def test_loose_tokens_stand_only_in_judged_segments_and_are_counted_exactly():
 def test_the_compiled_engine_says_once_that_it_falls_back():
     made = decoder(Constant(1), STRICT, engine="compiled")
     with pytest.warns(
-        UserWarning, match="SegmentDrafter ends its drafts at a length that is not known"
+        UserWarning, match="SegmentDrafter asks its model in a way of its own"
     ) as said:
         answers = [texts(made.generate(PROMPTS, max_new_tokens=NUM)) for _ in range(2)]
     assert len(said) == 1 and answers == [greedy()] * 2
