@@ -32,12 +32,7 @@ class SlotLayer(CacheLayerMixin):
     is_compileable = True
     is_sliding = False
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-    ) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         super().__init__()
         self.keys = keys
         self.values = values
@@ -156,12 +151,7 @@ class Store:
         self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()
         """Parts that the programs share."""
 
-    def memory(
-        self,
-        model: PreTrainedModel,
-        batch: int,
-        slots: int,
-    ) -> list[Tensor]:
+    def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
         """Keys and values of `model` for a batch; what they hold is of no interest."""
         size = (batch, slots)
         memory = self.memories.pop(size, None)

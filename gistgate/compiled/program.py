@@ -144,11 +144,7 @@ def join_products(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def join(
-    graph: fx.GraphModule,
-    products: Sequence[Any],
-    name: str,
-) -> None:
+def join(graph: fx.GraphModule, products: Sequence[Any], name: str) -> None:
     """Put one product in place of several with the same input, and slices of it behind it."""
     first = products[0]
     weights = [product.args[-1].args[0] for product in products]
@@ -168,11 +164,7 @@ def join(
             start = end
 
 
-def joined(
-    graph: fx.GraphModule,
-    nodes: Sequence[Any],
-    name: str,
-) -> fx.Node:
+def joined(graph: fx.GraphModule, nodes: Sequence[Any], name: str) -> fx.Node:
     """A node for the tensors of these nodes one behind the other; they become views of it, unless
     they are already.
     """
@@ -198,11 +190,7 @@ def follows(before: Tensor, behind: Tensor) -> bool:
     return len(storages) == 1 and behind.data_ptr() == before.data_ptr() + before.nbytes
 
 
-def compiled(
-    graph: fx.GraphModule,
-    example: Sequence[Tensor],
-    small: bool = False,
-) -> Program:
+def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
     """The graph as machine code; on a processor small ones, where it pays, are called from C++."""
     import torch._inductor as inductor
 

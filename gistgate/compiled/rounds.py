@@ -57,11 +57,7 @@ class DraftSteps:
             return z_BV.argmax(-1), q_BV
         return draw(q_BV, uniform[:, 0]), q_BV
 
-    def program(
-        self,
-        num: int,
-        memory: Sequence[Tensor],
-    ) -> Program:
+    def program(self, num: int, memory: Sequence[Tensor]) -> Program:
         """`draft_steps` of `num` tokens as a program."""
         about = (self.vocabulary, self.sampling, self.gives_q, self.draws)
         ids = memory[0].new_zeros(len(memory[0]), FEED, dtype=torch.long)
@@ -80,12 +76,7 @@ class DraftSteps:
         return program_of(self.model, key, steps, memory, [ids, uniforms], builds=is_whole)
 
 
-def draft_steps(
-    num: int,
-    first: Program,
-    later: Program,
-    *tensors: Tensor,
-) -> tuple[Tensor, ...]:
+def draft_steps(num: int, first: Program, later: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K], q [B, K, V]; the `first` of `num` steps
     reads two tokens.
     """
@@ -177,11 +168,7 @@ class PromptReader:
     faster at that.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        memory: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
         self.model = model
         self.memory = memory
         self.width = stretch_of(model)

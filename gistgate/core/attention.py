@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gistgate.core.utils import replaced
 
 FUSED = "sdpa"  # the name of PyTorch's fused kernel in transformers
 FEW = "gistgate_few_tokens"  # the name of `attend_to_few`
@@ -129,14 +131,10 @@ def unplanned(model: PreTrainedModel) -> AbstractContextManager[None]:
 @contextmanager
 def attending(configs: Sequence[PreTrainedConfig], name: str = FEW) -> Iterator[None]:
     """While open, forwards of the models with these configurations use the attention `name`."""
-    before = [config._attn_implementation for config in configs]
-    for config in configs:
-        config._attn_implementation = name
-    try:
+    with ExitStack() as changes:
+        for config in configs:
+            changes.enter_context(replaced(config, "_attn_implementation", name))
         yield
-    finally:
-        for config, implementation in zip(configs, before):
-            config._attn_implementation = implementation
 
 
 MMAP_THRESHOLD = -3  # numbers of mallopt's parameters in glibc's malloc.h

@@ -244,14 +244,10 @@ class Decoder:
         continuations: Sequence[tuple[int, Sequence[int]]],
         prompt_lengths: Sequence[int],
         *,
-        max_new_tokens: int,
-        eos_ids: Collection[int] = (),
-        stops: Sequence[str] = (),
-        sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
         is_decided: Callable[[Row], str | None] = lambda _row: None,
         remember: bool = True,
-        slots: Slots | None = None,
+        **request: Any,
     ) -> list[tuple[Generation, PrefixState | None]]:
         """Go on from the middle of remembered texts: keep `length` tokens of each, append others,
         decode on.
@@ -261,17 +257,18 @@ class Decoder:
                 when its row gets a slot, so that an iterator holds few at a time.
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
-            max_new_tokens: longest answer, counted from the end of the prompt.
-            eos_ids, stops, sampling, seeds, slots: as in `generate`.
+            seeds: as in `generate`.
             is_decided: may end a row early by naming a reason.
             remember: return what is known of each row's text as well.
+            request: max_new_tokens (counted from the end of the prompt), eos_ids, stops, sampling
+                and slots, as in `generate`.
 
         Returns:
             For each row the answer (kept tokens included) and what is known of its text.
         """
         check_rows(len(continuations), seeds)
         check_ids(self.parts.models, [added for _, added in continuations])
-        terms = self._terms(prompt_lengths, max_new_tokens, eos_ids, stops, sampling, slots)
+        terms = self._terms(prompt_lengths, **request)
 
         def queued() -> Iterator[QueuedRow]:
             for index, prefix in enumerate(prefixes):
@@ -301,10 +298,10 @@ class Decoder:
         self,
         lengths: Sequence[int],
         max_new_tokens: int,
-        eos_ids: Collection[int],
-        stops: Sequence[str],
-        sampling: Sampling | None,
-        slots: Slots | None,
+        eos_ids: Collection[int] = (),
+        stops: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        slots: Slots | None = None,
     ) -> Terms:
         """What the rows of a request share, whose prompts have these lengths."""
         sampling = sampling or Sampling()

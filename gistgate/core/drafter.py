@@ -48,23 +48,11 @@ class Chains:
         """How the target reads the draft; None in order."""
         return None
 
-    def judge(
-        self,
-        block: Block,
-        draft: Draft,
-        rule: Rule,
-        settle: Settle,
-    ) -> Judged:
+    def judge(self, block: Block, draft: Draft, rule: Rule, settle: Settle) -> Judged:
         """What of the draft stays."""
         return Judged(*settle(block, 1))
 
-    def keep(
-        self,
-        reader: Reader,
-        drafter: Drafter,
-        draft: Draft,
-        judged: Judged,
-    ) -> None:
+    def keep(self, reader: Reader, drafter: Drafter, draft: Draft, judged: Judged) -> None:
         """Take back what both models read of the refused tokens."""
         lengths = judged.acceptance.length.tolist()
         reader.keep(draft.width, lengths, draft.valid.sum(-1).tolist())

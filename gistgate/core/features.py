@@ -52,12 +52,7 @@ def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Ten
     """
     states: dict[str, Tensor] = {}
 
-    def keep(
-        layer: str,
-        _module: nn.Module,
-        args: Any,
-        output: Any = None,
-    ) -> None:
+    def keep(layer: str, _module: nn.Module, args: Any, output: Any = None) -> None:
         """A hook before a module, which has no output yet, or behind it."""
         state = args if output is None else output
         states[layer] = state[0] if isinstance(state, tuple) else state

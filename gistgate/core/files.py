@@ -215,12 +215,7 @@ def checksum(value: Any, *parts: Any) -> str:
     return fingerprint(json.loads(json.dumps(value)), *parts)
 
 
-def check_sealed(
-    path: Path,
-    sealed: str | None,
-    value: Any,
-    *parts: Any,
-) -> None:
+def check_sealed(path: Path, sealed: str | None, value: Any, *parts: Any) -> None:
     """Refuse content that differs from what was written with the checksum `sealed`.
 
     Files of older versions have none.

@@ -106,7 +106,7 @@ class DecoderParts:
     def check(self) -> None:
         """Refuse parts that cannot work together."""
         rule = self.rule
-        has_no_q = self.drafter is not None and not self.drafter.gives_q
+        is_asked_q = "q" in rule.needs or (self.judged and self.gate.wants_q)
         if self.block < 0:
             raise UserError(
                 f"block is {self.block}, but K is a number of drafted tokens. Use 0 for plain"
@@ -117,15 +117,10 @@ class DecoderParts:
                 f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another"
                 " rule."
             )
-        if has_no_q and self.judged and self.gate.wants_q:
+        if is_asked_q and self.drafter is not None and not self.drafter.gives_q:
             raise UserError(
-                "The gate reads draft probabilities, which this drafter has not. Use the drafter"
-                " 'model'."
-            )
-        if has_no_q and "q" in rule.needs:
-            raise UserError(
-                f"The rule '{rule.id}' needs draft probabilities. Use the drafter 'model', or"
-                " 'prob-ratio'."
+                f"The rule '{rule.id}', or its gate, needs draft probabilities, which this drafter"
+                " has not. Use the drafter 'model', or the rule 'prob-ratio'."
             )
         for model in self.models:
             if self.drafter is not None and keeps_states(model):

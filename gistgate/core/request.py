@@ -93,12 +93,7 @@ def total(parts: Sequence[Statistics]) -> Statistics:
     return sum(parts, Statistics())
 
 
-def text_behind(
-    tokenizer: Any,
-    before: Sequence[int],
-    ids: Sequence[int],
-    **how: Any,
-) -> str:
+def text_behind(tokenizer: Any, before: Sequence[int], ids: Sequence[int], **how: Any) -> str:
     """The text of tokens behind others; `how` goes to the tokenizer.
 
     Many tokenizers leave the first space of a text away, where none is first.

@@ -67,13 +67,7 @@ class Verifier:
             ends=self.ends,
         )
 
-    def read(
-        self,
-        ids: Tensor,
-        valid: Tensor | None,
-        draft: Draft,
-        rows: Sequence[Row],
-    ) -> Tensor:
+    def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
         """The target's rows for the draft [B, K + 1, V], which stands at the end of `ids [B,
         N]`.
         """

@@ -61,12 +61,7 @@ class SuffixArray:
         first = bisect_left(self.order, run, key=begins)
         return first, bisect_right(self.order, run, first, key=begins)
 
-    def longest_end(
-        self,
-        text: Sequence[int],
-        n_min: int,
-        n_max: int,
-    ) -> tuple[int, int, int]:
+    def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
         """Length (0: none) of the longest end of `text`, of n_min .. n_max tokens, that occurs;
         part of the order.
         """
@@ -107,14 +102,7 @@ class CorpusDrafter(Drafter):
         self.corpus = corpus
         self._largest = int(corpus.tokens.max())
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        **_: Any,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
             raise UserError(
                 f"corpus: it holds the token id {self._largest}, but the target has only"

@@ -35,20 +35,12 @@ WITHOUT_FAISS = "Run `pip install '.[retrieval]'` in the clone of GistGate."
 class ExactIndex:
     """Compares the query with every key, in chunks."""
 
-    def __init__(
-        self,
-        keys: Tensor,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
         on_cpu = torch.device(device).type == "cpu"
         self.keys = keys.to(device, torch.float32 if on_cpu else torch.float16)
 
-    def search(
-        self,
-        queries: Tensor,
-        k: int,
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are
         fewer.
 
@@ -75,20 +67,12 @@ class FaissIndex:
     refine = 64
     """How many times as many neighbours as asked for are ranked by the stored keys."""
 
-    def __init__(
-        self,
-        index: Any,
-        keys: Tensor,
-    ) -> None:
+    def __init__(self, index: Any, keys: Tensor) -> None:
         """Rank what `index` finds by `keys [N, P]`, float16."""
         self.index = index
         self.keys = keys
 
-    def search(
-        self,
-        queries: Tensor,
-        k: int,
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
         parameters = import_faiss().SearchParametersIVF(nprobe=self.effort)
         num = min(k * self.refine, len(self.keys))

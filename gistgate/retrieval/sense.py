@@ -35,11 +35,7 @@ class Votes:
     weights: list[float]
     """A positive number for each candidate."""
 
-    def branches(
-        self,
-        followers: Sequence[int],
-        depth: int,
-    ) -> list[tuple[float, int, list[int]]]:
+    def branches(self, followers: Sequence[int], depth: int) -> list[tuple[float, int, list[int]]]:
         """What these candidates go on with at `depth`, the smallest token first: the weight of a
         token, the token, and the candidates that have it.
         """
@@ -70,11 +66,7 @@ def chain(votes: Votes, min_share: float) -> list[int]:
     return ids
 
 
-def trie(
-    votes: Votes,
-    nodes: int,
-    min_share: float,
-) -> tuple[list[int], list[int]]:
+def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[int]]:
     """Tokens and parents (-1: none) of the candidates' trie: the heaviest nodes that have
     `min_share` of all votes.
     """
@@ -84,11 +76,7 @@ def trie(
     ties = count()
     heap: list[tuple[float, int, int, int, int, list[int]]] = []
 
-    def grow(
-        node: int,
-        depth: int,
-        followers: Sequence[int],
-    ) -> None:
+    def grow(node: int, depth: int, followers: Sequence[int]) -> None:
         for weight, token, group in votes.branches(followers, depth):
             if weight >= least:
                 heappush(heap, (-weight, next(ties), token, node, depth + 1, group))
@@ -136,11 +124,7 @@ class SenseDrafter(RowDrafter):
     """Share of the votes that the request's own text has where it and the store have
     candidates."""
 
-    def __init__(
-        self,
-        store: Datastore,
-        semantic: bool = True,
-    ) -> None:
+    def __init__(self, store: Datastore, semantic: bool = True) -> None:
         """Look up texts in `store`, and states where it is `semantic`; else all votes weigh the
         same.
         """
@@ -157,14 +141,7 @@ class SenseDrafter(RowDrafter):
         """
         return index_for(self.store, self.projection.bias.device)
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        **_: Any,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         pairs = zip(self.rows_of(texts), texts)
         candidates = [self.votes(row, text, num_draft, vocabulary) for row, text in pairs]
         return self.elected(candidates)
@@ -173,13 +150,7 @@ class SenseDrafter(RowDrafter):
         """The draft that these votes of every row make."""
         return ragged([chain(votes, self.min_share) for votes in candidates])
 
-    def votes(
-        self,
-        row: RowStates,
-        text: Sequence[int],
-        num: int,
-        vocabulary: int,
-    ) -> Votes:
+    def votes(self, row: RowStates, text: Sequence[int], num: int, vocabulary: int) -> Votes:
         """All candidates of at most `num` tokens, none of them outside the vocabulary."""
         query = self.query(row, text)
         begin_H, stored_H = self.stored(text, query)
@@ -194,11 +165,7 @@ class SenseDrafter(RowDrafter):
         rows = np.pad(ids_HK, ((0, 0), (0, 1)), constant_values=END)
         return Votes(rows.tolist(), [*stored_H.tolist(), *own_H.tolist()])
 
-    def query(
-        self,
-        row: RowStates,
-        text: Sequence[int],
-    ) -> np.ndarray | None:
+    def query(self, row: RowStates, text: Sequence[int]) -> np.ndarray | None:
         """The state [P] that predicted the latest token; None where it is not known."""
         if not row.keys or row.tokens[-1] != text[-1] or not np.isfinite(row.keys[-1]).all():
             return None
@@ -255,11 +222,7 @@ class SenseDrafter(RowDrafter):
         weights_H: np.ndarray = np.exp((scores_H - best) / self.temperature)
         return weights_H
 
-    def observe(
-        self,
-        block: Block,
-        acceptance: Acceptance,
-    ) -> None:
+    def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Remember the states that predicted the tokens which stayed, and those tokens."""
         if not self.semantic or not self.rows:
             return

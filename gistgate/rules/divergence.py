@@ -7,7 +7,7 @@ p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gistgate.core.block import Block
 from gistgate.core.rule import Rule, own_token, row_at, target_draw
-from gistgate.core.utils import Between, Count, Natural, Positive, PositiveShare, Real, Share
+from gistgate.core.utils import Count, Natural, PositiveShare, Real, Share
 
 LOG_FLOOR = 1e-10  # smallest probability that a logarithm sees
 
@@ -114,26 +114,14 @@ class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     tau: Real = 0.4
     # Guard: where the target's best token is more probable, the rule is strict; 1: no guard.
     max_p: PositiveShare = 0.9
-    # Applied to both distributions before the comparison, in addition to the request's.
-    temperature: Positive = 1.0
     needs = frozenset({"q"})
     grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
     variants = ({}, {"max_p": 1.0})
 
     def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  KL(p_j || q_j) <= tau  and  max p_j <= max_p
-        p_BKV, q_BKV = self.compared(block)
-        return (kl(p_BKV, q_BKV) <= self.tau) & (p_BKV.amax(-1) <= self.max_p)
-
-    def compared(self, block: Block) -> tuple[Tensor, Tensor]:
-        """p and q [B, K, V] at the temperature of the comparison."""
-        logprobs_BKV = block.logprobs[:, :-1]
-        q_BKV = draft_probs(block)
-        if self.temperature == 1:
-            return logprobs_BKV.exp(), q_BKV
-        p_BKV = (logprobs_BKV / self.temperature).softmax(-1)
-        sharpened_BKV = q_BKV.pow(1 / self.temperature)
-        return p_BKV, sharpened_BKV / sharpened_BKV.sum(-1, keepdim=True)
+        p_BKV = block.logprobs[:, :-1].exp()
+        return (kl(p_BKV, draft_probs(block)) <= self.tau) & (p_BKV.amax(-1) <= self.max_p)
 
 
 @dataclass(frozen=True)
@@ -213,7 +201,6 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     # The window must fit the block (its last `window` positions are strict); False: it is cut.
     strict_window: bool = True
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
-    p_min: Annotated[float, Between(0, 1, below=True)] = 0.0  # smallest p(x); none is published
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
     variants = (
         {},
@@ -229,8 +216,7 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
         # Behind the draft's end a window counts as failed, or as held where it is cut there.
         follows_BK = m_BK if self.strict_window else m_BK | ~block.valid
         agrees_BK = ahead(follows_BK, self.window, behind=not self.strict_window).all(-1)
-        probable_BK = block.draft_logprob >= (math.log(self.p_min) if self.p_min else -torch.inf)
-        return m_BK | (undecided_BK & agrees_BK & probable_BK)
+        return m_BK | (undecided_BK & agrees_BK)
 
     def entropy_of(self, block: Block) -> Tensor:
         """The entropy that theta is compared with [B, K + 1]."""
@@ -254,7 +240,6 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     tau_c: Real = 0.25
     # Plausible and calm (the authors' text), or either (the authors' equation).
     con_requires_topk: bool = False
-    full_window: bool = False  # True: a window that the draft does not fill is never calm
     temperatures = "greedy"
     alternative = "'fly'"
     grid = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.02, 0.01, 0.005)
@@ -282,5 +267,4 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
         """
         following_BK = ahead(block.valid, self.window).sum(-1)
         misses_BK = ahead(block.refused, self.window).sum(-1)
-        counts_BK = following_BK >= (self.window if self.full_window else 1)
-        return torch.where(counts_BK, misses_BK / following_BK.clamp_min(1), 1.0)
+        return torch.where(following_BK > 0, misses_BK / following_BK.clamp_min(1), 1.0)

@@ -86,11 +86,7 @@ class Semantic(Opinion):
 
     layers = ("post",)
 
-    def __init__(
-        self,
-        target: Probe,
-        draft: Probe | None = None,
-    ) -> None:
+    def __init__(self, target: Probe, draft: Probe | None = None) -> None:
         """With a draft probe the ratio is the opinion, without one P_t alone."""
         self.target = target.eval()
         self.draft = None if draft is None else draft.eval()
@@ -103,11 +99,7 @@ class Semantic(Opinion):
         return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
 
 
-def probability(
-    probe: Probe,
-    states: Tensor,
-    block: Block,
-) -> Tensor:
+def probability(probe: Probe, states: Tensor, block: Block) -> Tensor:
     """What a probe makes of the states [B, K, D] of a block's segments [B], where the block
     lies.
     """
@@ -132,11 +124,7 @@ class Score(Opinion):
     wants_q = False
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
+    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.target = target
         self.context = context_of(target.config.get_text_config()) or sys.maxsize
         self.question = tokenizer.encode(self.QUESTION, add_special_tokens=False)

@@ -28,12 +28,7 @@ from gistgate.gate import Gate
 class Probe(nn.Module):
     """Pooling and an MLP with one hidden layer; the output is a logit."""
 
-    def __init__(
-        self,
-        width: int,
-        hidden_size: int = 64,
-        pooling: str = "mean",
-    ) -> None:
+    def __init__(self, width: int, hidden_size: int = 64, pooling: str = "mean") -> None:
         """`pooling`, how the states of a segment become one vector, is mean, last or attention."""
         super().__init__()
         self.width = width

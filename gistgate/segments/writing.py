@@ -91,12 +91,7 @@ class SegmentDrafter(ModelDrafter):
         """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
         super().__init__(model)
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        **request: Any,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         self.texts = texts
         self.lengths = [0] * len(texts)
         self._chains: list[list[int]] = [[] for _ in texts]
@@ -130,12 +125,7 @@ class RewritingDrafter(SegmentDrafter):
         one may be judged.
         """
 
-    def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        **request: Any,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         draft = super().propose(texts, num_draft, **request)
         self._behind = [len(text) for text in texts]  # which grow until `keep`
         for row, text in enumerate(texts):

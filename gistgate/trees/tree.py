@@ -123,16 +123,10 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     config = model.config.get_text_config()
     name = type(model).__name__
     kinds = kinds_of(config)
-    strange = kinds - {"full_attention", "sliding_attention"}
-    if strange:
+    if config.model_type in BY_SLOT or not kinds <= {"full_attention", "sliding_attention"}:
         raise UserError(
-            f"{name} has layers of {', '.join(sorted(strange))}, which cannot read a tree. Use a"
-            " drafter of chains."
-        )
-    if config.model_type in BY_SLOT:
-        raise UserError(
-            f"{name} measures distances in slots of its cache, not along a tree. Use a drafter of"
-            " chains."
+            f"{name} cannot read a tree: its layers are of {', '.join(sorted(kinds))}, or measure"
+            " distances in slots of the cache. Use a drafter of chains."
         )
     implementation = config._attn_implementation
     if implementation not in MASKABLE:

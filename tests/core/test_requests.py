@@ -255,7 +255,7 @@ def test_whoever_reads_draft_probabilities_gets_them_or_refuses(rule_id: str):
     assert Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=Asks()).generate(
         BATCH, max_new_tokens=10
     )
-    with pytest.raises(UserError, match="The gate reads draft probabilities"):
+    with pytest.raises(UserError, match="or its gate, needs draft probabilities"):
         Decoder(target, PromptLookup(), make_rule("autojudge"), 4, gate=Asks())
     assert Decoder(target, PromptLookup(), make_rule("exact"), 4, gate=Asks())
     with pytest.raises(UserError, match="needs draft probabilities.*'prob-ratio'"):

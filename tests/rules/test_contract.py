@@ -313,11 +313,11 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "prob-ratio": {"r": [0.0, 1.1]},
     "top-k": {"k": [0]},
     "random": {"rate": [1.5]},
-    "fly": {"window": [-1], "p_min": [1.0], "entropy": ["full"]},
+    "fly": {"window": [-1], "entropy": ["full"]},
     "sense": {"k": [-1], "window": [0]},
     "csd": {"tau_c": [0.0], "min_count": [-1], "table": ["warm"]},
     "reflective": {"alpha": [-0.1, 1.1], "tail": [-1], "base": ["mars"], "mode": ["third"]},
-    "kl-judge": {"max_p": [0.0, 1.1], "temperature": [0.0]},
+    "kl-judge": {"max_p": [0.0, 1.1]},
     "typical": {
         "scale": [-1.0],
         "eps": [0.0, 1.5],

@@ -111,9 +111,7 @@ obstacle.
        ({"tau": -1e-9}, Z, [1], [[0.5, 0.25, 0.25]], [0]),
        ({"tau": 0.8}, EVEN, [1], [[0.25, 0.25, 0.5]], [1]),
        ({"tau": 0.6}, EVEN, [1], [[0.25, 0.25, 0.5]], [0]),
-       # at a higher temperature both are flatter and closer
-       ({"tau": 0.3, "temperature": 1.0}, Z, [1], [FAR], [0]),
-       ({"tau": 0.3, "temperature": 4.0}, Z, [1], [FAR], [1])],
+       ({"tau": 0.3}, Z, [1], [FAR], [0])],
 )  # fmt: skip
 def test_kl_judge(
     settings: dict[str, Any], z: list[float], draft: list[int], q: list[Any], expected: list[int]
