@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gistgate.core.block import Draft
-from gistgate.core.drafter import Drafter, Texts
-from gistgate.drafters.text import matches, ragged
+from gistgate.drafters.text import TextDrafter, matches
 
 DEPTH = 32  # longest run of tokens that is counted, match and proposal together
 # Path probability (product of count of the longer run / count of the run) below which a proposal
@@ -21,18 +19,18 @@ class Path(NamedTuple):
     ids: list[int]
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(TextDrafter):
     """For every match length walk the most frequent continuation; the path with the best score
     wins.
 
     Only accepted tokens are counted.
     """
 
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        return ragged([best_path(text, num_draft, vocabulary).ids for text in texts])
+    def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
+        return best_path(text, num_draft).ids
 
 
-def best_path(text: Sequence[int], num: int, vocabulary: int, depth: int = DEPTH) -> Path:
+def best_path(text: Sequence[int], num: int, depth: int = DEPTH) -> Path:
     """Of the paths behind all ends of the text that occurred before the one with the best score, of
     equals that of the longer end; a match of l tokens is followed for at most l tokens.
     """
@@ -42,25 +40,24 @@ def best_path(text: Sequence[int], num: int, vocabulary: int, depth: int = DEPTH
         longest = min(num, length, depth - length)
         if best.score >= longest:
             continue  # no path probability exceeds 1
-        path = walk(text, [*runs[length - 1], len(text)], longest, vocabulary)
+        path = walk(text, [*runs[length - 1], len(text)], longest)
         if path.score > best.score:
             best = path
     return best
 
 
-def walk(text: Sequence[int], places: Sequence[int], num: int, vocabulary: int) -> Path:
-    """The path of up to `num` most frequent tokens of the vocabulary behind a run that ends at
-    these places.
-    """
+def walk(text: Sequence[int], places: Sequence[int], num: int) -> Path:
+    """The path of up to `num` most frequent tokens behind a run that ends at these places."""
     ids: list[int] = []
     probability = 1.0
     score = 0.0
     while len(ids) < num:
         following = [place for place in places if place < len(text)]
-        counts = Counter(text[place] for place in following if text[place] < vocabulary)
-        token, count = max(counts.items(), key=lambda item: item[1], default=(0, 0))
+        if not following:
+            break
+        [(token, count)] = Counter(text[place] for place in following).most_common(1)
         # A count on the edge stays, however it is rounded.
-        if not count or count < MIN_PROBABILITY * len(places) / probability - 1e-9:
+        if count < MIN_PROBABILITY * len(places) / probability - 1e-9:
             break
         probability *= count / len(places)
         score += probability

@@ -58,7 +58,7 @@ class RowDrafter(Drafter):
     first.
     """
 
-    rows: Sequence[Any] = ()
+    rows: Any = ()  # a list of them
     new_row: Callable[[], Any]
 
     def rows_of(self, texts: Texts) -> list[Any]:
@@ -68,24 +68,35 @@ class RowDrafter(Drafter):
         return list(self.rows)
 
     def start(self, batch: int) -> None:
+        super().start(batch)
         self.rows = [self.new_row() for _ in range(batch)]
 
     def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
         self.rows = [self.rows[row] for row in rows]
 
     def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
+        super().admit(texts, caches)
         self.rows = [*self.rows, *(self.new_row() for _ in texts)]
 
 
-class PromptLookup(Drafter):
+class TextDrafter(Drafter):
+    """What drafters share whose proposal for a row depends on its text alone."""
+
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
+        return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
+
+    def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
+        """At most `num_draft` tokens behind a text."""
+        raise NotImplementedError
+
+
+class PromptLookup(TextDrafter):
     """Copy what followed the first occurrence of the longest n-gram that occurred before
     (apoorvumang/prompt-lookup-decoding).
     """
 
     n_max = 3  # longest n-gram looked for, in tokens
-
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""

@@ -12,10 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gistgate.core.block import Draft
-from gistgate.core.drafter import Drafter, Texts
-from gistgate.core.utils import UserError
-from gistgate.drafters.text import ragged
+from gistgate.drafters.text import TextDrafter
 
 END = -1
 """Stands behind every text that is stored, so that none goes on with another; what lies behind it
@@ -86,7 +83,7 @@ def spaced(first: int, last: int, most: int) -> np.ndarray:
     return first + np.arange(chosen) * (last - first) // max(1, chosen)
 
 
-class CorpusDrafter(Drafter):
+class CorpusDrafter(TextDrafter):
     """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go
     on as it does.
     """
@@ -100,15 +97,6 @@ class CorpusDrafter(Drafter):
 
     def __init__(self, corpus: SuffixArray) -> None:
         self.corpus = corpus
-        self._largest = int(corpus.tokens.max())
-
-    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        if self._largest >= vocabulary:
-            raise UserError(
-                f"corpus: it holds the token id {self._largest}, but the target has only"
-                f" {vocabulary} ids."
-            )
-        return ragged([self.continuation(text, num_draft) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the corpus does not contain the end of the

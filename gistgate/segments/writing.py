@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,14 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.architecture import context_of, num_ids
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.cache import RowCache
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Texts
 from gistgate.core.features import tap
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.text import ragged
+from gistgate.drafters.text import RowDrafter, ragged
 
 STYLES = {
     "blank-line": r"\n[ \t]*\n\s*$",
@@ -113,26 +113,24 @@ class SegmentDrafter(ModelDrafter):
         return all(self.lengths)
 
 
-class RewritingDrafter(SegmentDrafter):
+class RewritingDrafter(RowDrafter, SegmentDrafter):
     """Drafts, but offers nothing to be judged until the target has ended the segment it refused (or
     the limit cut).
+
+    What it knows of a row is where in its text the segment begins that the target is writing; None:
+    the next one may be judged.
     """
 
-    def start(self, batch: int) -> None:
-        super().start(batch)
-        self._rewritten: list[int | None] = [None] * batch
-        """Where in each row's text the segment begins that the target is writing; None: the next
-        one may be judged.
-        """
+    new_row = NoneType
 
     def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         draft = super().propose(texts, num_draft, **request)
         self._behind = [len(text) for text in texts]  # which grow until `keep`
         for row, text in enumerate(texts):
-            begin = self._rewritten[row]
+            begin = self.rows[row]
             if begin is not None:
                 if any(map(self.boundaries.ends, self.boundaries.cut(text[begin:]))):
-                    self._rewritten[row] = None
+                    self.rows[row] = None
                 else:
                     self.lengths[row] = 0
         return draft
@@ -141,16 +139,8 @@ class RewritingDrafter(SegmentDrafter):
         super().keep(accepted)
         for row, length in enumerate(accepted):
             is_whole = 0 < self.lengths[row] <= length
-            if self._rewritten[row] is None and not is_whole:
-                self._rewritten[row] = self._behind[row]
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._rewritten = [self._rewritten[row] for row in rows]
-
-    def admit(self, texts: Texts, caches: Sequence[RowCache]) -> None:
-        super().admit(texts, caches)
-        self._rewritten += [None] * len(texts)
+            if self.rows[row] is None and not is_whole:
+                self.rows[row] = self._behind[row]
 
 
 class SegmentWriter:

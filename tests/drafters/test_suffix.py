@@ -42,7 +42,7 @@ def test_the_best_path_by_definition(depth: int):
     dice, non_empty = random.Random(0), 0
     for _ in range(60):
         text = [dice.choice([0, 0, 1, 1, 2, 3, 4]) for _ in range(dice.randint(1, 25))]
-        path, found = best_path(text, 5, 100, depth), by_search(text, 5, depth)
+        path, found = best_path(text, 5, depth), by_search(text, 5, depth)
         assert bool(path.ids) == bool(found)
         if path.ids:
             assert (round(path.score, 6), tuple(path.ids)) in found
