@@ -61,7 +61,7 @@ class CompiledEngine(Engine):
         """A session of programs, or why the eager engine has to run."""
         parts = terms.parts
         shape = (len(rows), terms.sampling, *parts.rule.known_by)
-        reason = self._failed.get(shape) or reason_against(parts, len(rows))
+        reason = self._failed.get(shape) or next(reasons_against(parts, len(rows)), None)
         if reason is not None:
             return reason
         try:
@@ -86,15 +86,10 @@ class CompiledEngine(Engine):
             )
 
 
-def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
-    """Why these parts or this batch need the eager engine; None where nothing is known against the
-    compiled one.
-    """
-    return next(reasons_against(parts, num_rows), None)
-
-
 def reasons_against(parts: DecoderParts, num_rows: int) -> Iterator[str]:
-    """All reasons; each is looked for when it is asked for."""
+    """Why these parts or this batch need the eager engine; each reason is looked for when it is
+    asked for.
+    """
     if num_rows > MOST_ROWS:
         yield f"{num_rows} rows are more than the {MOST_ROWS} for which programs are built"
     if parts.drafter is not None:

@@ -149,7 +149,7 @@ def fits(value: Any, hint: Any) -> bool:
         return is_number(value, number) and limits.holds(value)
     if hint in (int, float):
         return is_number(value, hint) and math.isfinite(value)
-    return isinstance(value, hint)
+    return isinstance(value, origin or hint)
 
 
 def is_number(value: Any, kind: type[int] | type[float]) -> bool:
@@ -193,25 +193,21 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Between:
-    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless one is
-    left out.
+    """The range of a setting, as in `Annotated[float, Between(0, 1)]`, with its ends unless `low`
+    is left out.
     """
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False  # leaves `low` out
-    below: bool = False  # leaves `high` out
 
     def __str__(self) -> str:
         opening = "(" if self.above else "["
-        closing = ")" if self.below else "]"
-        return f"{opening}{self.low:g}, {self.high:g}{closing}"
+        return f"{opening}{self.low:g}, {self.high:g}]"
 
     def holds(self, value: float) -> bool:
         """Whether a number lies in it; NaN lies nowhere."""
-        if (self.above and value == self.low) or (self.below and value == self.high):
-            return False
-        return self.low <= value <= self.high
+        return self.low <= value <= self.high and not (self.above and value == self.low)
 
 
 Share = Annotated[float, Between(0, 1)]

@@ -38,7 +38,7 @@ def matches(text: Sequence[int], n_max: int) -> list[list[int]]:
     return runs
 
 
-def ragged(chains: Sequence[Sequence[int]]) -> Draft:
+def ragged(chains: Texts) -> Draft:
     """Chains of unequal length as a draft, K as many as the longest: the target reads no more than
     was found.
     """
@@ -47,7 +47,7 @@ def ragged(chains: Sequence[Sequence[int]]) -> Draft:
     return Draft(right_padded(chains, widest), torch.arange(widest) < lengths[:, None])
 
 
-def right_padded(rows: Sequence[Sequence[int]], widest: int, filler: int = 0) -> Tensor:
+def right_padded(rows: Texts, widest: int, filler: int = 0) -> Tensor:
     """Rows of unequal length as one tensor [B, widest] with `filler` behind them."""
     padded = [[*row, *[filler] * (widest - len(row))] for row in rows]
     return torch.tensor(padded, dtype=torch.long).view(len(rows), widest)

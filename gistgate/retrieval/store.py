@@ -3,7 +3,7 @@
 Axis letters: N keys, P width of a key, T stored tokens with an end mark behind every answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from gistgate.core.cache import Texts
 from gistgate.core.files import (
     check_sealed,
     fingerprint,
@@ -96,7 +97,7 @@ class Datastore:
         config: DatastoreConfig,
         projection: Projection,
         keys: Tensor,
-        answers: Sequence[Sequence[int]],
+        answers: Texts,
     ) -> Self:
         """A store of these answers, whose tokens `keys` [N, P] predicted in order."""
         tokens = chain.from_iterable([*answer, END] for answer in answers)

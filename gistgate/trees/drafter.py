@@ -9,7 +9,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, draw
 from gistgate.core.drafter import Request, Texts
@@ -95,7 +94,7 @@ class Growth:
         ids = self.ids.gather(1, chosen)
         return Draft(ids, torch.ones_like(ids, dtype=torch.bool), q, forwards, parents)
 
-    def read_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
+    def read_of(self, paths: Texts) -> list[list[int]]:
         """Paths in numbers of the draft's nodes -> in numbers of read nodes, as far as they were
         read.
         """
@@ -125,20 +124,10 @@ class TreeDrafter(ModelDrafter):
     form = Trees
     asks_room = False
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        nodes: int = 16,
-        width: int = 4,
-        branch: int = 3,
-        chains: int = 2,
-    ) -> None:
-        """`width` nodes of a greedy request's level get `branch` successors each."""
-        self.nodes = nodes
-        self.width = width
-        self.branch = branch
-        self.chains = min(chains, nodes)
-        super().__init__(model)
+    nodes = 16
+    width = 4  # nodes of a greedy request's level that get successors
+    branch = 3  # successors of each
+    chains = 2
 
     def start(self, batch: int) -> None:
         super().start(batch)
@@ -184,7 +173,7 @@ class TreeDrafter(ModelDrafter):
         """
         self.keep_paths([list(range(num)) for num in accepted])
 
-    def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
+    def keep_paths(self, paths: Texts) -> None:
         """Keep what was read of the accepted nodes."""
         if self._growth is not None and self._growth.num_read:
             self.reader.keep_paths(self._growth.num_read, self._growth.read_of(paths))

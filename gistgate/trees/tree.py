@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from gistgate.core.architecture import BY_SLOT
 from gistgate.core.block import Acceptance, Block, Draft, Reason
+from gistgate.core.cache import Texts
 from gistgate.core.drafter import Chains, Drafter, Judged, Settle
 from gistgate.core.reader import Layout, Reader
 from gistgate.core.rule import Rule
@@ -56,7 +57,7 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
     return path[::-1]
 
 
-def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Tensor:
+def stacked(rows: Sequence[Texts], device: torch.device) -> Tensor:
     """Paths of unequal number and length as [B, P, D], filled up with -1; P and D at least 1."""
     num = max([1, *(len(row) for row in rows)])
     deepest = max([1, *(len(path) for row in rows for path in row)])
@@ -148,7 +149,7 @@ def kinds_of(config: Any) -> set[str]:
     return {"full_attention"}
 
 
-def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Draft:
+def tree(ids: Texts, parents: Texts) -> Draft:
     """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row
     branches.
     """

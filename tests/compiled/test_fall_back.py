@@ -13,7 +13,7 @@ import torch
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import session as compiled
-from gistgate.compiled.session import reason_against
+from gistgate.compiled.session import reasons_against
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.domain import DomainGuard, fit
@@ -117,7 +117,7 @@ def test_models_on_different_devices_fall_back():
     elsewhere = SimpleNamespace(device=torch.device("meta"))
     parts = replace(decoder.parts, drafter=ModelDrafter(draft))
     parts.drafter.model = elsewhere  # type: ignore[union-attr, assignment]
-    assert reason_against(parts, 1) == "target and draft model are on different devices"
+    assert next(reasons_against(parts, 1)) == "target and draft model are on different devices"
 
 
 def test_a_table_that_changed_is_another_program(traced: None):

@@ -22,11 +22,11 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
-from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import greedy, pair, prompts
 from tests.core.test_independence import seen
 from tests.core.watching import HalfGate, Markers
 from tests.rules.extremes import LOOSE
+from tests.trees.growing import tree_drafter
 
 MANY = prompts(5, 60, 1, 17, 2, 33, 9, 40, 3, 12)
 SEEDS = list(range(30, 40))
@@ -57,7 +57,7 @@ def drafter_of(kind: str, name: str) -> Drafter:
         "hybrid": lambda: ModelOrTextDrafter(
             ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4
         ),
-        "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
+        "tree": lambda: tree_drafter(draft, nodes=8, width=2, branch=2),
     }
     drafter: Drafter = drafters[name]()
     return drafter

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gistgate.core.block import Draft
 from gistgate.core.drafter import Drafter
+from gistgate.trees.drafter import TreeDrafter
 from gistgate.trees.tree import Trees, tree
 from tests.architectures import greedy
 
@@ -24,6 +25,13 @@ def random_parents(batch: int, num: int, seed: int = 0) -> Tensor:
         ]
         rows.append([node - 1 if node < 9 else pick[node] for node in range(num)])
     return torch.tensor(rows)
+
+
+def tree_drafter(model: Any, **sizes: int) -> TreeDrafter:
+    """A drafter of trees of other sizes than its own."""
+    drafter = TreeDrafter(model)
+    vars(drafter).update(sizes)
+    return drafter
 
 
 def merge(candidates: Sequence[Sequence[tuple[list[int], float]]], num: int, depth: int) -> Draft:

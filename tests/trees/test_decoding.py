@@ -13,11 +13,10 @@ from gistgate.core.rule import settle
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import BATCH, CONTEXT, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers, Watch
 from tests.rules.extremes import CLOSED
-from tests.trees.growing import Hiding
+from tests.trees.growing import Hiding, tree_drafter
 
 NUM = 20
 
@@ -25,7 +24,7 @@ NUM = 20
 def drafter(name: str, kind: str, **changes: Any) -> Any:
     if name == "hiding":
         return Hiding(kind, BATCH, NUM, **changes)
-    return TreeDrafter(pair(kind)[1], nodes=12)
+    return tree_drafter(pair(kind)[1], nodes=12)
 
 
 @pytest.mark.parametrize("name", ["tree", "hiding"])
@@ -60,7 +59,8 @@ def test_every_closed_rule_writes_them(rule_id: str):
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_a_loose_rule_judges_the_best_path_as_a_chain(kind: str):
     target, rule, watcher = pair(kind)[0], make_rule("prob", r=1e-3), Watch(["post"])
-    decoder = Decoder(target, TreeDrafter(pair(kind)[1], 24, 4, 4), rule, 5, observer=watcher)
+    drafter = tree_drafter(pair(kind)[1], nodes=24, branch=4)
+    decoder = Decoder(target, drafter, rule, 5, observer=watcher)
     answers = decoder.generate(BATCH, max_new_tokens=NUM)
     assert sum(answer.statistics.loose for answer in answers) > 5
     judged = [
@@ -114,7 +114,7 @@ def test_a_tree_of_one_branch_is_the_draft_model_s_chain():
     target, draft = pair("llama")
     for sampling in (Sampling(), Sampling(1.0)):
         one = Decoder(
-            target, TreeDrafter(draft, nodes=5, width=1, branch=1, chains=1), make_rule("exact"), 5
+            target, tree_drafter(draft, nodes=5, width=1, branch=1, chains=1), make_rule("exact"), 5
         )
         chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 5)
         texts = [d.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for d in (one, chain)]
@@ -129,7 +129,7 @@ def test_a_tree_of_one_branch_is_the_draft_model_s_chain():
 )
 def test_a_sampled_tree_is_whole_chains(nodes: int, chains: int, parents: list[int]):
     """Each node is drawn from its own q, and none is left out because of what was drawn."""
-    tree = TreeDrafter(pair("llama")[1], nodes=nodes, chains=chains)
+    tree = tree_drafter(pair("llama")[1], nodes=nodes, chains=chains)
     tree.start(2)
     uniforms = torch.rand(
         2, 2 * nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -144,9 +144,8 @@ def test_a_sampled_tree_is_whole_chains(nodes: int, chains: int, parents: list[i
 
 def test_a_tree_accepts_more_than_the_chain_of_its_depth():
     target, draft = pair("llama")
-    tree = Decoder(target, TreeDrafter(draft, 32, 6, 4), make_rule("exact"), 6).generate(
-        BATCH, max_new_tokens=60
-    )
+    drafter = tree_drafter(draft, nodes=32, width=6, branch=4)
+    tree = Decoder(target, drafter, make_rule("exact"), 6).generate(BATCH, max_new_tokens=60)
     chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 6).generate(
         BATCH, max_new_tokens=60
     )

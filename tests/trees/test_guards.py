@@ -14,9 +14,9 @@ from gistgate.core.guard import CLOSED, Guard, Verdict
 from gistgate.core.request import Generation, Row
 from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
-from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import BATCH, greedy, pair
 from tests.compiled.test_fall_back import Weary, strange
+from tests.trees.growing import tree_drafter
 
 NUM = 24
 LOOSE: list[tuple[str, dict[str, Any]]] = [
@@ -46,7 +46,7 @@ def answers(
     rule: Rule, *guards: Any, batch: Any = BATCH, sampling: Sampling | None = None
 ) -> list[Generation]:
     target, draft = pair("llama", noise=0.1)
-    decoder = Decoder(target, TreeDrafter(draft, nodes=12), rule, 5, guards=guards)
+    decoder = Decoder(target, tree_drafter(draft, nodes=12), rule, 5, guards=guards)
     return decoder.generate(batch, max_new_tokens=NUM, sampling=sampling)
 
 
