@@ -2,7 +2,7 @@
 would read for too long: its compressed keys propose more neighbours than asked for, and the stored
 float16 keys rank them again.
 
-Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
+Axis letters: N keys, P width of a key, R proposed neighbours.
 """
 
 import warnings
@@ -17,8 +17,6 @@ from torch import Tensor
 from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
 
-CHUNK = 1 << 18
-"""Keys that are compared at once: bounds the memory of the scores."""
 ADDED = 1 << 14
 """Keys that are added to an index at once."""
 ROUNDS = 4
@@ -33,29 +31,20 @@ WITHOUT_FAISS = "Run `pip install '.[retrieval]'` in the clone of GistGate."
 
 
 class ExactIndex:
-    """Compares the query with every key, in chunks."""
+    """Compares the query with every key."""
 
     def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
         on_cpu = torch.device(device).type == "cpu"
         self.keys = keys.to(device, torch.float32 if on_cpu else torch.float16)
 
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The `k` keys nearest to each unit vector of `queries [Q, P]`, fewer where there are
-        fewer.
+    def search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The `k` keys nearest to a unit vector `query [P]`, fewer where there are fewer.
 
-        Returns cosines [Q, k] and numbers of the keys [Q, k], on the CPU, best first.
+        Returns cosines [k] and numbers of the keys [k], on the CPU, best first.
         """
-        queries = queries.to(self.keys)
-        best = queries[:, :0]
-        numbers = best.long()
-        for start in range(0, len(self.keys), CHUNK):
-            cosines_QN = queries @ self.keys[start : start + CHUNK].T
-            values, places = cosines_QN.topk(min(k, cosines_QN.shape[1]))
-            best = torch.cat([best, values], 1)
-            numbers = torch.cat([numbers, places + start], 1)
-            best, places = best.topk(min(k, best.shape[1]))
-            numbers = numbers.gather(1, places)
+        cosines_N = self.keys @ query.to(self.keys)
+        best, numbers = cosines_N.topk(min(k, len(cosines_N)))
         return best.float().cpu(), numbers.cpu()
 
 
@@ -72,18 +61,17 @@ class FaissIndex:
         self.index = index
         self.keys = keys
 
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """As of `ExactIndex`; where fewer are found for some query, the number -1 fills up."""
+    def search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """As of `ExactIndex`; where fewer are found, the number -1 fills up."""
         parameters = import_faiss().SearchParametersIVF(nprobe=self.effort)
         num = min(k * self.refine, len(self.keys))
-        queries = queries.float().cpu().contiguous()
-        _, numbers = self.index.search(queries.numpy(), num, params=parameters)
-        numbers_QR = torch.from_numpy(numbers)
-        keys_QRP = self.keys[numbers_QR.clamp_min(0)].float()
-        cosines_QR = torch.einsum("qp,qrp->qr", queries, keys_QRP)
-        cosines_QR[numbers_QR < 0] = -torch.inf
-        values, places = cosines_QR.topk(min(k, num))
-        return values, numbers_QR.gather(1, places)
+        query = query.float().cpu()
+        _, numbers = self.index.search(query[None].numpy(), num, params=parameters)
+        numbers_R = torch.from_numpy(numbers[0])
+        cosines_R = self.keys[numbers_R.clamp_min(0)].float() @ query
+        cosines_R[numbers_R < 0] = -torch.inf
+        values, places = cosines_R.topk(min(k, num))
+        return values, numbers_R[places]
 
 
 Index = ExactIndex | FaissIndex

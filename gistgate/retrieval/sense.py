@@ -188,12 +188,12 @@ class SenseDrafter(RowDrafter):
             scores_H += self.store.keys.numpy()[numbers_H].astype(np.float32) @ query
         missing = self.fill - len(numbers_H)
         if query is not None and missing > 0:
-            cosines, near = self.index.search(torch.from_numpy(query)[None], self.fill)
-            near_H = near[0].numpy()
+            cosines, near = self.index.search(torch.from_numpy(query), self.fill)
+            near_H = near.numpy()
             is_fresh_H = (near_H >= 0) & ~np.isin(near_H, numbers_H)
             fresh_H = np.flatnonzero(is_fresh_H)[:missing]
             numbers_H = np.append(numbers_H, near_H[fresh_H])
-            scores_H = np.append(scores_H, cosines[0].numpy()[fresh_H])
+            scores_H = np.append(scores_H, cosines.numpy()[fresh_H])
         return self.store.places[numbers_H] + 1, self.weights(scores_H)
 
     def earlier(

@@ -74,6 +74,8 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
 class RequestCosts(Context):
     """Fills `Block.cost` where a request names its cost."""
 
+    needs_eager = "asks what a round costs"
+
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """The cost of each row [B], 0 for a row that names none; nothing where no row does."""
         if all(row.cost is None for row in rows):
@@ -98,8 +100,8 @@ class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     grid = AutoJudge.grid
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
-        """What a round costs each request."""
-        return RequestCosts()
+        """What a round costs each request, where that matters."""
+        return RequestCosts() if self.kappa else Context()
 
     def accept(self, block: Block) -> Tensor:
         if self.risk < 0:

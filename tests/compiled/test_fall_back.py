@@ -37,7 +37,6 @@ FALLS_BACK = {
     "csd": "counts while it decodes",
     "reflective": "reads drafts a second time",
     "regret-budget": "remembers something",
-    "wisv": "remembers something",
 }
 """Rules that no program can hold, and why; all others run compiled."""
 
@@ -118,6 +117,14 @@ def test_models_on_different_devices_fall_back():
     parts = replace(decoder.parts, drafter=ModelDrafter(draft))
     parts.drafter.model = elsewhere  # type: ignore[union-attr, assignment]
     assert next(reasons_against(parts, 1)) == "target and draft model are on different devices"
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.1])
+def test_only_costs_that_matter_need_the_eager_engine(kappa: float):
+    rule = make_rule("wisv", kappa=kappa)
+    decoder = Decoder(pair("llama")[0], TokenRecycling(), rule, 3, gate=HalfGate())
+    reasons = [*reasons_against(decoder.parts, 1)]
+    assert ("the rule 'wisv' asks what a round costs" in reasons) == (kappa > 0)
 
 
 def test_a_table_that_changed_is_another_program(traced: None):

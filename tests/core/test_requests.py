@@ -206,10 +206,9 @@ def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
     slotted = Watch()
     silent = Watch()
     costs = [0.25, 0.5, 1.0]
-    decoder("wisv", observer=watch).generate(many, max_new_tokens=12, costs=costs)
-    decode_all(
-        decoder("wisv", observer=slotted), many, batch_size=2, max_new_tokens=12, costs=costs
-    )
+    decoder("wisv", kappa=0.1, observer=watch).generate(many, max_new_tokens=12, costs=costs)
+    costly = decoder("wisv", kappa=0.1, observer=slotted)
+    decode_all(costly, many, batch_size=2, max_new_tokens=12, costs=costs)
     for block, _, texts in [*watch.seen, *slotted.seen]:
         assert block.cost.tolist() == [
             cost
@@ -217,7 +216,7 @@ def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
             for cost, prompt in zip(costs, many, strict=True)
             if text[: len(prompt)] == prompt
         ]
-    decoder("wisv", observer=silent).generate(many, max_new_tokens=12)
+    decoder("wisv", kappa=0.1, observer=silent).generate(many, max_new_tokens=12)
     assert all(block.cost is None for block, _, _ in silent.seen)
 
 
