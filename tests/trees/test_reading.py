@@ -87,7 +87,7 @@ def test_attention_without_masks_for_pairs_is_refused():
     with pytest.raises(UserError, match="takes no mask of a tree.*attn_implementation='sdpa'"):
         attention_kinds(model)
     model.config.layer_types = ["chunked_attention", "full_attention"]
-    with pytest.raises(UserError, match="layers of chunked_attention"):
+    with pytest.raises(UserError, match="layers are of chunked_attention"):
         attention_kinds(model)
 
 
