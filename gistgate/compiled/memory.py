@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.compiled.program import Captured, Program, UnsupportedError, build, missing_compiler
 from gistgate.core.architecture import context_of
-from gistgate.core.attention import SPECIAL, attend, attending, configs_of
+from gistgate.core.attention import SPECIAL, additive, attend, attending, configs_of
 from gistgate.core.features import decoder_layers
 from gistgate.core.reader import last_logits
 from gistgate.core.utils import UserError
@@ -117,9 +117,7 @@ def forward(
     pairs = zip(memory[::2], memory[1::2])
     layers = [SlotLayer(keys, values, slots) for keys, values in pairs]
     places = positions.clamp_min(0)
-    hidden = torch.arange(last + 1, device=ids.device) > places[..., None]
-    smallest = torch.finfo(memory[0].dtype).min
-    mask = memory[0].new_zeros(()).masked_fill(hidden[:, None], smallest)
+    mask = additive(torch.arange(last + 1, device=ids.device) <= places[..., None], memory[0].dtype)
     context = context_of(model.config.get_text_config())
     if context is not None:
         places = places.clamp_max(context - 1)

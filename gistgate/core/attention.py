@@ -65,6 +65,12 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is seen `[B, N, S]` as a mask [B, 1, N, S] that is added to scores."""
+    mask = torch.zeros((), dtype=dtype, device=seen.device)
+    return mask.masked_fill(~seen[:, None], torch.finfo(dtype).min)
+
+
 def attend_to_few(
     module: nn.Module,
     query: Tensor,

@@ -327,7 +327,7 @@ class Decoder:
         if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
             kind = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
             raise UserError(
-                f"The rule '{rule.id}' is not defined for {kind}. Use {rule.alternative} there."
+                f"The rule '{rule.id}' is not defined for {kind}. Use 'prob-ratio' there."
             )
         if not sampling.greedy:
             self.parts.form.check_sampled(rule)

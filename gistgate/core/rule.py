@@ -45,7 +45,6 @@ class Rule:
     needs: ClassVar[frozenset[str]] = frozenset()
     # Requests that it is defined for: "all", "greedy" or "sampled".
     temperatures: ClassVar[str] = "all"
-    alternative: ClassVar[str] = ""  # which rule to take at the other temperatures
     grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
     # Other settings that compete on development prompts, 1 to 4.
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)

@@ -241,7 +241,6 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     # Plausible and calm (the authors' text), or either (the authors' equation).
     con_requires_topk: bool = False
     temperatures = "greedy"
-    alternative = "'fly'"
     grid = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.02, 0.01, 0.005)
     variants = (
         {},

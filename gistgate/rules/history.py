@@ -232,7 +232,6 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     share: Amount = 0.0
     most: Natural = 0  # ASD's m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
-    alternative = "'prob-ratio'"
     counters = ("spent",)
     grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
     variants = ({}, {"share": 0.25, "most": 2})

@@ -59,7 +59,6 @@ class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     variants = ({}, {"w": 0.1}, {"w": 0.5})
     needs = AutoJudge.needs | Ensemble.needs
     temperatures = "greedy"
-    alternative = "'ensemble'"
 
     @cached_property
     def mixture(self) -> Ensemble:

@@ -29,21 +29,17 @@ BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}
 
 @dataclass(frozen=True)
 class Reflection(Context):
-    """What is read behind a draft; `tail` and `mode` as in the rule."""
+    """What is read behind a draft; `tail` as in the rule."""
 
     prompt_ids: tuple[int, ...]
     tail: int
-    mode: str
     needs_eager = "reads drafts a second time"
 
 
 class Rereader(Verifier):
-    """Fills `Block.second`, in the forward of the first reading or in one of its own where the
-    first one differs.
-    """
+    """Fills `Block.second` in the forward of the first reading."""
 
-    # The rows of the second copy [B, K, V], where both copies were read in one forward.
-    second: Tensor | None = None
+    second: Tensor  # the rows of the second copy [B, K, V]
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
@@ -51,16 +47,13 @@ class Rereader(Verifier):
         return len(context.prompt_ids) + context.tail + 2 * parts.block
 
     def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
-        self.second = None
         block = super().verify(rows, draft, uniforms)
-        if self.second is None and draft.width:
-            self.second = self._read_where_it_differs(block, draft, rows)
-        second = block.logits[:, :-1] if self.second is None else self.sampling.logits(self.second)
+        second = self.sampling.logits(self.second) if draft.width else block.logits[:, :-1]
         return block.having(second=second)
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
         num = draft.width
-        if not num or reflection(self.parts).mode != "joint":
+        if not num:
             return super().read(ids, valid, draft, rows)
         if valid is None:
             valid = torch.ones_like(ids, dtype=torch.bool)
@@ -71,26 +64,9 @@ class Rereader(Verifier):
         z = self.reader.read(ids, valid, num + 1 + length)[..., : self.parts.vocabulary]
         for layer, state in self.states.items():
             self.states[layer] = state[:, :-length]
-        self._forget(counts)
+        self.reader.forget(length, counts.sum(-1).tolist())
         self.second = z[:, -num - 1 : -1]
         return z[:, : num + 1]
-
-    def _read_where_it_differs(
-        self, block: Block, draft: Draft, rows: Sequence[Row]
-    ) -> Tensor | None:
-        """The rows of the second copy [B, K, V]; None where the first reading agrees with all
-        drafts.
-        """
-        num = draft.width
-        differs = block.refused.any(-1).tolist()
-        if not any(differs):
-            return None
-        for row, again in zip(rows, differs):
-            row.statistics.forwards += again
-        ids, counts = self._appendix(draft, rows)
-        z = self.reader.read(ids, counts, keep=num + 1)[..., : self.parts.vocabulary]
-        self._forget(counts)
-        return z[:, -num - 1 : -1]
 
     def _appendix(self, draft: Draft, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """What is read behind the draft: ids [B, R + K] and which of them count."""
@@ -101,10 +77,6 @@ class Rereader(Verifier):
         if valid is None:
             valid = torch.ones_like(ids, dtype=torch.bool)
         return torch.cat([ids, draft.ids], dim=1), torch.cat([valid, draft.valid], dim=1)
-
-    def _forget(self, valid: Tensor) -> None:
-        """Take the appendix `valid [B, R + K]` out of the cache again."""
-        self.reader.forget(valid.shape[1], valid.sum(-1).tolist())
 
 
 def reflection(parts: DecoderParts) -> Reflection:
@@ -124,13 +96,9 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
     alpha: Share = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
     # What judges z_mix: the lossless test, or typical acceptance as published (alike if greedy).
     base: Literal["exact", "typical"] = "exact"
-    # Both readings in one forward, always; or a forward of its own, only where the first one
-    # differs.
-    mode: Literal["joint", "second"] = "joint"
     prompt: str = PROMPT  # what the target reads between draft and second copy
     tail: Natural = 16  # last tokens of the text that are repeated before the second copy
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
-    variants = ({}, {"mode": "second"})
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
         """What is read between the draft and its second copy."""
@@ -145,7 +113,7 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
                 f"The rule '{self.id}' has nothing between its readings. Give it a prompt or a"
                 " tail."
             )
-        return Reflection(prompt_ids, self.tail, self.mode)
+        return Reflection(prompt_ids, self.tail)
 
     def accept(self, block: Block) -> Tensor:
         assert block.second is not None, "the decoder reads the draft a second time"

@@ -116,7 +116,6 @@ class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
 
     lenience: PositiveShare = 0.5  # l in (0, 1]; 1 is strict
     temperatures = "sampled"
-    alternative = "'prob-ratio'"
     grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 
     def accept(self, block: Block) -> Tensor:
@@ -267,7 +266,6 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     # Only between the markers, or everywhere (models that do not think).
     scope: Literal["think", "all"] = "think"
     temperatures = "greedy"
-    alternative = "'prob-ratio'"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     variants = (
         {},

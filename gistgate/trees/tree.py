@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.architecture import BY_SLOT
+from gistgate.core.attention import additive
 from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.cache import Texts
 from gistgate.core.drafter import Chains, Drafter, Judged, Settle
@@ -111,12 +112,6 @@ def visible(family: Tensor, used: Tensor, num_new: int) -> Tensor:
     sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
     # Padding sees itself: a softmax over nothing is not defined.
     return (sees & used[:, None]) | (slot == new)
-
-
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask [B, 1, new, S] that attention adds to its scores."""
-    mask = torch.zeros((), dtype=dtype, device=seen.device)
-    return mask.masked_fill(~seen[:, None], torch.finfo(dtype).min)
 
 
 def attention_kinds(model: PreTrainedModel) -> set[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.architecture import counts_slots
 from gistgate.core.block import Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.rule import allowed
@@ -110,18 +109,16 @@ def test_typical_acceptance_of_the_mixture(z: list[float], x: int, expected: boo
 def test_it_asks_for_its_second_reading_which_a_prompt_announces():
     assert Reflective.verifier is Rereader
     assert Reflective(tail=0).context(byte_tokenizer(), ()).tail == 0  # no text need be repeated
-    context = Reflective(tail=3, mode="second", prompt="Again:").context(byte_tokenizer(), ())
+    context = Reflective(tail=3, prompt="Again:").context(byte_tokenizer(), ())
     assert byte_tokenizer().decode(context.prompt_ids) == "Again:"  # no <s> in front of it
-    assert (context.tail, context.mode) == (3, "second")
+    assert context.tail == 3
     with pytest.raises(UserError, match=r"'reflective' puts a prompt .* Pass tokenizer="):
         Reflective().context(None, ())
 
 
-def decoded(
-    kind: str, mode: str, watch: Watch | None = None, alpha: float = 0.5, **more: Any
-) -> list[Any]:
+def decoded(kind: str, watch: Watch | None = None, alpha: float = 0.5, **more: Any) -> list[Any]:
     target, draft = pair(kind, noise=NOISE)
-    rule = make_rule("reflective", alpha=alpha, mode=mode, tail=TAIL)
+    rule = make_rule("reflective", alpha=alpha, tail=TAIL)
     drafter = more.pop("drafter", None) or ModelDrafter(draft)
     decoder = Decoder(target, drafter, rule, 4, tokenizer=Markers(), observer=watch)
     return decoder.generate(BATCH, max_new_tokens=12, **more)
@@ -134,21 +131,17 @@ def read_twice(kind: str, text: list[int], draft: list[int]) -> torch.Tensor:
         return pair(kind, noise=NOISE)[0](torch.tensor([whole])).logits[0, -len(draft) - 1 : -1]
 
 
-@pytest.mark.parametrize("mode", ["joint", "second"])
 @pytest.mark.parametrize("kind", [*SIZES, *BY_SLOT])
-def test_rows_of_both_readings_are_those_of_plain_forwards(kind: str, mode: str):
+def test_rows_of_both_readings_are_those_of_plain_forwards(kind: str):
     """Also behind many second readings: nothing of them is left in the cache."""
     watch, checked = Watch(["post"]), 0
-    decoded(kind, mode, watch)
+    decoded(kind, watch)
     for judged, _, texts in watch.seen:
         assert judged.second.shape == judged.logits[:, :-1].shape
         for row, text in enumerate(texts):
             num = int(judged.valid[row].sum())
-            draft, differs = (
-                judged.draft_ids[row, :num].tolist(),
-                not bool(judged.match[row, :num].all()),
-            )
-            if num and (differs or (mode == "joint" and not counts_slots(pair(kind)[0]))):
+            draft = judged.draft_ids[row, :num].tolist()
+            if num:
                 torch.testing.assert_close(
                     judged.second[row, :num], read_twice(kind, text, draft), atol=2e-3, rtol=0
                 )
@@ -168,21 +161,8 @@ def test_rows_of_both_readings_are_those_of_plain_forwards(kind: str, mode: str)
     assert checked >= 5
 
 
-def test_both_modes_write_the_same_and_a_second_forward_is_counted_where_it_is_needed():
-    watch = Watch()
-    joint, second = decoded("llama", "joint"), decoded("llama", "second", watch)
-    assert [answer.ids for answer in joint] == [answer.ids for answer in second]
-    again = sum(
-        not bool(judged.match[0].all())
-        for judged, _, texts in watch.seen
-        if texts[0][:5] == BATCH[0]
-    )
-    forwards = joint[0].statistics.forwards
-    assert second[0].statistics.forwards == forwards + again > forwards
-
-
 def test_drafts_of_unequal_length():
-    answers = decoded("llama", "joint", alpha=0.0, drafter=PromptLookup())
+    answers = decoded("llama", alpha=0.0, drafter=PromptLookup())
     strict = Decoder(pair("llama")[0], None, make_rule("exact"), 0).generate(
         BATCH, max_new_tokens=12
     )
