@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.compiled.memory import attending_to_slots, forward, program_of
-from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_bytes
+from gistgate.compiled.program import HEAVY, Program, num_bytes
 from gistgate.core.block import Block, Sampling, draw
 from gistgate.core.features import tap
 from gistgate.core.parts import DecoderParts
@@ -129,10 +129,6 @@ def verify_round(
     if parts.judged:
         block = block.with_gate(parts.gate)
     acceptance = settle(parts.rule, block)
-    if parts.rule.advance(block, acceptance):
-        raise UnsupportedError(
-            f"the rule '{parts.rule.id}' remembers something from round to round"
-        )
     ends = torch.stack([acceptance.length, acceptance.own_ids], 1)
     return (torch.cat([x_BK, acceptance.reasons, ends], 1),)
 

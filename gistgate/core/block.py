@@ -20,10 +20,6 @@ from torch import Tensor
 
 from gistgate.core.utils import UserError
 
-State = dict[str, Tensor]
-"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch
-begins, zero in the rows that come in later. The decoder drops the rows that leave."""
-
 
 class Reason(IntEnum):
     """Why a token is in the output."""
@@ -150,7 +146,8 @@ class Block:
     thinking: Tensor | None = None
     # what a round costs each row's request right now, 0 to 1 [B]; None: unknown
     cost: Tensor | None = None
-    state: State = field(default_factory=dict)  # what the rule remembers of the rows
+    # nats that each request has spent so far [B]; only for the rule that asks
+    spent: Tensor | None = None
 
     @property
     def width(self) -> int:

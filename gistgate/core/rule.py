@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Reason, State
+from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.utils import UserError, fits, hints, in_words, shown
 
 
@@ -48,8 +48,6 @@ class Rule:
     grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
     # Other settings that compete on development prompts, 1 to 4.
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    # Names in the state that belong into the statistics of an answer.
-    counters: ClassVar[tuple[str, ...]] = ()
     lossless: ClassVar[bool] = False
     """True when the rule leaves the target's distribution alone by itself, along another path than
     `block.strict`: its opinion counts as it is, and all that it accepts is strict."""
@@ -91,9 +89,8 @@ class Rule:
         """The target's token behind the accepted prefix [B]."""
         return own_token(block, length_B)
 
-    def advance(self, block: Block, acceptance: Acceptance) -> State:
-        """What to remember after a block, which says what was remembered before it."""
-        return block.state
+    def advance(self, block: Block, acceptance: Acceptance, rows: Sequence[Any]) -> None:
+        """Remember what matters of a block, on its `Row`s or beside the settings."""
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """What the rule has to know about the tokenizer and about each request."""

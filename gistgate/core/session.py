@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Reason, State
+from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.cache import RowCache
 from gistgate.core.drafter import Drafter, Judged
 from gistgate.core.features import tap
@@ -161,7 +160,6 @@ class Session:
         self.drafter = self.parts.drafter or Drafter()
         self.device = self.parts.target.device
         self.rows: list[Row] = []
-        self.state: State = {}
         self.results: dict[int, tuple[Generation, PrefixState | None]] = {}
 
     def run(self) -> list[tuple[Generation, PrefixState | None]]:
@@ -181,9 +179,6 @@ class Session:
         while queued := self.queue.next(len(self.rows)):
             self._read_beforehand(queued)
             self.rows = [*self.rows, *(entry.row for entry in queued)]
-            for name, value in self.state.items():
-                zeros = value.new_zeros(len(queued), *value.shape[1:])
-                self.state[name] = torch.cat([value, zeros])
             for entry in queued:
                 self._check_end(entry.row)
             self._retire()
@@ -272,7 +267,7 @@ class Session:
     def _accept(self, block: Block, draft: Draft) -> Judged:
         parts = self.parts
         judged = parts.form.judge(block, draft, parts.rule, self._settle)
-        self.state = parts.rule.advance(judged.block, judged.acceptance)
+        parts.rule.advance(judged.block, judged.acceptance, self.rows)
         for observer in parts.observers:
             observer(judged.block, judged.acceptance, self.rows)
         self.drafter.observe(judged.block, judged.acceptance)
@@ -284,10 +279,7 @@ class Session:
         """
         parts = self.parts
         rows = [row for row in self.rows for _ in range(times)]
-        fields: dict[str, Any] = dict(parts.context.fields(block, rows))
-        fields["state"] = {
-            name: value.repeat_interleave(times, 0) for name, value in self.state.items()
-        }
+        fields = parts.context.fields(block, rows)
         begins = [not row.answer for row in rows]
         if any(begins):
             fields["begins"] = torch.tensor(begins, device=self.device)
@@ -326,14 +318,10 @@ class Session:
         memories = self._prefix_states(leaving) if self.remember else [None] * len(leaving)
         for place, memory in zip(leaving, memories):
             row = self.rows[place]
-            for name in self.parts.rule.counters:
-                if name in self.state:
-                    row.statistics.extra[name] = float(self.state[name][place])
             self.results[row.index] = (row.generation(), memory)
             self.slots.progress(1)
         staying = [place for place, row in enumerate(self.rows) if row.finish is None]
         self.rows = [self.rows[place] for place in staying]
-        self.state = {name: value[staying] for name, value in self.state.items()}
         if staying:
             self._select(staying)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, State
+from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
 from gistgate.core.rule import Context, Rule
 from gistgate.core.utils import Amount, Natural, Positive, UserError
@@ -199,14 +199,13 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
             count_BK = count_BK + met_so_far(block)
         return (count_BK > self.min_count) & (block.log_ratio >= math.log(self.tau_c))
 
-    def advance(self, block: Block, acceptance: Acceptance) -> State:
+    def advance(self, block: Block, acceptance: Acceptance, rows: Sequence[Any]) -> None:
         """Count what was met in an online table: the refusals along the accepted prefix and the one
         that ended it.
         """
         if self.table == "online":
             met_BK = block.refused & (block.places <= acceptance.length[:, None])
             self.pairs.add(block.draft_ids[met_BK], block.top_ids[:, :-1][met_BK])
-        return block.state
 
 
 def met_so_far(block: Block) -> Tensor:
@@ -216,6 +215,17 @@ def met_so_far(block: Block) -> Tensor:
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
     same_BKK = key_BK[:, :, None] == key_BK[:, None]
     return (same_BKK & block.refused[:, None]).tril().sum(-1)
+
+
+class Spending(Context):
+    """Fills `Block.spent`."""
+
+    needs_eager = "remembers what a request has spent"
+
+    def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """What each request has spent so far [B]."""
+        totals = [row.statistics.extra.get("spent", 0.0) for row in rows]
+        return {"spent": torch.tensor(totals, device=block.logits.device)}
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,6 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     share: Amount = 0.0
     most: Natural = 0  # ASD's m: loose tokens in a block; 0: no limit
     temperatures = "greedy"
-    counters = ("spent",)
     grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
     variants = ({}, {"share": 0.25, "most": 2})
 
@@ -249,16 +258,20 @@ class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
             accepted_BK &= block.refused.cumsum(-1) <= self.most
         return accepted_BK
 
-    def advance(self, block: Block, acceptance: Acceptance) -> State:
-        """Add the logits that the accepted tokens cost to "spent" [B]."""
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return Spending()
+
+    def advance(self, block: Block, acceptance: Acceptance, rows: Sequence[Any]) -> None:
+        """Add the logits that the accepted tokens cost to the statistics of their requests."""
         stays_BK = block.places < acceptance.length[:, None]
         cost_B = torch.where(stays_BK, regret(block), 0.0).sum(-1)
-        return {**block.state, "spent": spent(block) + cost_B}
+        for row, total in zip(rows, (spent(block) + cost_B).tolist()):
+            row.statistics.extra["spent"] = total
 
 
 def spent(block: Block) -> Tensor:
     """What each request has spent so far [B]."""
-    return block.state.get("spent", block.logits.new_zeros(len(block.logits)))
+    return block.logits.new_zeros(len(block.logits)) if block.spent is None else block.spent
 
 
 def regret(block: Block) -> Tensor:

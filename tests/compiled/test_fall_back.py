@@ -36,7 +36,7 @@ NUM = 20
 FALLS_BACK = {
     "csd": "counts while it decodes",
     "reflective": "reads drafts a second time",
-    "regret-budget": "remembers something",
+    "regret-budget": "remembers what a request has spent",
 }
 """Rules that no program can hold, and why; all others run compiled."""
 

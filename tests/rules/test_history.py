@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.block import Block, State
+from gistgate.core.block import Block
 from gistgate.core.files import save_tensors
+from gistgate.core.request import Row
 from gistgate.core.rule import settle
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
@@ -32,16 +33,16 @@ def known(table: PairCounts, *pairs: tuple[int, int]) -> list[int]:
     return table.look_up(x, t).tolist()
 
 
-def rounds(rule: Any, *blocks: Block) -> tuple[list[list[int]], State]:
-    """Accepted lengths, block after block, as the decoder goes on; and the state behind them."""
-    state: State = {}
+def rounds(rule: Any, *blocks: Block) -> tuple[list[list[int]], list[Row]]:
+    """Accepted lengths, block after block, as the decoder goes on; and the rows behind them."""
+    rows = [Row(place, [], 0) for place in range(len(blocks[0].draft_ids))]
     lengths = []
     for judged in blocks:
-        judged = judged.having(state=state)
+        judged = judged.having(**rule.context(None, ()).fields(judged, rows))
         acceptance = settle(rule, judged)
-        state = rule.advance(judged, acceptance)
+        rule.advance(judged, acceptance, rows)
         lengths.append(acceptance.length.tolist())
-    return lengths, state
+    return lengths, rows
 
 
 @pytest.fixture
@@ -226,8 +227,8 @@ def whole(*draft: int, valid: int | None = None) -> Block:
 
 def spent(budget: float, *blocks: Block, **limits: Any) -> tuple[list[int], float]:
     """Accepted lengths of a single request, and what it has spent behind all blocks."""
-    lengths, state = rounds(RegretBudget(budget, **limits), *blocks)
-    return [length for [length] in lengths], pytest.approx(state["spent"].item())
+    lengths, [row] = rounds(RegretBudget(budget, **limits), *blocks)
+    return [length for [length] in lengths], pytest.approx(row.statistics.extra["spent"])
 
 
 OWN_BEST = block(COSTS, [0.0, 4.0, 1.0, -torch.inf], COSTS, draft=[1, 2])
@@ -281,7 +282,7 @@ def test_a_block_has_limits_of_its_own(
 def test_a_forbidden_token_neither_passes_nor_breaks_the_sum(budget: float):
     for seed in range(4):
         judged = random_block(seed, batch=300)
-        acceptance = accepted(RegretBudget(budget), judged)
-        state = RegretBudget(budget).advance(judged, acceptance)
-        assert state["spent"].shape == (300,) and (state["spent"] <= budget).all()
-        assert (acceptance.length > accepted(make_rule("exact"), judged).length).any()
+        [lengths], rows = rounds(RegretBudget(budget), judged)
+        assert all(row.statistics.extra["spent"] <= budget for row in rows)
+        strict = accepted(make_rule("exact"), judged).length.tolist()
+        assert any(length > least for length, least in zip(lengths, strict, strict=True))
