@@ -35,11 +35,15 @@ class SuffixArray:
 
     @classmethod
     def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> Self:
-        """Sort the token ids of documents; takes about 4 `depth` bytes of memory for every token
-        meanwhile.
-        """
+        """Sort the token ids of documents."""
         parts = [np.array([*document, END], np.int32) for document in documents]
-        tokens_N = np.concatenate(parts)
+        return cls.over(np.concatenate(parts), depth)
+
+    @classmethod
+    def over(cls, tokens_N: np.ndarray, depth: int) -> Self:
+        """Sort documents that stand one after another, each with its end mark; takes about 4
+        `depth` bytes of memory for every token meanwhile.
+        """
         padded = np.append(tokens_N, np.full(depth, END, np.int32))
         columns = [padded[offset : offset + len(tokens_N)] for offset in range(depth)]
         order_N = np.lexsort(columns[::-1])

@@ -132,7 +132,7 @@ class SenseDrafter(RowDrafter):
         self.semantic = semantic
         self.layers = frozenset({store.config.layer} if semantic else ())
         self.projection = store.projection
-        self.lexicon = SuffixArray.build(store.answers, self.n_max)
+        self.lexicon = SuffixArray.over(store.tokens, self.n_max)
 
     @cached_property
     def index(self) -> Index:
@@ -224,7 +224,7 @@ class SenseDrafter(RowDrafter):
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Remember the states that predicted the tokens which stayed, and those tokens."""
-        if not self.semantic or not self.rows:
+        if not self.semantic:
             return
         h_BKD = block.hidden[self.store.config.layer]
         parts = vars(self.projection).values()

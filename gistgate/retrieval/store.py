@@ -147,10 +147,3 @@ class Datastore:
         places_N = np.flatnonzero(tokens_T != END)
         index_file = folder / INDEX_FILE if INDEX_FILE in config.files else None
         return cls(config, projection, stored["keys"], tokens_T, places_N, index_file)
-
-    @property
-    def answers(self) -> list[list[int]]:
-        """The stored answers, in order."""
-        ends = np.flatnonzero(self.tokens == END)
-        parts = np.split(self.tokens, ends + 1)
-        return [part[:-1].tolist() for part in parts[:-1]]

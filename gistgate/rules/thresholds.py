@@ -3,7 +3,6 @@ entropy.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -141,11 +140,6 @@ class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
         p_BK = block.draft_logprob.exp()
         sure_BK = p_BK >= self.single
         if block.greedy:
-            if self.acc < 1:
-                warnings.warn(
-                    "sgl-threshold: acc has no effect when greedy; set single instead.",
-                    stacklevel=2,
-                )
             return block.strict | sure_BK
         u_BK = block.tests
         # accept(j)  <=>  u_j <= p(x_j), or, where looseness is allowed, u_j <= p(x_j) / acc or

@@ -162,7 +162,6 @@ def test_a_folder_gives_back_the_store_and_refuses_what_does_not_fit(tmp_path: P
     store.save(folder)
     again = Datastore.load(folder, pair("llama")[0])
     assert torch.equal(again.keys, store.keys) and again.tokens.tolist() == store.tokens.tolist()
-    assert again.answers == [greedy("llama", tuple(prompt), 40) for prompt in BATCH]
     with pytest.raises(UserError, match="does not fit the target"):
         Datastore.load(folder, pair("qwen2")[0])
     with pytest.raises(UserError, match="does not fit the target: its weights"):

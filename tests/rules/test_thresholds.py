@@ -236,11 +236,6 @@ def test_sgl_acc_inflates_the_probability_and_single_is_enough_without_luck(
     assert accepted(SglThreshold(**settings), sampled(1, u)).length.tolist() == [int(expected)]
 
 
-def test_sgl_what_has_no_effect_is_said():
-    with pytest.warns(UserWarning, match="acc has no effect when greedy; set single"):
-        SglThreshold(acc=0.5).accept(block(HALVES, HALVES, draft=[1]))
-
-
 @pytest.mark.parametrize("single", [1.0, 0.3, 0.1, 0.02])
 def test_sgl_a_greedy_request_is_judged_as_by_prob(single: float):
     judged = random_block(batch=300)
