@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.files import read_json, write_json
-from gistgate.core.utils import UserError, dataclass_from, refusing
+from gistgate.core.utils import Share, dataclass_from, refusing
 
 # The draft's probability taken for the probability that a token is accepted.
 IDENTITY = ((0.0, 0.0), (1.0, 1.0))
@@ -27,22 +27,16 @@ IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
-    floor: float  # estimated survival of a whole draft below which it ends, in [0, 1]
+    floor: Share  # estimated survival of a whole draft below which it ends
     # (probability of a token, share that is accepted), linear between the points and rising.
-    points: tuple[tuple[float, float], ...] = IDENTITY
+    points: tuple[tuple[Share, Share], ...] = IDENTITY
     # What it was made for: rule, settings, K, costs and counts.
     measured: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        confidences = [confidence for confidence, _ in self.points]
-        shares = [share for _, share in self.points]
-        rises = confidences == sorted(set(confidences)) and shares == sorted(shares)
-        within = all(0 <= value <= 1 for value in (self.floor, *confidences, *shares))
-        if not (self.points and rises and within):
-            raise UserError(
-                "stopping: floor and points lie in [0, 1], and points rise. See `gistgate"
-                " fit-draft`."
-            )
+        confidences, shares = map(list, zip(*self.points))
+        if confidences != sorted({*confidences}) or shares != sorted(shares):
+            raise ValueError("the points do not rise")
 
     def acceptance(self, confidence: Any) -> Any:
         """How often tokens of these draft probabilities are accepted: a number, or an array."""

@@ -158,12 +158,13 @@ def test_a_policy_is_a_file(tmp_path):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ('{"floor": 0.5}', "says nothing about when drafts end"),
-        ('{"floor": 0.5, "points": [[0, 1]], "other": 1}', "says nothing about when drafts end"),
+        ('{"floor": 0.5}', "'points' is missing"),
+        ('{"floor": 0.5, "points": [[0, 1]], "other": 1}', "'other'"),
         ("[]", "says nothing about when drafts end"),
-        ('{"floor": 0.5, "points": [[0, 0.9], [1, 0.1]]}', "points rise"),
-        ('{"floor": 1.5, "points": [[0, 0], [1, 1]]}', "points rise"),
-        ('{"floor": 0.5, "points": []}', "points rise"),
+        ('{"floor": 0.5, "points": [[0, 0.9], [1, 0.1]]}', "do not rise"),
+        ('{"floor": 1.5, "points": [[0, 0], [1, 1]]}', "'floor' is 1.5"),
+        ('{"floor": 0.5, "points": [[0, 2]]}', "'points' is"),
+        ('{"floor": 0.5, "points": []}', "says nothing about when drafts end"),
     ],
 )
 def test_what_is_no_policy_is_refused(tmp_path, content, said):
