@@ -112,7 +112,7 @@ class DomainGuard(Guard):
             row.statistics.count("domain_far", before <= self.far < watched.strangest)
             row.statistics.count("domain_rounds", self._alarms(row) > 0)
         # Another rule's knob has another unit, so the calibrated number means nothing to it.
-        is_calibrated = self.about.get("rule", self.about.get("method")) == rule.id
+        is_calibrated = self.about.get("rule") == rule.id
         after_one = self.stricter if is_calibrated and self.stricter is not None else CLOSED
         return [(None, after_one, CLOSED)[self._alarms(row)] for row in rows]
 

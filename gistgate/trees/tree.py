@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.core.architecture import BY_SLOT
+from gistgate.core.architecture import BY_SLOT, has_window
 from gistgate.core.attention import additive
 from gistgate.core.block import Acceptance, Block, Draft, Reason
 from gistgate.core.cache import Texts
@@ -118,7 +118,9 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     """The kinds of attention in the layers of `model`; UserError where one cannot read a tree."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    kinds = kinds_of(config)
+    # Where a configuration names no kinds, all layers are of one.
+    only = "sliding_attention" if has_window(model) else "full_attention"
+    kinds = set(getattr(config, "layer_types", None) or [only])
     if config.model_type in BY_SLOT or not kinds <= {"full_attention", "sliding_attention"}:
         raise UserError(
             f"{name} cannot read a tree: its layers are of {', '.join(sorted(kinds))}, or measure"
@@ -131,17 +133,6 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
             f" Load it with attn_implementation='{MASKABLE[0]}', or use a drafter of chains."
         )
     return kinds
-
-
-def kinds_of(config: Any) -> set[str]:
-    """The kinds of attention that a text configuration names, or means where it names none."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return set(kinds)
-    has_window = getattr(config, "sliding_window", None)
-    if has_window and getattr(config, "use_sliding_window", True):
-        return {"sliding_attention"}
-    return {"full_attention"}
 
 
 def tree(ids: Texts, parents: Texts) -> Draft:

@@ -85,9 +85,7 @@ def test_one_alarm_moves_to_the_stricter_setting_and_two_close():
     assert ids(decode("prob", twice, r=0.001)) == ids(decode("exact"))
 
 
-@pytest.mark.parametrize(
-    "about", [{"rule": "autojudge", "method": "prob"}, {"method": "autojudge"}, {}]
-)
+@pytest.mark.parametrize("about", [{"rule": "autojudge"}, {}])
 def test_the_setting_of_another_rule_closes(about: dict):
     """The risk of a judge is no probability ratio, although both are numbers below one."""
     watched = decode("prob", guard(far=0.0, stricter=0.01, about=about), r=0.001)
