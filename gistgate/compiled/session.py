@@ -52,7 +52,12 @@ class CompiledEngine(Engine):
             waiting = rows[len(answers) :]
             session = self._session_or_reason(terms, waiting[: terms.slots.most(len(rows))])
             if isinstance(session, str):
-                self._warn(session)
+                if session not in self.fell_back:  # it is said once
+                    self.fell_back.add(session)
+                    warnings.warn(
+                        f"This runs on the eager engine instead of the compiled one: {session}.",
+                        stacklevel=4,
+                    )
                 return answers + super().run(terms, waiting)
             answers += [answer for answer, _ in session.run()]
         return answers
@@ -75,15 +80,6 @@ class CompiledEngine(Engine):
                 raise
             forget(parts.models)
             return "there is not enough memory for it"  # the next request may find more
-
-    def _warn(self, reason: str) -> None:
-        """Say once why requests run on the eager engine."""
-        if reason not in self.fell_back:
-            self.fell_back.add(reason)
-            warnings.warn(
-                f"This runs on the eager engine instead of the compiled one: {reason}.",
-                stacklevel=5,
-            )
 
 
 def reasons_against(parts: DecoderParts, num_rows: int) -> Iterator[str]:

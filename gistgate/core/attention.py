@@ -87,21 +87,8 @@ def attend_to_few(
     is_plain = not any(kwargs.get(name) is not None for name in SPECIAL)
     has_order = num == 1 or attention_mask is not None
     if is_plain and has_order and num <= MOST:
-        return attend(
-            query,
-            key,
-            value,
-            attention_mask,
-            kwargs.get("scaling"),
-        )
-    return sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        **kwargs,
-    )
+        return attend(query, key, value, attention_mask, kwargs.get("scaling"))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 ALL_ATTENTION_FUNCTIONS.register(FEW, attend_to_few)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from gistgate.core.cache import Texts
@@ -61,16 +62,9 @@ def decode_all(
         prefixes = memory.prefixes(decoder, texts, batch_size)
         ends = [(len(text) - 1, text[-1:]) for text in texts]
         lengths = [len(text) for text in texts]
-        done = decoder.resume(
-            prefixes,
-            ends,
-            lengths,
-            remember=False,
-            **request,
-        )
+        done = decoder.resume(prefixes, ends, lengths, remember=False, **request)
         answers = [answer for answer, _ in done]
-    by_place = dict(zip(order, answers))
-    return [by_place[place] for place in range(len(prompts))]
+    return [answer for _, answer in sorted(zip(order, answers), key=itemgetter(0))]
 
 
 class PromptCache:

@@ -35,8 +35,7 @@ def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
     """The decoder layer whose output is the state `layer` ("pre" or "layer:i")."""
     layers = decoder_layers(model)
     names = [f"layer:{number}" for number in range(len(layers))]
-    if layer == "pre":
-        return layers[len(layers) - 1]
+    layer = names[-1] if layer == "pre" else layer
     if layer not in names:
         raise UserError(
             f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{names[-1]}'."

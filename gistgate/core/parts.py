@@ -46,14 +46,7 @@ class DecoderParts:
 
     def plain(self) -> DecoderParts:
         """The same without speculation: the target's own tokens, one per forward."""
-        return replace(
-            self,
-            drafter=None,
-            rule=Exact(),
-            block=0,
-            gate=None,
-            context=Context(),
-        )
+        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, context=Context())
 
     @property
     def models(self) -> list[PreTrainedModel]:

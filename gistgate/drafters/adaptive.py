@@ -106,9 +106,8 @@ class AdaptiveDrafter(RowDrafter):
         self.verify = verify
         self.block = block
         self.drafters = [option.drafter for option in options]
-        with_model = [drafter for drafter in self.drafters if drafter.model is not None]
         # The drafter whose memory of the texts is kept.
-        self.keeper = with_model[0] if with_model else self.drafters[0]
+        self.keeper = max(self.drafters, key=lambda drafter: drafter.model is not None)
         self.model = self.keeper.model
         self._fresh = [Recent(option.prior * weight, weight) for option in options]
         self._proposing: list[int] = []
@@ -133,7 +132,7 @@ class AdaptiveDrafter(RowDrafter):
                 drafts[place] = drafter.propose(texts, num_draft, vocabulary=vocabulary, **request)
             return drafts[place]
 
-        for index, row in enumerate(self.rows_of(texts)):
+        for index, row in enumerate(self.rows):
             row.taken = self._pick(index, texts[index], draft_of)
         self._proposing = [place for place, draft in drafts.items() if draft.ids.shape[1]]
         taken = [row.taken for row in self.rows]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gistgate.core.block import of_tokens
 from gistgate.core.files import read_json, write_json
 from gistgate.core.utils import Share, dataclass_from, refusing
 
@@ -81,8 +82,7 @@ class Drafts:
         """Take in processed draft logits and the tokens drawn from them; True once every row has
         ended its draft.
         """
-        x_logit_B = z_BV.gather(-1, x_B[:, None]).squeeze(-1)
-        confidence_B = (x_logit_B - z_BV.logsumexp(-1)).double().exp().cpu().numpy()
+        confidence_B = (of_tokens(z_BV, x_B) - z_BV.logsumexp(-1)).double().exp().cpu().numpy()
         drafts_B = self.survival >= self.stopping.floor
         self.lengths += torch.from_numpy(drafts_B)
         survival = self.stopping.after(self.survival, confidence_B)

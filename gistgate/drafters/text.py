@@ -61,12 +61,6 @@ class RowDrafter(Drafter):
     rows: Any = ()  # a list of them
     new_row: Callable[[], Any]
 
-    def rows_of(self, texts: Texts) -> list[Any]:
-        """What is known of the rows; a batch that was not begun is begun here."""
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
-        return list(self.rows)
-
     def start(self, batch: int) -> None:
         super().start(batch)
         self.rows = [self.new_row() for _ in range(batch)]
@@ -125,7 +119,7 @@ class TokenRecycling(RowDrafter):
     new_row = RowSuccessors
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        rows = zip(self.rows_of(texts), texts)
+        rows = zip(self.rows, texts)
         return ragged([self._chain(row, text, num_draft, vocabulary) for row, text in rows])
 
     def _chain(

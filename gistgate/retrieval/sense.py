@@ -142,7 +142,7 @@ class SenseDrafter(RowDrafter):
         return index_for(self.store, self.projection.bias.device)
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        pairs = zip(self.rows_of(texts), texts)
+        pairs = zip(self.rows, texts)
         candidates = [self.votes(row, text, num_draft, vocabulary) for row, text in pairs]
         return self.elected(candidates)
 

@@ -82,12 +82,7 @@ class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     replacement: Literal["p", "residual"] = "residual"
     needs = frozenset({"q"})
     grid = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
-    variants = (
-        {},
-        {"div": "ag"},
-        {"div": "tv"},
-        {"reduced": False, "replacement": "p"},
-    )
+    variants = ({}, {"div": "ag"}, {"div": "tv"}, {"reduced": False, "replacement": "p"})
 
     @property
     def superset(self) -> bool:  # type: ignore[override]
@@ -202,12 +197,7 @@ class Fly(Rule, id="fly", knob="theta", looser="down"):
     strict_window: bool = True
     entropy: Literal["top3", "normalised"] = "top3"  # which entropy theta is compared with
     grid = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-    variants = (
-        {},
-        {"window": 0},
-        {"window": 2},
-        {"window": 2, "strict_window": False},
-    )
+    variants = ({}, {"window": 0}, {"window": 2}, {"window": 2, "strict_window": False})
 
     def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  m_j  or  (ent(p_j) >= theta  and  m_{j+1} .. m_{j+W} all hold)
@@ -242,12 +232,7 @@ class Sense(Rule, id="sense", knob="gamma", looser="down"):
     con_requires_topk: bool = False
     temperatures = "greedy"
     grid = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.02, 0.01, 0.005)
-    variants = (
-        {},
-        {"con_requires_topk": True},
-        {"tau_c": 0.0},
-        {"k": 2},
-    )
+    variants = ({}, {"con_requires_topk": True}, {"tau_c": 0.0}, {"k": 2})
 
     def accept(self, block: Block) -> Tensor:
         # accept(j)  <=>  m_j  or  (Hn(p_j) > gamma  and  (x_j in top-k(p_j)  or  R_j <= tau_c))

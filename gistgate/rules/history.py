@@ -151,12 +151,7 @@ class Csd(Rule, id="csd", knob="tau_c", looser="down"):
         None  # a file, or a table; None: an online one is empty
     )
     grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
-    variants = (
-        {},
-        {"min_count": 0},
-        {"min_count": 2},
-        {"min_count": 20},
-    )
+    variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -261,12 +261,7 @@ class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     scope: Literal["think", "all"] = "think"
     temperatures = "greedy"
     grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    variants = (
-        {},
-        {"mode": "ratio"},
-        {"k": 3},
-        {"k": 3, "mode": "ratio"},
-    )
+    variants = ({}, {"mode": "ratio"}, {"k": 3}, {"k": 3, "mode": "ratio"})
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """Where the think markers are; of no interest where the rule applies everywhere."""

@@ -56,8 +56,6 @@ otherwise.
 """
 OF_RULE = [item.name for item in fields(SegmentRule)]
 SETTINGS = (*DEFAULTS, *OF_RULE)
-# Refuses every segment: it runs where nothing is certified and nothing was said.
-REFUSE_ALL = {"threshold": 2.0}
 
 
 def segment_decoder(
@@ -155,7 +153,7 @@ def segment_differences(certified: dict[str, Any], here: dict[str, Any]) -> list
 
 def refusing_all(probes: Probes, doubt: str) -> Choice:
     """The choice that refuses every segment, so that decoding is strict, because of a doubt."""
-    settings = DEFAULTS | REFUSE_ALL
+    settings = DEFAULTS | {"threshold": 2.0}  # no opinion reaches it
     return Choice(SegmentRule.id, settings, probes.limit, "segment", (doubt,), fell_back=True)
 
 

@@ -21,6 +21,8 @@ def proposed(
     drafter: Any, texts: Sequence[Sequence[int]], num: int, vocabulary: int = 100
 ) -> list[list[int]]:
     """The chains that a drafter proposes for a greedy request."""
+    if len(getattr(drafter, "rows", texts)) != len(texts):
+        drafter.start(len(texts))
     draft = drafter.propose(
         texts, num, vocabulary=vocabulary, sampling=Sampling(), uniforms=None, want_q=False
     )
