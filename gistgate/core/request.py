@@ -47,10 +47,6 @@ class Statistics:
         """Loose tokens per hundred tokens."""
         return 100 * self.loose / self.tokens if self.tokens else 0.0
 
-    def spend(self, part: str, seconds: float) -> None:
-        """Add seconds that a part of the work took."""
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
-
     def count(self, name: str, number: float = 1) -> None:
         """Add to a counter in `extra`; one that stays 0 does not appear there."""
         if number:
@@ -178,8 +174,9 @@ class PrefixState:
 def spend(rows: Sequence[Row], **seconds: float) -> None:
     """Share wall-clock seconds by part evenly among the rows of a batch."""
     for row in rows:
-        for part, spent in seconds.items():
-            row.statistics.spend(part, spent / len(rows))
+        spent = row.statistics.seconds
+        for part, duration in seconds.items():
+            spent[part] = spent.get(part, 0.0) + duration / len(rows)
 
 
 @dataclass

@@ -134,10 +134,10 @@ class AdaptiveDrafter(RowDrafter):
 
         for index, row in enumerate(self.rows):
             row.taken = self._pick(index, texts[index], draft_of)
-        self._proposing = [place for place, draft in drafts.items() if draft.ids.shape[1]]
+        self._proposing = [place for place, draft in drafts.items() if draft.width]
         taken = [row.taken for row in self.rows]
         joined = join(drafts, taken, vocabulary)
-        if not joined.ids.shape[1]:  # an empty draft is never settled
+        if not joined.width:  # an empty draft is never settled
             self._tell([0] * len(texts))
         return joined
 
@@ -211,7 +211,7 @@ def join(drafts: Mapping[int, Draft], taken: Sequence[Taken], vocabulary: int) -
     forwards = sum(draft.forwards for draft in drafts.values())
     joined = replace(ragged(chains), forwards=forwards)
     probs = {place: draft.q for place, draft in drafts.items() if draft.q is not None}
-    if not probs or not joined.ids.shape[1]:
+    if not probs or not joined.width:
         return joined
     q_BKV = torch.nn.functional.one_hot(joined.ids, vocabulary).to(next(iter(probs.values())))
     for row, (place, num) in enumerate(taken):

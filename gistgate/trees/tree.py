@@ -379,5 +379,5 @@ class Trees(Chains):
         if judged.paths is None:
             super().keep(reader, drafter, draft, judged)
             return
-        reader.keep_paths(draft.ids.shape[1], judged.paths, draft.valid.sum(-1).tolist())
+        reader.keep_paths(draft.width, judged.paths, draft.valid.sum(-1).tolist())
         drafter.keep_paths(judged.paths)

@@ -14,7 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from gistgate.core.block import Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Statistics, Stop, eos_ids, text_behind, total
+from gistgate.core.request import (
+    Generation,
+    Row,
+    Statistics,
+    Stop,
+    eos_ids,
+    spend,
+    text_behind,
+    total,
+)
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
@@ -45,9 +54,10 @@ def test_rates():
     sums = Statistics(forwards=4, strict=6, loose=3, carried=2, own=4)
     assert (sums.tokens, sums.mean_accepted_length, sums.loose_per_100) == (15, 3.75, 20.0)
     assert total([sums, sums, Statistics()]).mean_accepted_length == 3.75
-    sums.spend("draft", 1.0)
-    sums.spend("draft", 0.5)
-    assert sums.seconds == {"draft": 1.5}
+    rows = [Row(0, [1], 1), Row(1, [1], 1)]
+    for seconds in (1.0, 0.5):
+        spend(rows, draft=seconds)
+    assert [row.statistics.seconds for row in rows] == [{"draft": 0.75}] * 2
 
 
 TOKENIZER = byte_tokenizer(bos=False)
