@@ -118,6 +118,8 @@ def knowing(drafter: SenseDrafter, near: int, token: int) -> SenseDrafter:
 
 def grown(drafter: SenseDrafter) -> list[int]:
     """The nodes of the tree behind a text that ends in 7."""
+    if not drafter.rows:
+        drafter.start(1)
     draft = drafter.propose(
         [[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False
     )
