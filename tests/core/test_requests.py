@@ -237,7 +237,7 @@ def test_sampling_at_which_nothing_can_be_drawn_is_refused(wrong: dict[str, Any]
 @pytest.mark.parametrize(
     "rule_id, temperature, sentence",
     [
-        ("sense", 0.7, "'sense' is not defined for temperature 0.7. Use 'fly' there."),
+        ("sense", 0.7, "'sense' is not defined for temperature 0.7. Use 'prob-ratio' there."),
         ("lenience", 0.0, "'lenience' is not defined for greedy decoding. Use 'prob-ratio' there."),
     ],
 )

@@ -302,7 +302,7 @@ def test_a_hybrid_takes_costs_and_ends_from_its_policy(lighter: Path) -> None:
     assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "hybrid"}
 
 
-@pytest.mark.parametrize("drafter", ["model", "hybrid", "tree"])
+@pytest.mark.parametrize("drafter", ["model", "hybrid"])
 def test_a_policy_of_another_rule_is_told(lighter: Path, drafter: str) -> None:
     for rule in ("fly", "exact"):
         replace(ENDS, measured={**ENDS.measured, "rule": rule}).save(lighter / "stop.json")
