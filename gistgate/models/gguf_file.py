@@ -10,6 +10,8 @@ an output, G groups of inputs, n bytes.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,14 @@ class Reader(gguf.GGUFReader):
         return np.frombuffer(self.data, form, int(count), int(offset))
 
 
+def parsed_by(reader: Reader | type[Reader]) -> AbstractContextManager[None]:
+    """While open, transformers reads GGUF files with this reader, or has this one in place of
+    another.
+    """
+    use = reader if isinstance(reader, type) else lambda _: reader
+    return replaced(gguf, "GGUFReader", use)
+
+
 def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """The model in a GGUF file, with the weights of its linear layers and embeddings packed.
 
@@ -61,14 +71,15 @@ def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     weights are not those of linear layers, embeddings and norms (experts in one tensor).
     """
     reader = Reader(path)
-    with replaced(gguf, "GGUFReader", lambda _: reader):  # transformers parses it no second time
+    with parsed_by(reader):
         entries = load_gguf_checkpoint(path)["config"]
     config = AutoConfig.for_model(**entries)
     with no_init_weights():  # memory is taken where it is written, so that this takes none
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     architecture = str(reader.fields["general.architecture"].contents())
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=entries)
-    names = get_gguf_hf_weights_map(model, processor)
+    with replaced(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
+        names = get_gguf_hf_weights_map(model, processor)  # asks anew for every module
     lacking = set(dict(model.named_parameters()))
     if any(len(tensor.shape) > 2 for tensor in reader.tensors):
         raise NotImplementedError("experts lie in one tensor")

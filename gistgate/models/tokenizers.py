@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,13 +24,24 @@ def load_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase:
     place["trust_remote_code"] = False
 
     def read() -> PreTrainedTokenizerBase:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **place)
+        tokenizer: PreTrainedTokenizerBase
+        with read_fast(place.get("gguf_file")):
+            tokenizer = AutoTokenizer.from_pretrained(name, **place)
         ids = set(tokenizer.get_vocab().values())
         if ids <= tokenizer.added_tokens_decoder.keys():  # made up, for want of files
             raise ValueError("the tokenizer has no tokens of its own")
         return tokenizer
 
     return or_refuse("tokenizer", name, read, **place)
+
+
+def read_fast(gguf_file: str | None) -> AbstractContextManager[None]:
+    """While open, transformers parses a GGUF file by our faster reader."""
+    if gguf_file is None:
+        return nullcontext()
+    from gistgate.models.gguf_file import Reader, parsed_by
+
+    return parsed_by(Reader)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
