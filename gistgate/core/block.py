@@ -208,7 +208,7 @@ class Block:
         p_x = self.draft_logprob.exp()
         return (self.tests * self.draft_q <= p_x) & (p_x > 0) & self.valid
 
-    @cached_property
+    @property
     def refused(self) -> Tensor:
         """Draft tokens that the lossless rule refuses [B, K]."""
         return self.valid & ~self.strict
