@@ -18,6 +18,7 @@ KEY = "OPENAI_API_KEY"
 KEYS = {
     "baseline": ("GISTGATE_BASELINE_API_KEY", "GISTGATE_STRICT_API_KEY"),
     "candidate": ("GISTGATE_CANDIDATE_API_KEY", "GISTGATE_LOOSE_API_KEY"),
+    "judge": ("GISTGATE_JUDGE_API_KEY",),
 }
 """Environment variables with the key of one server each; the first that is set counts."""
 OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
@@ -82,10 +83,12 @@ def parts_of(url: str) -> SplitResult:
     )
 
 
-def keys_of(baseline: str, candidate: str) -> dict[str, str]:
+def keys_of(baseline: str, candidate: str, judge: str = "") -> dict[str, str]:
     """The key of each server by its side: nobody's key is sent to somebody else."""
     hosts = {"baseline": parts_of(baseline).hostname, "candidate": parts_of(candidate).hostname}
-    is_shared = hosts["baseline"] == hosts["candidate"]
+    if judge:
+        hosts["judge"] = parts_of(judge).hostname
+    is_shared = len(set(hosts.values())) == 1
     keys = {}
     for side, host in hosts.items():
         key = os.environ.get(KEY, "") if is_shared or host == "api.openai.com" else ""

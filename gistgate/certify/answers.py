@@ -34,6 +34,8 @@ class Served:
     """The same in tokens; None where the server does not say it."""
     is_open: bool = False
     """Whether it ended within the thought, so that there is no answer."""
+    judge: Sequence[str] = ()
+    """What a judge said of it beside the baseline's answer, in both orders."""
 
     @property
     def tokens_of_thought(self) -> float | None:

@@ -26,6 +26,7 @@ from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import Plan, Stop
 from gistgate.certify.answers import Answered, Served
+from gistgate.certify.judge import preference
 from gistgate.core.utils import UserError
 
 Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
@@ -122,6 +123,25 @@ class Claim:
         is_lost = verdicts.tested[0].answers[self.budget] == "beyond" or lower > self.budget
         figures = Figures(bound.mean, bound.value, bound.kind, lower, bound.confidence)
         return decided(figures, self.budget, verdicts.passed(self.budget) is not None, is_lost)
+
+
+class Judged(Claim):
+    """A judge prefers the candidate's answers little less often."""
+
+    id = "judge"
+    promise = "is worse to a judge, by losses less wins, by at most {:.4g} points than"
+    is_scored = False
+
+    def measured(self, prompt: Answered) -> tuple[float, float]:
+        """1 and 0 where the judge prefers the baseline, 0 and 1 where it prefers the candidate, and
+        halves where it prefers none.
+        """
+        mean = fmean(preference(answer.judge) or 0.0 for answer in prompt.loose)
+        return (1 + mean) / 2, (1 - mean) / 2
+
+    def to_lose(self, answered: Sequence[Answered]) -> float:
+        """The share of strict answers with a text."""
+        return fmean(bool(answer.text.strip()) for prompt in answered for answer in prompt.strict)
 
 
 class Tools(Claim):
@@ -272,5 +292,5 @@ class Thoughts(Length):
 
 
 CLAIMS: dict[str, type[Claim]] = {
-    claim.id: claim for claim in (Claim, Tools, Agreement, Length, Thoughts)
+    claim.id: claim for claim in (Claim, Judged, Tools, Agreement, Length, Thoughts)
 }

@@ -19,6 +19,7 @@ from gistgate.certificates.planning import Plan
 from gistgate.certify.answers import Answered, Pair, Served, mean_length, means_of
 from gistgate.certify.claims import Claim
 from gistgate.certify.endpoint import Endpoint, note
+from gistgate.certify.judge import MOST_UNREAD, Judge, preference
 from gistgate.certify.paired import Record
 from gistgate.certify.store import AnswerStore
 from gistgate.certify.trouble import PromptError
@@ -112,6 +113,7 @@ class Comparison:
         store: AnswerStore,
         skips: int = 0,
         keeps_texts: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         self.task = task
         self.docs = docs
@@ -121,6 +123,7 @@ class Comparison:
         self.store = store
         self.skips = skips  # prompts that servers may refuse
         self.keeps_texts = keeps_texts
+        self.judge = judge
         self.need: int | None = None  # prompts that are planned
         self.answered: list[Answered] = []  # the prompts that were compared, in their order
         self.records: list[Record] = []  # of the same
@@ -174,7 +177,8 @@ class Comparison:
             raise PromptError(self.store.refusals[mark])
         if mark not in self.store.pairs:
             try:
-                self.store.add(mark, await self.endpoints.ask(request))
+                pairs = await self.endpoints.ask(request)
+                self.store.add(mark, await self.judged(request, pairs))
             except PromptError as error:
                 if self.skips:
                     self.store.refuse(mark, str(error))
@@ -182,6 +186,13 @@ class Comparison:
             self.fresh += 1
         self.done += 1
         return self.store.pairs[mark]
+
+    async def judged(self, request: Request, pairs: list[Pair]) -> list[Pair]:
+        """The answers with what the judge says of them, if there is one."""
+        if self.judge is None:
+            return pairs
+        async with self.endpoints.free:
+            return await asyncio.gather(*(self.judge.judged(request[0], pair) for pair in pairs))
 
     def pairs_of(self, doc: Document, request: asyncio.Task[list[Pair]]) -> list[Pair]:
         """The answers to a document; none if a server refused it and the user allows that."""
@@ -249,6 +260,7 @@ class Comparison:
             differs=prompt.is_differing,
             tokens=(mean_length(prompt.strict), mean_length(prompt.loose)),
             finishes=tuple(finish_of(answer) for answer in answers),
+            judge=tuple(words for answer in prompt.loose for words in answer.judge),
             texts=tuple(text.encode(errors="replace").decode() for text in texts),
         )
 
@@ -299,6 +311,20 @@ class Comparison:
         is_chat = self.task.prompting.chat_template
         if is_chat and self.claim.id == "score" and len(sentences) == 1:
             raise UserError(sentences[0])
+
+    @property
+    def unread(self) -> float:
+        """The share of prompts of which the judge said no verdict."""
+        values = [preference(answer.judge) for prompt in self.answered for answer in prompt.loose]
+        return fmean(value is None for value in values)
+
+    def check_judge(self) -> None:
+        """Refuse a judge that often says no verdict."""
+        if self.judge and self.unread > MOST_UNREAD:
+            raise UserError(
+                f"{self.judge.endpoint.url} said no verdict about {self.unread:.0%} of the prompts."
+                " Take another judge, or ask it for [[A]], [[B]] or [[C]] (--judge-prompt)."
+            )
 
     def check_something_to_lose(self) -> None:
         """Refuse strict answers of which nothing could be lost, because a certificate would say

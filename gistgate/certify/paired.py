@@ -37,6 +37,8 @@ class Record:
     texts: tuple[str, ...] = ()
     """The prompt, then the answers of the baseline and then those of the candidate, if they were
     to be kept."""
+    judge: tuple[str, ...] = ()
+    """What a judge said of the answers."""
 
     @property
     def entries(self) -> dict[str, Any]:

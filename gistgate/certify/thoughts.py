@@ -31,8 +31,12 @@ VAGUE = re.compile(
 """Names of thoughts that may also be names of fields of an answer in XML."""
 UNENDED = ("think", "thinking", "thought", "reasoning", "思考")
 """Names of thoughts that need no end to be such."""
-ANSWER = re.compile(r"response|(final )?answer|final|output|solution|conclusion|result|reply")
+ANSWER = re.compile(r"response|(final )?answer|final|output|solution|conclusion|result|reply|box")
 """Names between whose marks stands the answer behind a thought."""
+FOREIGN = re.compile(
+    rf"^({ANSWER.pattern})$|\b(tool|calls?|function|header|message|turn|im|image|code)\b"
+)
+"""Names of special tokens that are no marks of a thought."""
 SPECIAL = ("<|", "◁")
 """Brackets of which no markup makes use."""
 BEGINS = ("begin", "start", "open", "prefix", "of")
@@ -104,14 +108,21 @@ class Mark:
         return bool(ANSWER.fullmatch(self.name))
 
     @cached_property
-    def is_mentioned(self) -> bool:
-        """Whether a text speaks of the mark: in quotes, in code, or within a sentence."""
+    def is_quoted(self) -> bool:
+        """Whether it stands in quotes or in code."""
         before = self.text[: self.start]
         behind = self.text[self.end :]
         line = before.rpartition("\n")[2]
         if before.count("```") % 2 or line.replace("```", "").count("`") % 2:
             return True
-        if before and behind and before[-1] in QUOTES and behind[0] in QUOTES:
+        return bool(before and behind and before[-1] in QUOTES and behind[0] in QUOTES)
+
+    @cached_property
+    def is_mentioned(self) -> bool:
+        """Whether a text speaks of the mark: in quotes, in code, or within a sentence."""
+        before = self.text[: self.start]
+        behind = self.text[self.end :]
+        if self.is_quoted:
             return True
         if not self.is_end:
             return bool(SPOKEN.match(behind))
@@ -185,19 +196,18 @@ def marked(text: str) -> Reply | None:
     if opening is None or opening.start != begin or opening.is_end or opening.is_mentioned:
         return None
     end = end_of(opening, marks)
-    is_special = opening.left in SPECIAL and not opening.is_answer and end is not None
+    is_special = opening.left in SPECIAL and not FOREIGN.search(opening.name) and end is not None
     if not (opening.is_sure or opening.is_vague or is_special):
         return None
     inside = text[opening.end :]
     if end is None:
-        mentions = [mark for mark in marks if mark.is_end and mark.name == opening.name]
         is_markup = opening.is_vague and inside.lstrip().startswith("<")
-        is_thought = opening.name in UNENDED and not is_markup and not mentions
+        is_thought = opening.name in UNENDED and not is_markup
         return Reply("", inside, True) if is_thought else None
     answer = text[end.start if end.is_answer else end.end :]
     following = next(marks_in(answer.lstrip()), None)
     is_field = following and following.start == 0 and not following.is_answer
-    if opening.is_vague and (not answer.strip() or is_field):
+    if not opening.is_sure and (not answer.strip() or is_field):
         return None
     return Reply(answer, text[opening.end : end.start])
 
@@ -214,6 +224,10 @@ def end_of(opening: Mark, marks: Sequence[Mark]) -> Mark | None:
                 break
     if last is not None:
         return last
+    ends = [mark for mark in marks if mark.is_end and mark.name == opening.name]
+    ends = [mark for mark in ends if not mark.is_quoted]
+    if ends:  # "4 </think> so it is 4" reads as if a sentence went on
+        return ends[-1]
     for mark in marks:
         line = mark.text[: mark.start].rpartition("\n")[2]
         begins = mark.is_answer and not mark.is_end and not mark.is_mentioned

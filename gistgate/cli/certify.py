@@ -61,7 +61,7 @@ class Options(Promise):
         str | None,
         plain_option(
             "score (usual if right answers are known), tools (calls of them), agreement (with the"
-            " strict answer), length or thoughts (their length)."
+            " strict answer), judge (what --judge prefers), length or thoughts (their length)."
         ),
     ] = None
     changed: Annotated[
@@ -101,6 +101,21 @@ class Options(Promise):
             "--loose-body",
         ),
     ] = "{}"
+    judge: Annotated[
+        str,
+        plain_option("A third server, which compares both answers blind and in both orders."),
+    ] = ""
+    judge_model: Annotated[
+        str | None, plain_option("Model of the judge; default: its only one.")
+    ] = None
+    judge_prompt: Annotated[
+        Path | None,
+        plain_option("File with what the judge is asked, with {question}, {a} and {b}."),
+    ] = None
+    judge_body: Annotated[str, plain_option("Further entries of every request to the judge.")] = (
+        "{}"
+    )
+    judge_header: Annotated[list[str], plain_option("Header of every request to the judge.")] = ()  # type: ignore[assignment]
     strict_header: Annotated[
         list[str],
         plain_option(

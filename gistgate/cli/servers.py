@@ -22,16 +22,17 @@ from gistgate.certify.claims import CLAIMS, Claim
 from gistgate.certify.comparison import BothEndpoints, Comparison, request_of
 from gistgate.certify.endpoint import Endpoint, with_model
 from gistgate.certify.joint import Design, judged
+from gistgate.certify.judge import PROMPT, Judge
 from gistgate.certify.records import check_folder, write_card
 from gistgate.certify.store import AnswerStore
 from gistgate.cli.certify import Options
-from gistgate.core.files import fingerprint
+from gistgate.core.files import fingerprint, read_text
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks.prompt_file import PromptFile, rows_of
 from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_problems
-from gistgate.tasks.task import TASKS, Document, Task, TaskSpec
+from gistgate.tasks.task import TASKS, Document, Prompting, Task, TaskSpec
 
 
 def compare(options: Options) -> tuple[Card, Path]:
@@ -57,7 +58,10 @@ def compare(options: Options) -> tuple[Card, Path]:
     with asyncio.Runner() as runner:
         endpoints = connected(options, spec, runner)
         sides = (endpoints.strict, endpoints.loose)
+        judge = judge_of(options, spec, runner)
         servers = [{**side.described(), "reported": side.reported} for side in sides]
+        if judge:
+            servers.append(judge.described())
         path = ledger.local.with_name(f"answers-{fingerprint(servers)}.jsonl")
         marks = [endpoints.mark(request_of(task, doc)) for doc in draw.docs]
         store = AnswerStore(path, marks, options.resume)
@@ -69,7 +73,15 @@ def compare(options: Options) -> tuple[Card, Path]:
         ledger.check(look)
         store.begin()
         comparison = Comparison(
-            task, draw.docs, endpoints, claim, plan, store, options.skip_refused, options.keep_texts
+            task,
+            draw.docs,
+            endpoints,
+            claim,
+            plan,
+            store,
+            options.skip_refused,
+            options.keep_texts,
+            judge,
         )
         comparison.need = need
         sure = confidence_of_test(plan.stop, plan.confidence, plan.ternary)
@@ -80,6 +92,7 @@ def compare(options: Options) -> tuple[Card, Path]:
                 runner.run(side.survey())
     comparison.check_something_to_lose()
     comparison.check_finished()
+    comparison.check_judge()
     ledger.record(look)
     card = card_of(comparison, design, ledger.looks_at(look.marks))
     return card, write_card(card, comparison.records, folder)
@@ -93,7 +106,8 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
             " (--file)."
         )
     if options.file:
-        return PromptFile(rows_of(options.file), spec, options.scorer)
+        scorer = None if options.scorer == "judge" else options.scorer
+        return PromptFile(rows_of(options.file), spec, scorer)
     return load_task(spec, TASKS)
 
 
@@ -117,6 +131,9 @@ def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
         "samples": endpoints.samples,
         "seed": endpoints.seed,
     }
+    scope = {**task_scope(task, questions), "sampling": sampling}
+    if comparison.judge:
+        scope["judge"] = {**comparison.judge.described(), "without verdict": comparison.unread}
     return Card.of(
         "served-certificate",
         joint,
@@ -125,7 +142,7 @@ def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
         baseline=described[0],
         candidate=described[1],
         looks=looks,
-        scope={**task_scope(task, questions), "sampling": sampling},
+        scope=scope,
         refused=tuple(comparison.refused),
     )
 
@@ -135,6 +152,8 @@ def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim
     are called.
     """
     usual = "tools" if calls_tools else "score" if judges else "agreement"
+    if options.judge or options.scorer == "judge":
+        usual = "judge"
     name = options.claim or usual
     if name not in CLAIMS:
         raise UserError(f"There is no claim '{name}'. {nearest(name, CLAIMS)}")
@@ -143,6 +162,8 @@ def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim
             f"{options.file} has prompts without `answer`, so no score is known. Take --claim"
             " agreement."
         )
+    if (name == "judge") != bool(options.judge):
+        raise UserError("A claim about what a judge prefers needs one, and no other: --judge URL.")
     if name == "tools" and not calls_tools:
         raise UserError(f"{options.file or options.task} has no tools. Write them into each line.")
     if name == "agreement" and options.temperature:
@@ -221,6 +242,22 @@ def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothE
             " --baseline-body."
         )
     return endpoints
+
+
+def judge_of(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> Judge | None:
+    """The judge, if one is named."""
+    if not options.judge:
+        return None
+    endpoint = Endpoint(
+        Address.parse(options.judge),
+        options.judge_model or "",
+        side="judge",
+        extra=body_of(options.judge_body, replace(spec, prompting=Prompting())),
+        key=keys_of(options.strict, options.loose, options.judge)["judge"],
+        headers=headers_of(options.judge_header),
+    )
+    template = read_text(options.judge_prompt) if options.judge_prompt else PROMPT
+    return Judge(runner.run(with_model(endpoint)), template)
 
 
 def body_of(text: str, spec: TaskSpec) -> dict[str, Any]:

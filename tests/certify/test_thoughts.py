@@ -49,6 +49,7 @@ HARMONY = "<|channel|>analysis<|message|>Is it 4?<|end|><|start|>assistant"
         "<think>Is it 4? I close with `</think>` soon.</think>It is 5.",
         "<think>One.</think>\n<think>Is it 4?</think>It is 5.",
         "<think>Is it 4?\n<answer>It is 5.</answer>",
+        "<think>Is it 4?</think><|begin_of_box|>It is 5.<|end_of_box|>",
     ],
 )
 def test_a_thought_is_no_part_of_the_answer(text):
@@ -76,6 +77,7 @@ def test_a_thought_is_no_part_of_the_answer(text):
         "<answer>5</answer>",
         "<response>5</response>",
         "<|im_end|>5",
+        "<|tool_call|>5<|/tool_call|>5",
         "analysis of the numbers: 5",
         "Analysis: 5",
         "Here is my thought process: 2 + 3 gives 5.",
@@ -100,6 +102,7 @@ def test_an_answer_that_speaks_of_marks_or_holds_markup_stays_whole(text):
         "<think>Is it 5?",
         "<think>Is it 5?</think>",
         "Is it 5?\n</think>\n",
+        "<think>I close with `</think>` at 5",
         "[THINK]Is it 5?",
         "◁think▷Is it 5?",
         "<reasoning>Is it 5?",
