@@ -20,7 +20,8 @@ from gistgate.certify.paired import Record
 from gistgate.core.utils import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
-LEFT, RIGHT = 20.0, 620.0  # ends of the axis in the picture
+LEFT = 20.0  # ends of the axis in the picture
+RIGHT = 620.0
 STEP = 44  # height of a bar with its label
 MOST_BARS = 30
 WORST = 10

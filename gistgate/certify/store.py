@@ -25,12 +25,13 @@ class AnswerStore:
         self.run = ""
         """Tells these answers from those of another run."""
         self.read()
+        self.is_named = bool(self.run)
         self.has_earlier = any(mark in self.pairs for mark in marks)
         self.is_stale = self.has_earlier and not resume
         if self.is_stale:
             self.pairs.clear()
             self.refusals.clear()
-        if self.is_stale or not self.run:
+        if self.is_stale or not self.is_named:
             self.run = uuid4().hex[:16]
 
     def read(self) -> None:
@@ -60,7 +61,7 @@ class AnswerStore:
                 f"Answers of an earlier run to these prompts are moved to {aside}. To use such"
                 " answers, add --resume."
             )
-        if not self.path.exists():
+        if self.is_stale or not self.is_named:
             self.write({"run": self.run})
 
     def add(self, mark: str, pairs: list[Pair]) -> None:
