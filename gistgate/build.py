@@ -59,14 +59,6 @@ def build(
     return Builder(target, tokenizer, options or DecodeOptions()).build(policy, tuned)
 
 
-def named_coverage(place: str | None) -> Coverage:
-    """What the certificate that a user names covers; nothing where none is named."""
-    if place is None:
-        return Coverage()
-    certificate = load_certificate(place)
-    return Coverage(certificate, is_named=True, certified=certificate.ask)
-
-
 class Builder:
     """The parts that a user names, each loaded when it is first asked for, and decoders of them."""
 
@@ -145,8 +137,10 @@ class Builder:
     def shared(self) -> dict[str, Any]:
         """Arguments of `Decoder` that no choice decides."""
         options = self.options
-        arguments: dict[str, Any] = {"engine": options.engine}
-        arguments["speculate_up_to"] = options.most_rows
+        arguments: dict[str, Any] = {
+            "engine": options.engine,
+            "speculate_up_to": options.speculate_up_to,
+        }
         if options.guards:
             from gistgate.core.guards import check_guards, make_guards
 

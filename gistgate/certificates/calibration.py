@@ -19,7 +19,7 @@ from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.coverage.ask import stops_of
+from gistgate.coverage.ask import Settings, stops_of
 from gistgate.coverage.certificate import Certificate, OperatingPoint
 from gistgate.tasks.task import Task
 
@@ -33,8 +33,8 @@ class Method:
     block: int  # K, in tokens
     knob: str | None = None  # the setting that calibration moves; None for a rule without one
     grid: tuple[float, ...] = ()  # values of the knob, from strict to loose
-    fixed: dict[str, Any] = field(default_factory=dict)  # settings of the rule that never change
-    variants: tuple[dict[str, Any], ...] = ({},)
+    fixed: Settings = field(default_factory=dict)  # settings of the rule that never change
+    variants: tuple[Settings, ...] = ({},)
     """Of these development prompts choose one; each overrides `fixed`."""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Method:
                     " at 0."
                 )
 
-    def settings(self, setting: Setting) -> dict[str, Any]:
+    def settings(self, setting: Setting) -> Settings:
         """All settings of the rule at one setting of the search."""
         settings = {**self.fixed, **setting.variant}
         if self.knob is not None:
@@ -171,7 +171,7 @@ SOMETIMES = ("drafting", "judge", "rule_data")
 
 
 def hypothesis(
-    settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]
+    settings: Sequence[Settings], request: Request, ternary: bool, scope: Mapping[str, Any]
 ) -> str:
     """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes
     and judges.

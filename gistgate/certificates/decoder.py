@@ -19,6 +19,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
+from gistgate.coverage.ask import Settings
 from gistgate.coverage.choose import BLOCK, GATED, STRICT, Choice
 from gistgate.gate import Gate
 from gistgate.models.loading import load_target
@@ -139,7 +140,7 @@ class OwnDecoder:
     batch_size: int
     """Rows decoded together."""
 
-    def choice(self, rule: str, settings: dict[str, Any]) -> Choice:
+    def choice(self, rule: str, settings: Settings) -> Choice:
         """A rule with the method's drafter and K."""
         return Choice(rule, settings, self.method.block, self.method.drafter)
 
@@ -178,9 +179,7 @@ class OwnDecoder:
         depends = (self.scope(), *machine, Path(gistgate.__file__).parent)
 
         def decode_with(rule: str) -> Decode:
-            def decode(
-                settings: dict[str, Any], prompts: Sequence[Prompt], start: int
-            ) -> list[Answer]:
+            def decode(settings: Settings, prompts: Sequence[Prompt], start: int) -> list[Answer]:
                 decoder = self.parts.assemble(self.choice(rule, settings), self.drafter())
                 seeds = range(start, start + len(prompts))
                 return decode_prompts(

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.certificates.bounds import Array
 from gistgate.core.files import fingerprint, named_files, read_json_lines, write_json_lines
 from gistgate.core.request import Statistics, total
+from gistgate.coverage.ask import Settings
 
 if TYPE_CHECKING:
     from gistgate.models.loading import Target
@@ -177,7 +178,7 @@ class Answer:
     statistics: Statistics  # what was counted, without seconds
 
 
-Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
+Decode = Callable[[Settings, Sequence[Prompt], int], list[Answer]]
 """Answers of a rule at these settings to prompts, the first of which has this index in its
 split.
 """
@@ -248,7 +249,7 @@ class Outcomes:
     """Prompts that are decoded at once; None decodes a whole split at once."""
 
     def decoded(
-        self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None
+        self, split: str, settings: Settings, start: int = 0, stop: int | None = None
     ) -> Decoded:
         """Prompts `start` to `stop` of a split at these settings of the rule."""
         prompts = self.prompts[split][start:stop]
@@ -263,7 +264,7 @@ class Outcomes:
             np.array(lengths, float).T,
         )
 
-    def chunks(self, split: str, settings: dict[str, Any], n: int) -> Iterator[Decoded]:
+    def chunks(self, split: str, settings: Settings, n: int) -> Iterator[Decoded]:
         """The first n prompts of a split, chunk by chunk, in their order; a chunk is decoded when
         it is asked for.
         """
@@ -277,7 +278,7 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
     files and prompts.
     """
 
-    def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
+    def answers(settings: Settings, prompts: Sequence[Prompt], start: int) -> list[Answer]:
         requests = [
             [prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts
         ]

@@ -10,13 +10,13 @@ its prompts are not those of the search.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
 from gistgate.certificates.bounds import Array, right_or_wrong
 from gistgate.certificates.planning import Stop, confidence_of_test, would_certify
+from gistgate.coverage.ask import Settings
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Setting:
     """One value of the knob together with one variant of the rule's other settings."""
 
     value: float | None  # the knob; None for a rule without one
-    variant: dict[str, Any] = field(default_factory=dict)
+    variant: Settings = field(default_factory=dict)
     """Settings that override the method's fixed ones."""
 
 
@@ -89,7 +89,7 @@ class Curve:
     """Measurements of one variant at indices of its grid, which goes from strict to loose."""
 
     grid: Sequence[float]
-    variant: dict[str, Any]
+    variant: Settings
     request: Request
     measured: dict[int, Measurement] = field(default_factory=dict)  # by index
     seen: int = 0  # prompts of every measurement
@@ -172,7 +172,7 @@ def smooth(indices: Sequence[int], values: Sequence[float]) -> list[float]:
 
 
 def choose_settings(
-    grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, request: Request
+    grid: Sequence[float], variants: Sequence[Settings], evaluate: Evaluate, request: Request
 ) -> Selection:
     """The sequence of one variant over a `grid` from strict to loose; it begins with the strictest,
     measured or not.

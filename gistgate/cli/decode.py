@@ -152,17 +152,13 @@ def load(
     prompts: Sequence[EncodedPrompt] = (),
     temperature: float = 0.0,
 ) -> Loaded:
-    """The target and its decoder; wrong names and requests are refused before anything is
-    loaded.
-    """
-    from gistgate.build import build, named_coverage
+    """The target and its decoder; requests that a named certificate does not cover are refused."""
+    from gistgate.build import build
     from gistgate.compiled import ENGINES
     from gistgate.models.loading import load_target
 
     _ = ENGINES[options.engine]
     prompting = asking.of(prompts, temperature)
-    coverage = named_coverage(options.certificate)
-    coverage.meet(prompting.ask(coverage.certified))
     target = load_target(name, asking.dtype, gguf=asking.gguf, quantise=asking.quantise)
     built = build(target.model, target.tokenizer, options)
     coverage = built.coverage

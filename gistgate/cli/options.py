@@ -95,13 +95,19 @@ def name_of(field: str) -> str:
 
 
 SHARE = {"min": 0, "max": 1}
-LIMITS: dict[str, Any] = {"block": {"min": 0}, "budget": SHARE, "confidence": SHARE}
+LIMITS: dict[str, Any] = {
+    "block": {"min": 0},
+    "budget": SHARE,
+    "confidence": SHARE,
+    "speculate_up_to": {"min": 0},
+}
 KINDS: dict[str, Any] = {
     "block": int | None,
     "budget": float | None,
     "confidence": float | None,
     "guards": list[str],
     "settings": list[str],
+    "speculate_up_to": int | None,
 }
 """Types of those fields of `DecodeOptions` that are no texts."""
 DECODER: dict[str, Any] = {

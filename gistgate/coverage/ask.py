@@ -15,6 +15,8 @@ class Unknown:
 
 
 UNKNOWN: Any = Unknown()
+Settings = dict[str, Any]
+"""Settings of a rule, by their names."""
 
 
 @dataclass(frozen=True)

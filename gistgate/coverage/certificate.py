@@ -9,7 +9,7 @@ from typing import Any
 
 from gistgate.core.files import check_sealed, read_sealed, write_sealed
 from gistgate.core.utils import UserError, dataclass_from, refusing
-from gistgate.coverage.ask import UNKNOWN, Ask
+from gistgate.coverage.ask import UNKNOWN, Ask, Settings
 from gistgate.coverage.setup import Setup
 
 CERTIFICATE_FILE = "certificate.json"
@@ -34,7 +34,7 @@ class OperatingPoint:
     budget: float
     confidence: float  # probability with which the bound holds, over the draw of the prompts
     # All settings of the rule: of the loosest certified setting, or of the strictest one tested.
-    settings: dict[str, Any]
+    settings: Settings
     n: int  # calibration prompts that the setting was tested on
     losses: int  # prompts on which loose decoding scored lower than strict decoding
     gains: int  # prompts on which loose decoding scored higher
@@ -84,7 +84,7 @@ class Certificate:
         return tuple(point for point in self.points if point.certified)
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def fixed(self) -> Settings:
         """The settings of the rule that all points share: everything but the knob."""
         settings = self.points[0].settings
         return {name: value for name, value in settings.items() if name != self.knob}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gistgate.core.utils import UserError
-from gistgate.coverage.ask import Wish
+from gistgate.coverage.ask import Settings, Wish
 from gistgate.coverage.certificate import TASK, Certificate
 from gistgate.coverage.covers import covers
 from gistgate.coverage.setup import Setup
@@ -30,7 +30,7 @@ class Choice:
     """What decoding runs with."""
 
     rule: str  # rule id
-    settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
+    settings: Settings = field(default_factory=dict)
     block: int = BLOCK  # K, drafted tokens per round
     drafter: str = NONE  # drafter id
     # Why no certificate covers the loss; empty where one does or nothing can be lost.
@@ -163,7 +163,7 @@ def is_about_another_score(certificate: Certificate, wish: Wish) -> bool:
 
 def wished_rule(
     wish: Wish, usual: str, fixed: Mapping[str, Any] | None = None
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, Settings]:
     """The rule and the settings that a user names, checked; `usual` is the rule that nobody has to
     name, with the `fixed` settings that come with it.
     """

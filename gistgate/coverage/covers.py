@@ -1,4 +1,4 @@
-"""Whether a certificate covers what decodes and what it is asked: one pure function, `covers`, with
+"""Whether a certificate covers what decodes (`covers`) and what it is asked (`Coverage.meet`), with
 one sentence for each kind of difference. Callers choose to refuse, to warn or to decode strictly.
 """
 
@@ -67,8 +67,8 @@ class Difference:
         )
 
 
-def covers(certificate: Certificate, setup: Setup, ask: Ask | None = None) -> list[Difference]:
-    """What is not as certified; empty where the certificate covers all of `setup` and `ask`.
+def covers(certificate: Certificate, setup: Setup) -> list[Difference]:
+    """What is not as certified; empty where the certificate covers all of `setup`.
 
     What one side does not know is not compared. Another rule is the only difference that is told,
     since nothing about it was certified.
@@ -78,10 +78,7 @@ def covers(certificate: Certificate, setup: Setup, ask: Ask | None = None) -> li
     differences = []
     if setup.settings is not UNKNOWN:
         differences += differing_settings(certificate, setup.settings)
-    differences += differing_fields(certificate.setup, setup)
-    if ask is not None:
-        differences += differing_fields(certificate.ask, ask)
-    return differences
+    return [*differences, *differing_fields(certificate.setup, setup)]
 
 
 def differing_fields(certified: Setup | Ask, here: Setup | Ask) -> list[Difference]:

@@ -12,7 +12,7 @@ from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.coverage.ask import UNKNOWN, Ask
+from gistgate.coverage.ask import UNKNOWN, Ask, Settings
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Setup:
     ends: list[int] = UNKNOWN  # token ids that end answers
     gate: str | None = UNKNOWN  # `gate_hash`; None without a gate
     rule: str = UNKNOWN  # rule id
-    settings: dict[str, Any] = UNKNOWN  # all settings of the rule, the knob included
+    settings: Settings = UNKNOWN  # all settings of the rule, the knob included
     rule_data: str = UNKNOWN  # hash of the files that the settings name
     drafter: str = UNKNOWN  # drafter id
     drafter_data: str | None = UNKNOWN  # hash of the texts that the drafter reads

@@ -10,6 +10,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
+from gistgate.measure.speed import Prompts
 
 TIMED = 2
 """Answers on which costs are measured."""
@@ -28,7 +29,7 @@ Turn = Mapping[tuple[int, int], Sequence[Statistics]]
 
 def measure(
     decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     blocks: Sequence[int],
     *,
     max_new_tokens: int,
@@ -54,7 +55,7 @@ def measure(
 
 def take_turn(
     ways: Mapping[int, Decoder],
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     longest: int,
     request: Mapping[str, Any],
 ) -> Turn:

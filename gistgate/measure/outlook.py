@@ -74,11 +74,6 @@ def outlook(costs: Costs, block: int, tau: float, half: float) -> Outlook:
     return Outlook(block, tau, tau / price, half / price, (block + 1) / price)
 
 
-def outlooks_of(costs: Costs, taus: Mapping[int, float], mismatches: Mismatches) -> list[Outlook]:
-    """What each K promises at its tau of strict decoding."""
-    return [outlook(costs, block, tau, mismatches.half(block)) for block, tau in taus.items()]
-
-
 def mean_length(histogram: Mapping[int, int], block: int) -> float:
     """tau at K = `block`, had the drafts of a strict run with at least as large a K been cut
     there.
@@ -219,7 +214,10 @@ def examine(
         longest_first = sorted(zip(strict_ids, prompts), key=lambda pair: -len(pair[0]))
         timed = [ids for _, ids in longest_first]
         costs = measure(decoder, timed, (BLOCKS[0], BLOCK, BLOCKS[-1]), **request)
-    outlooks = [outlooks_of(cost, taus, mismatches) for cost in costs]
+    outlooks = []
+    for cost in costs:
+        promises = [outlook(cost, block, taus[block], mismatches.half(block)) for block in BLOCKS]
+        outlooks.append(promises)
     agreement = counted.strict / (counted.strict + mismatches.number)
     lengths = lengths_of(strict, request["max_new_tokens"])
     return Findings(costs, outlooks, changes, agreement, mismatches.number / len(prompts), lengths)

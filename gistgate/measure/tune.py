@@ -11,7 +11,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import Certificate
 from gistgate.coverage.choose import MODEL, NONE, STRICT, Choice, usable
-from gistgate.measure.speed import contender, race, without_loops
+from gistgate.measure.speed import Prompts, contender, race, without_loops
 from gistgate.measure.statistics import Interval, ratio_of_sums
 from gistgate.models.loading import Target
 from gistgate.models.options import DecodeOptions, PromptFile
@@ -56,9 +56,7 @@ class Finding:
         return self.loose if is_faster else None
 
 
-def tune(
-    candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **request: Any
-) -> Finding:
+def tune(candidates: Sequence[Candidate], prompts: Prompts, **request: Any) -> Finding:
     """Race the candidates, among them plain decoding and at least one strict one; `request` goes to
     the decoders.
     """
@@ -90,7 +88,7 @@ def tune(
 
 
 def times_of(
-    candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], request: dict[str, Any]
+    candidates: Sequence[Candidate], prompts: Prompts, request: dict[str, Any]
 ) -> dict[str, list[float]]:
     """Seconds of every candidate on every prompt that none of them answered with a loop."""
     racing = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from gistgate.core.files import parsed, read_text
 from gistgate.core.utils import UserError
-from gistgate.coverage.ask import UNKNOWN, Ask, Wish, stops_of
+from gistgate.coverage.ask import UNKNOWN, Ask, Settings, Wish, stops_of
 
 if TYPE_CHECKING:
     from gistgate.models.loading import Target
@@ -53,8 +53,8 @@ class DecodeOptions:
     ] = None
     gate: Annotated[Any, "Folder of a trained gate."] = None
     rule: Annotated[str | None, "Acceptance rule; default: the certified one, else exact."] = None
-    settings: Annotated[dict[str, Any], "Setting of the rule, such as theta=0.9; repeatable."] = (
-        field(default_factory=dict)
+    settings: Annotated[Settings, "Setting of the rule, such as theta=0.9; repeatable."] = field(
+        default_factory=dict
     )
     block: Annotated[int | None, "K, drafted tokens per target forward."] = None
     budget: Annotated[float | None, "Certified loss, as a share; default: the headline's."] = None
@@ -68,9 +68,7 @@ class DecodeOptions:
         str,
         "eager, or compiled: takes seconds to minutes to build, then faster for single requests.",
     ] = "eager"
-    speculate_up_to: Annotated[
-        int | str | None, "Rows above which decoding is plain (0: always)."
-    ] = None
+    speculate_up_to: Annotated[int | None, "Rows above which decoding is plain (0: always)."] = None
 
     @property
     def lighter(self) -> dict[str, Any]:
@@ -85,18 +83,6 @@ class DecodeOptions:
             self.rule, self.settings, self.block, self.drafter, self.budget, self.confidence
         )
 
-    @property
-    def most_rows(self) -> int | None:
-        """`speculate_up_to` as a number; None where nothing is said."""
-        rows = self.speculate_up_to
-        if rows is None:
-            return None
-        if not str(rows).isdecimal():
-            raise UserError(
-                f"speculate_up_to is '{rows}'. Give a number of rows; 0 never speculates."
-            )
-        return int(rows)
-
 
 NAMES = tuple(item.name for item in fields(DecodeOptions) if item.name != "settings")
 """All options but the settings of the rule, which stand among keyword arguments under their own
@@ -104,9 +90,9 @@ names.
 """
 
 
-def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_settings(pairs: Sequence[str]) -> Settings:
     """Settings of a rule from texts such as `theta=0.9`; numbers and true/false become values."""
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     for pair in pairs:
         name, sign, text = (part.strip() for part in pair.partition("="))
         if not (sign and name):
@@ -286,13 +272,11 @@ class PromptFile:
                 rows.append(list(prompt.ids))
         return rows
 
-    def ask(self, certified: Ask | None, target: Target | None = None) -> Ask:
-        """What these prompts ask, as far as it is known; more is known once the target is at hand,
-        which may find the `certified` prompting in prompts that hold their ids.
+    def ask(self, certified: Ask | None, target: Target) -> Ask:
+        """What these prompts ask, as far as it is known; the target may find the `certified`
+        prompting in prompts that hold their ids.
         """
-        stops = UNKNOWN
-        if self.stops is not None:
-            stops = stops_of(self.stops, None if target is None else target.tokenizer)
+        stops = UNKNOWN if self.stops is None else stops_of(self.stops, target.tokenizer)
         ask = Ask(
             temperature=self.temperature,
             chat=self.chat,
@@ -306,8 +290,6 @@ class PromptFile:
         is_encoded = all(prompt.ids is not None for prompt in self.prompts)
         if certified is None or not (self.prompts and is_encoded):
             return ask
-        if target is None:
-            return Ask()
         how: dict[str, Any] = {"system": certified.system, "arguments": certified.arguments}
         if not all(is_rendered(target, prompt.text, **how, begins=True) for prompt in self.prompts):
             return replace(ask, num_fewshot=UNKNOWN)

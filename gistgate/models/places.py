@@ -5,7 +5,6 @@ place that holds no model for decoding.
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,28 +61,23 @@ def is_path(name: str) -> bool:
 # ---- The files of a model.
 
 
-def stored_file(
-    name: str, file: str, revision: str | None = None, local: bool = True
-) -> Path | None:
-    """A file of a model in its folder, in the cache of the hub or, unless `local`, on the hub; None
-    without one.
-    """
+def stored_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """A file of a model in its folder or in the cache of the hub; None without one."""
     with suppress(OSError):
-        path = cached_file(name, file, revision=revision, local_files_only=local)
+        path = cached_file(name, file, revision=revision, local_files_only=True)
         return None if path is None else Path(path)
     return None
 
 
-def weight_files(name: str, revision: str | None = None, local: bool = True) -> list[Path]:
+def weight_files(name: str) -> list[Path]:
     """The safetensors files that transformers reads of a model; others, such as a consolidated
     copy, may lie beside.
     """
-    find = partial(stored_file, name, revision=revision, local=local)
     files = ["model.safetensors"]
-    index = find("model.safetensors.index.json")
-    if index is not None and find(files[0]) is None:
+    index = stored_file(name, "model.safetensors.index.json")
+    if index is not None and stored_file(name, files[0]) is None:
         files = sorted(set(read_json(index)["weight_map"].values()))
-    return [path for path in map(find, files) if path is not None]
+    return [path for file in files if (path := stored_file(name, file)) is not None]
 
 
 def tokenizer_files(

@@ -10,7 +10,7 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.ask import UNKNOWN, Ask
 from gistgate.coverage.certificate import Certificate
-from gistgate.coverage.covers import SENTENCES, Coverage, covers
+from gistgate.coverage.covers import SENTENCES, Coverage, covers, differing_fields
 from gistgate.coverage.setup import Setup, files_behind
 from tests.certificates.proofs import certificate, gate_with, point
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -46,7 +46,9 @@ def proof() -> Certificate:
 
 
 def kinds(setup: Setup, ask: Ask = ASKED) -> list[str]:
-    return [difference.kind for difference in covers(proof(), setup, ask)]
+    certified = proof()
+    differences = [*covers(certified, setup), *differing_fields(certified.ask, ask)]
+    return [difference.kind for difference in differences]
 
 
 def test_what_was_certified_is_covered_and_unknown_is_not_compared() -> None:
@@ -81,7 +83,7 @@ OTHER_MODEL = {**CERTIFIED.target, "dtype": "bfloat16"}
     ],
 )
 def test_every_part_of_a_setup_counts(changes: dict[str, Any], words: str) -> None:
-    (difference,) = covers(proof(), replace(CERTIFIED, **changes), ASKED)
+    (difference,) = covers(proof(), replace(CERTIFIED, **changes))
     assert words in difference.sentence
 
 
@@ -97,7 +99,7 @@ def test_every_part_of_a_setup_counts(changes: dict[str, Any], words: str) -> No
     ],
 )
 def test_every_part_of_an_ask_counts(changes: dict[str, Any], words: str) -> None:
-    (difference,) = covers(proof(), CERTIFIED, replace(ASKED, **changes))
+    (difference,) = differing_fields(proof().ask, replace(ASKED, **changes))
     assert words in difference.sentence
 
 

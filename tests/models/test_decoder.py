@@ -192,7 +192,7 @@ def test_engine_and_texts_count_as_parts_of_the_setup(
 
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
-    decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to="4")
+    decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to=4)
     assert decoder.parts.guards.guards == (LoopGuard(),)
     assert (decoder.engine.name, decoder.speculate_up_to) == ("compiled", 4)
 
@@ -242,7 +242,6 @@ def lighter(tmp_path: Path) -> Path:
         ({"drafter": "model", "draft": None}, "needs a draft model"),
         ({"guards": ["lop"]}, "no guard 'lop'"),
         ({"engine": "quick"}, "no engine 'quick'"),
-        ({"speculate_up_to": "often"}, "Give a number of rows"),
         ({"quantise_draft": "int3"}, "cannot be quantised to 'int3'"),
         ({"stop_drafting": "nothing.json"}, "nothing.json is missing"),
         ({"stop_drafting": "stop.json", "drafter": "lookup"}, "'lookup' never ends drafts early"),
