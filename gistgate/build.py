@@ -83,7 +83,7 @@ class Builder:
         if options.segments:
             return self.of_segments(policy)
         tuned = tuned or tuned_certificate(options)
-        if tuned is not None and self.may_take(tuned):
+        if tuned is not None:
             try:
                 return self.certified(tuned, is_tuned=True)
             except UserError as error:
@@ -202,14 +202,6 @@ class Builder:
         choice.warn(policy, stacklevel=4)
         decoder = self.assemble(choice, drafter, **shared)
         return Built(decoder, Coverage.beside(gate, decoder.rule, choice.within(setup)))
-
-    def may_take(self, tuned: Certificate) -> bool:
-        """Whether a tuned certificate is of use: one of other weights is not where these hold the
-        gate back.
-        """
-        if self.gate is None or self.gate.strict_reason is None:
-            return True
-        return not covers(tuned, Setup.of(self.target, self.draft))
 
     def setup(self, certificate: Certificate, choice: Choice, drafter: Drafter | None) -> Setup:
         """What decodes a choice besides models, gate and the choice itself."""

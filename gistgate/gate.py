@@ -121,16 +121,7 @@ class Gate(nn.Module):
         """All features side by side [B, K, F], float32, on the device of the logits."""
         device = block.logits.device
         parts = [part.to(device, torch.float32) for part in extract(block, self.features).values()]
-        x_BKF = torch.cat(parts, dim=-1)
-        if x_BKF.shape[-1] != self.input_size:
-            widths = ", ".join(
-                f"{name} {part.shape[-1]}" for name, part in zip(self.features, parts, strict=True)
-            )
-            raise UserError(
-                f"The gate reads {self.input_size} features, but the block gives {x_BKF.shape[-1]}"
-                f" ({widths}). Use the target it was trained for: '{self.config.target.name}'."
-            )
-        return x_BKF
+        return torch.cat(parts, dim=-1)
 
     def probability(self, x: Tensor) -> Tensor:
         """P(meaning kept) for features `x [..., F]`."""

@@ -213,11 +213,6 @@ def test_probabilities_are_float32_whatever_the_states_are_and_rows_do_not_influ
     assert torch.allclose(gate(second), gate(block)[1:], atol=1e-6)
 
 
-def test_states_of_another_width_are_refused(gate, block):
-    with pytest.raises(UserError, match=r"reads 40 features, but the block gives 24 .*tiny/target"):
-        gate(replace(block, hidden={"post": block.hidden["post"][..., :16]}))
-
-
 def test_another_architecture_and_another_tokenizer_are_refused(gate, pair, tmp_path):
     other = byte_tokenizer()
     other.add_tokens(["<extra>"])

@@ -31,8 +31,6 @@ RATIOS = (0.9, 0.5, 0.2)
 """Settings of `prob-ratio`; the first one swaps near ties alone."""
 AT_ONCE = 8
 """Answers that are decoded together."""
-WORTH = 1.05
-"""Speed against plain decoding below which speculation is not worth its memory."""
 PASSES = 0.5
 """Share of the mismatches that a good gate passes: the target's next words survive 0.3 to 0.7 of
 them."""
@@ -309,13 +307,7 @@ def reasons_against(findings: Findings) -> list[str]:
     """Why a gate can hardly pay."""
     strict = findings.changes[0]
     middle = findings.middle
-    ceilings = findings.best("ceiling")
     reasons = []
-    if max(ceilings) < WORTH:
-        reasons.append(
-            f"with every draft token accepted, speculation would be {ranged(ceilings)} times as"
-            " fast as plain decoding"
-        )
     if max(findings.gains) < ROOM:
         reasons.append(
             f"little can be gained: {strict_length(findings)}, and {gate_speed(findings)}"

@@ -79,7 +79,7 @@ NOISIER = ((0.9, 1.2), (0.1, 1.2), (1.2, 1.2))
         (False, "at r = 0.5 3 answers score less and 2 more", findings(square=0.3)),
         (False, "as they grow or keep little more", findings(forwards=(37, 36))),
         (False, "No: answers are too short to draft, 3.0 tokens", findings(tokens=3.0)),
-        (False, "speculation would be 0.8", findings(costs=DEAR)),
+        (False, "little can be gained", findings(costs=DEAR)),
         (None, "would be 0.67 [0.52, 1.51] times as fast", findings(costs=NOISIER)),
         (None, "while the machine is idle", findings(costs=NOISY)),
         (False, "the target scores 0.10 only", findings(score=0.1, costs=NOISY)),
