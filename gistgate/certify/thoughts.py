@@ -190,64 +190,79 @@ def behind(text: str, end: re.Match[str] | None, skipped: int) -> Reply:
 def marked(text: str) -> Reply | None:
     """What a text that begins with a mark has before and behind its end; None without one."""
     marks = list(marks_in(text))
-    role = ROLE.match(text)
-    begin = role.end() if role else 0
-    opening = next((mark for mark in marks if mark.start >= begin), None)
-    if opening is None or opening.start != begin or opening.is_end or opening.is_mentioned:
+    opening = opening_of(text, marks)
+    if opening is None:
         return None
     end = end_of(opening, marks)
-    is_special = opening.left in SPECIAL and not FOREIGN.search(opening.name) and end is not None
-    if not (opening.is_sure or opening.is_vague or is_special):
-        return None
     inside = text[opening.end :]
     if end is None:
         is_markup = opening.is_vague and inside.lstrip().startswith("<")
         is_thought = opening.name in UNENDED and not is_markup
         return Reply("", inside, True) if is_thought else None
     answer = text[end.start if end.is_answer else end.end :]
-    following = next(marks_in(answer.lstrip()), None)
-    is_field = following and following.start == 0 and not following.is_answer
-    if not opening.is_sure and (not answer.strip() or is_field):
+    if not opening.is_sure and (not answer.strip() or begins_with_field(answer)):
         return None
     return Reply(answer, text[opening.end : end.start])
 
 
+def opening_of(text: str, marks: Sequence[Mark]) -> Mark | None:
+    """The mark that a text begins with, if it may be that of a thought; a special token of an
+    unknown name may be one, too.
+    """
+    role = ROLE.match(text)
+    begin = role.end() if role else 0
+    opening = next((mark for mark in marks if mark.start >= begin), None)
+    if opening is None or opening.start != begin or opening.is_end or opening.is_mentioned:
+        return None
+    is_special = opening.left in SPECIAL and not FOREIGN.search(opening.name)
+    return opening if opening.is_sure or opening.is_vague or is_special else None
+
+
+def begins_with_field(text: str) -> bool:
+    """Whether a text begins with a name in brackets that is not the mark of an answer."""
+    text = text.lstrip()
+    mark = next(marks_in(text), None)
+    return mark is not None and mark.start == 0 and not mark.is_answer
+
+
 def end_of(opening: Mark, marks: Sequence[Mark]) -> Mark | None:
     """The mark that ends a thought; if there is none, the one that begins the answer."""
+    named = [mark for mark in marks if mark.name == opening.name and mark.start >= opening.start]
     depth = 0
-    last = None
-    for mark in marks:
-        if mark.name == opening.name and not mark.is_mentioned and mark.start >= opening.start:
-            depth += -1 if mark.is_end else 1
-            last = mark if mark.is_end else last
-            if depth == 0:
-                break
-    if last is not None:
-        return last
-    ends = [mark for mark in marks if mark.is_end and mark.name == opening.name]
-    ends = [mark for mark in ends if not mark.is_quoted]
-    if ends:  # "4 </think> so it is 4" reads as if a sentence went on
-        return ends[-1]
-    for mark in marks:
-        line = mark.text[: mark.start].rpartition("\n")[2]
-        begins = mark.is_answer and not mark.is_end and not mark.is_mentioned
-        if begins and (mark.left in SPECIAL or not line.strip()):
-            return mark
-    return None
+    ends = []
+    for mark in named:
+        if mark.is_mentioned:
+            continue
+        depth += -1 if mark.is_end else 1
+        if mark.is_end:
+            ends.append(mark)
+        if depth == 0:
+            break
+    # "4 </think> so it is 4" reads as if a sentence went on.
+    ends = ends or [mark for mark in named if mark.is_end and not mark.is_quoted]
+    return ends[-1] if ends else next(filter(begins_answer, marks), None)
+
+
+def begins_answer(mark: Mark) -> bool:
+    """Whether a mark begins an answer: a special token, or alone at the start of a line."""
+    if not mark.is_answer or mark.is_end or mark.is_mentioned:
+        return False
+    line = mark.text[: mark.start].rpartition("\n")[2]
+    return mark.left in SPECIAL or not line.strip()
 
 
 def ended(text: str) -> Reply | None:
     """Thought and answer of a text that holds the end of a thought alone; None without one."""
     opened = set()
     for mark in marks_in(text):
-        if mark.is_mentioned or not mark.is_sure:
+        if not mark.is_sure or mark.is_mentioned:
             continue
         if not mark.is_end:
             opened.add(mark.name)
         elif mark.name not in opened:
             return Reply(text[mark.end :], text[: mark.start])
     end = re.search(rf"(?:{GLUED})|{FINAL}", text)
-    if end and end.start() and not (end.start() and text[end.start() - 1] in QUOTES):
+    if end and end.start() and text[end.start() - 1] not in QUOTES:
         return behind(text, end, 0)
     return None
 

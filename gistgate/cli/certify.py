@@ -115,7 +115,9 @@ class Options(Promise):
     judge_body: Annotated[str, plain_option("Further entries of every request to the judge.")] = (
         "{}"
     )
-    judge_header: Annotated[list[str], plain_option("Header of every request to the judge.")] = ()  # type: ignore[assignment]
+    judge_header: Annotated[
+        list[str], plain_option("Header of every request to the judge, as for the others.")
+    ] = ()  # type: ignore[assignment]
     strict_header: Annotated[
         list[str],
         plain_option(
