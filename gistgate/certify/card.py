@@ -120,16 +120,19 @@ class Card:
             notes.append(
                 f"The ledger knows {self.looks} looks at these prompts, this one included."
             )
-        for name in ("speed", "control"):
-            entries = getattr(self, name)
-            if entries:
-                notes.append(f"{name}: {entries.get('sentence') or in_words(entries)}")
+        for entries in (self.speed, self.control):
+            notes += [entries["sentence"]] if entries else []
         return notes
+
+    @property
+    def headline(self) -> str:
+        """The verdict and, where both servers were timed, how fast the candidate is."""
+        return "; ".join(filter(None, [self.sentence, self.speed.get("verdict")]))
 
     @property
     def text(self) -> str:
         """The verdict, a line for each task and, of servers, for each side, and the notes."""
-        lines = [self.sentence, *(f"  {row_sentence(row)}" for row in self.rows)]
+        lines = [self.headline, *(f"  {row_sentence(row)}" for row in self.rows)]
         for side, means in (("baseline", self.baseline), ("candidate", self.candidate)):
             if "answers" in means:
                 lines.append(f"  {side:10} {in_words(means['answers'])}")
@@ -140,7 +143,7 @@ class Card:
         """The verdict, a table of the tasks and all further entries as a page of Markdown."""
         heading = " | ".join(COLUMNS)
         rules = "|".join("---" if name in LEFT else "---:" for name in COLUMNS)
-        lines = [f"# {self.sentence}", "", self.promise, *self.notes, "", f"| {heading} |"]
+        lines = [f"# {self.headline}", "", self.promise, *self.notes, "", f"| {heading} |"]
         lines.append(f"|{rules}|")
         for row in self.rows:
             cells = (cell.replace("|", "&#124;") for cell in table_row(row).values())

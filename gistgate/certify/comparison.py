@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from statistics import fmean
 from time import monotonic
@@ -52,8 +53,13 @@ class BothEndpoints:
     """Answers of each endpoint to a prompt."""
     seed: int
     """What the seeds of all requests follow."""
-    free: asyncio.Semaphore
+    concurrent: int
     """Requests that may be under way."""
+
+    @cached_property
+    def free(self) -> asyncio.Semaphore:
+        """What lets that many through."""
+        return asyncio.Semaphore(self.concurrent)
 
     def mark(self, request: Request) -> str:
         """What tells the answers to a request from others."""

@@ -103,7 +103,7 @@ def write_junit(path: Path, card: Card) -> None:
     for row in card.rows:
         verdict = "PASS" if card.joint == "mean" else row.verdict
         failures += add_case(suite, row.task, verdict, row_sentence(row))
-    failures += add_case(suite, "verdict", card.verdict, card.sentence)
+    failures += add_case(suite, "verdict", card.verdict, card.headline)
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     write_text(path, ElementTree.tostring(suite, encoding="unicode", xml_declaration=True))

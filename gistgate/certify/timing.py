@@ -89,7 +89,7 @@ class Clock:
         if before is not None and after is not None:
             forwards = after - before
         until_first = None if first is None else first - begin
-        return Timing(seconds, until_first, tokens_in(page, ""), forwards)
+        return Timing(seconds, until_first, tokens_in(page, is_empty=True)[0], forwards)
 
     async def stream(self, path: str, body: dict[str, Any]) -> tuple[float | None, dict[str, Any]]:
         """When the first text of a stream came, and the entries of all its pages."""
@@ -178,4 +178,4 @@ def summary(timings: Timings) -> dict[str, Any]:
     if not said:
         return {**entries, "sentence": "Fewer than two prompts could be timed."}
     sentence = f"{', '.join(said)} ({len(timings)} prompts, one at a time)"
-    return {**entries, "verdict": said[0], "sentence": sentence}
+    return {**entries, "verdict": said[0], "sentence": f"Speed: {sentence}"}

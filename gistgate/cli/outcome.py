@@ -19,8 +19,8 @@ from gistgate.core.utils import UserError, printable
 if TYPE_CHECKING:
     from gistgate.certify.card import Card
 
-STATUSES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 3}
-"""Exit status by verdict."""
+STATUSES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 3, "QUICK": 0}
+"""Exit status by verdict; a quick look claims nothing."""
 CANNOT = 2
 """Exit status of a run that gave no verdict."""
 

@@ -15,16 +15,18 @@ from gistgate.certificates.bounds import SequentialTest
 from gistgate.certificates.calibration import task_scope
 from gistgate.certificates.fixed_sequence import decode_until_clear
 from gistgate.certificates.ledger import Ledger, Look, hash_of
-from gistgate.certificates.planning import confidence_of_test
+from gistgate.certificates.planning import Plan, confidence_of_test
 from gistgate.certify.address import Address, headers_of, keys_of
 from gistgate.certify.card import Card
 from gistgate.certify.claims import CLAIMS, Claim
 from gistgate.certify.comparison import BothEndpoints, Comparison, request_of
-from gistgate.certify.endpoint import Endpoint, with_model
+from gistgate.certify.control import controlled
+from gistgate.certify.endpoint import Endpoint, note, with_model
 from gistgate.certify.joint import Design, judged
 from gistgate.certify.judge import PROMPT, Judge
 from gistgate.certify.records import check_folder, write_card
 from gistgate.certify.store import AnswerStore
+from gistgate.certify.timing import timed
 from gistgate.cli.certify import Options
 from gistgate.core.files import fingerprint, read_text
 from gistgate.core.utils import UserError, nearest
@@ -35,11 +37,23 @@ from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_pro
 from gistgate.tasks.task import TASKS, Document, Prompting, Task, TaskSpec
 
 
-def compare(options: Options) -> tuple[Card, Path]:
-    """Plan, ask both servers, test, write; the card says whether the budget is kept."""
+@dataclass(frozen=True)
+class Planned:
+    """What is known before a server is asked."""
+
+    spec: TaskSpec
+    task: Task
+    claim: Claim
+    plan: Plan
+    need: int | None
+    """Prompts that the plan asks for."""
+    ledger: Ledger
+    draw: Draw
+
+
+def planned(options: Options) -> Planned:
+    """Plan, and say what the plan is."""
     options.plan()
-    folder = options.out or Path()
-    check_folder(folder)
     gate = Gate.load(options.gate) if options.gate else None
     spec = options.spec(gate)
     task = task_of(options, spec)
@@ -53,16 +67,26 @@ def compare(options: Options) -> tuple[Card, Path]:
     draw = documents(options, task, ledger.taken_marks(gate), need)
     if claim.counts_prompts:
         print(plan.sentence(len(draw.docs), claim.lost, options.prompts))
+    return Planned(spec, task, claim, plan, need, ledger, draw)
+
+
+def compare(options: Options) -> tuple[Card, Path]:
+    """Plan, ask both servers, test, write; the card says whether the budget is kept."""
+    folder = options.out or Path()
+    check_folder(folder)
+    before = planned(options)
+    task, claim, plan, draw = before.task, before.claim, before.plan, before.draw
+    if claim.counts_prompts:
         plan.check(len(draw.docs))
     design = Design(claim.id, plan.stop, plan.ternary)
     with asyncio.Runner() as runner:
-        endpoints = connected(options, spec, runner)
+        endpoints = connected(options, before.spec, runner)
         sides = (endpoints.strict, endpoints.loose)
-        judge = judge_of(options, spec, runner)
+        judge = judge_of(options, before.spec, runner)
         servers = [{**side.described(), "reported": side.reported} for side in sides]
         if judge:
             servers.append(judge.described())
-        path = ledger.local.with_name(f"answers-{fingerprint(servers)}.jsonl")
+        path = before.ledger.local.with_name(f"answers-{fingerprint(servers)}.jsonl")
         marks = [endpoints.mark(request_of(task, doc)) for doc in draw.docs]
         store = AnswerStore(path, marks, options.resume)
         look = look_of(options, task, draw, claim, endpoints)
@@ -70,7 +94,7 @@ def compare(options: Options) -> tuple[Card, Path]:
         if store.has_earlier:
             remedy = f"--resume repeats this look with the answers that are kept. {remedy}"
         look = replace(look, tested=fingerprint(store.run, marks, asdict(design)), remedy=remedy)
-        ledger.check(look)
+        before.ledger.check(look)
         store.begin()
         comparison = Comparison(
             task,
@@ -83,19 +107,36 @@ def compare(options: Options) -> tuple[Card, Path]:
             options.keep_texts,
             judge,
         )
-        comparison.need = need
+        comparison.need = before.need
         sure = confidence_of_test(plan.stop, plan.confidence, plan.ternary)
         test = SequentialTest(claim.aim, sure)
         decode_until_clear(comparison.chunks(runner), [test], plan.stop)
+        comparison.check_something_to_lose()
+        comparison.check_finished()
+        comparison.check_judge()
+        before.ledger.record(look)
+        further = further_entries(options, comparison, draw, runner)
         for side in sides:  # again, so that a change is said
             with suppress(Exception):
                 runner.run(side.survey())
-    comparison.check_something_to_lose()
-    comparison.check_finished()
-    comparison.check_judge()
-    ledger.record(look)
-    card = card_of(comparison, design, ledger.looks_at(look.marks))
+    card = card_of(comparison, design, before.ledger.looks_at(look.marks), further)
     return card, write_card(card, comparison.records, folder)
+
+
+def further_entries(
+    options: Options, comparison: Comparison, draw: Draw, runner: asyncio.Runner
+) -> dict[str, dict[str, Any]]:
+    """What a control and timed prompts say, behind the test, on which they have no bearing."""
+    entries = {}
+    if options.control:
+        note(f"The baseline answers up to {options.control} prompts again, as a control.")
+        entries["control"] = runner.run(controlled(comparison, options.control))
+    if options.time:
+        note(f"Both servers answer {len(draw.further)} further prompts in turn, to be timed.")
+        requests = [request_of(comparison.task, doc) for doc in draw.further]
+        warm = request_of(comparison.task, comparison.answered[0].doc)
+        entries["speed"] = runner.run(timed(comparison.endpoints, requests, warm))
+    return entries
 
 
 def task_of(options: Options, spec: TaskSpec) -> Task:
@@ -111,7 +152,9 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
     return load_task(spec, TASKS)
 
 
-def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
+def card_of(
+    comparison: Comparison, design: Design, looks: int, further: dict[str, dict[str, Any]]
+) -> Card:
     """What the test of the answers said."""
     task = comparison.task
     plan = comparison.plan
@@ -130,6 +173,7 @@ def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
         "stop": list(task.stops),
         "samples": endpoints.samples,
         "seed": endpoints.seed,
+        "concurrent": endpoints.concurrent,
     }
     scope = {**task_scope(task, questions), "sampling": sampling}
     if comparison.judge:
@@ -144,6 +188,7 @@ def card_of(comparison: Comparison, design: Design, looks: int) -> Card:
         looks=looks,
         scope=scope,
         refused=tuple(comparison.refused),
+        **further,
     )
 
 
@@ -184,6 +229,8 @@ class Draw:
     docs: Sequence[Document]
     spare: int
     """Further ones that no look has taken."""
+    further: Sequence[Document] = ()
+    """Those that are timed, which are in no draw."""
 
 
 def documents(options: Options, task: Task, taken: set[str], need: int | None) -> Draw:
@@ -195,6 +242,13 @@ def documents(options: Options, task: Task, taken: set[str], need: int | None) -
     places = distinct_documents(task, train, order, used_problems(task, USED))
     distinct = (train[place] for place in places)
     unused = [doc for doc in distinct if hashes_of([task.problem(doc)]) not in taken]
+    if options.time >= len(unused):
+        raise UserError(
+            f"--time {options.time} takes prompts beside those of the test, and there are"
+            f" {len(unused)} in all. Lower it, or take further prompts."
+        )
+    further = unused[len(unused) - options.time :]
+    unused = unused[: len(unused) - options.time]
     n = options.prompts or (2 * need if need else len(unused))
     drawn = unused[(options.draw - 1) * n : options.draw * n]
     if not drawn:
@@ -202,7 +256,7 @@ def documents(options: Options, task: Task, taken: set[str], need: int | None) -
             f"{len(unused)} unused documents are too few for draw {options.draw} of {n}. Lower"
             " --prompts."
         )
-    return Draw(drawn, max(0, len(unused) - options.draw * n))
+    return Draw(drawn, max(0, len(unused) - options.draw * n), further)
 
 
 def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothEndpoints:
@@ -234,7 +288,7 @@ def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothE
         options.temperature,
         options.samples,
         options.seed,
-        asyncio.Semaphore(options.concurrent),
+        options.concurrent,
     )
     if endpoints.strict.identity == endpoints.loose.identity:
         raise UserError(

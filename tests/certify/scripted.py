@@ -17,6 +17,7 @@ class Script:
     """What the server does."""
 
     wrong: frozenset[int] = frozenset()  # numbers n whose n + 1 it gets wrong
+    fickle: frozenset[int] = frozenset()  # numbers whose second answer is wrong
     rambling: frozenset[int] = frozenset()  # numbers n whose answers run to the limit
     drops: dict[int, int] = field(
         default_factory=dict
@@ -93,9 +94,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send(self.script.pages[n])
             return
         self.script.asked.append(body)
+        is_second = [asked.get("prompt") for asked in self.script.asked].count(prompt) > 1
         self.script.headers = {name.lower(): value for name, value in self.headers.items()}
         self.script.logins.add(self.headers["Authorization"])
         is_wrong = n in self.script.wrong or (self.script.wrong_seeds and body["seed"] % 2)
+        is_wrong = is_wrong or (is_second and n in self.script.fickle)
         text = f" It is so. #### {n + 1 + bool(is_wrong)}"
         text = self.script.texts.get(n, text)
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")

@@ -15,10 +15,7 @@ from typer.testing import CliRunner
 
 from gistgate.certificates.bounds import BETTING, exact_bound
 from gistgate.certificates.ledger import Ledger, Look, read_looks
-from gistgate.certify import endpoint
-from gistgate.certify.card import Card
 from gistgate.certify.comparison import Comparison
-from gistgate.certify.joint import Row
 from gistgate.cli.certify import Options
 from gistgate.cli.main import app
 from gistgate.cli.servers import compare, documents
@@ -31,37 +28,13 @@ from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.prompts import hashes_of
 from gistgate.tasks.task import TASKS, Prompting, TaskSpec
 from tests.certify.scripted import Script, serving
-from tests.tiny import write_task
+from tests.cli.certifying import certifying, row
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Certify one script against another, with 80 documents."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(endpoint, "RETRIES", 2)
-    Path("data").mkdir()
-    write_task(tmp_path / "data", num_train=80)
-
-    def certified(strict: Script, loose: Script, /, **changes: Any) -> Any:
-        with ExitStack() as servers:
-            first, second = (servers.enter_context(serving(script)) for script in (strict, loose))
-            asked = {
-                "strict": first,
-                "loose": second,
-                "budget": 0.1,
-                "prompts": 80,
-                "stop": "lost",
-                "task": "sums",
-            }
-            return compare(Options(**{**asked, **changes}, out=tmp_path / "out"))
-
-    return certified
-
-
-def row(made: tuple[Card, Path]) -> Row:
-    """The only row of a card."""
-    [only] = made[0].rows
-    return only
+    return certifying(tmp_path, monkeypatch)
 
 
 def test_the_bound_is_that_of_the_losses_and_gains(run):
@@ -81,6 +54,7 @@ def test_the_bound_is_that_of_the_losses_and_gains(run):
     ] == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
     asked = {"temperature": 0, "max_tokens": 12, "stop": ["\n", "Q:"], "samples": 1, "seed": 0}
+    asked["concurrent"] = 8
     assert written["tasks"][0]["losses"] == 1 and written["scope"]["sampling"] == asked
     assert written["candidate"]["model"] == "adder" and written["candidate"]["reported"] == [
         "list adder",

@@ -1,0 +1,85 @@
+"""A control: the baseline answers some prompts again, at another time and another concurrency, so
+that a reader sees how far it differs from itself.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gistgate.certify.answers import Answered, Pair
+from gistgate.certify.claims import Claim
+from gistgate.certify.comparison import Comparison, request_of
+from gistgate.core.utils import UserError
+
+ELSEWHERE = 4
+"""Requests under way in the control of a run that had one at a time."""
+
+
+async def controlled(comparison: Comparison, count: int) -> dict[str, Any]:
+    """What the baseline does to itself and the candidate to it, on the first prompts of a run, as
+    it stands on a card.
+    """
+    endpoints = comparison.endpoints
+    prompts = comparison.answered[:count]
+    concurrent = 1 if endpoints.concurrent > 1 else ELSEWHERE
+    free = asyncio.Semaphore(concurrent)
+
+    async def asked_again(prompt: Answered) -> Answered:
+        request = request_of(prompt.task, prompt.doc)
+        pairs: list[Pair] = []
+        for before, sampling in zip(prompt.strict, endpoints.samplings(request), strict=True):
+            async with free:
+                pairs.append((before, await endpoints.strict.answer(*request, **sampling)))
+        return Answered(prompt.task, prompt.doc, await comparison.judged(request, pairs))
+
+    try:
+        repeated = await asyncio.gather(*(asked_again(prompt) for prompt in prompts))
+    except UserError as error:
+        return {"prompts": 0, "sentence": f"the baseline did not answer again: {error}"}
+    baseline = figures(comparison.claim, repeated)
+    candidate = figures(comparison.claim, prompts)
+    entries = {"prompts": len(prompts), "concurrent": concurrent}
+    return {
+        **entries,
+        "baseline": baseline,
+        "candidate": candidate,
+        "sentence": sentence(comparison.claim, entries, baseline, candidate),
+    }
+
+
+def figures(claim: Claim, prompts: Sequence[Answered]) -> dict[str, Any]:
+    """How often the second answers of prompts are in other words or worse, and what they lose."""
+    pairs_N2 = np.array([claim.measured(prompt) for prompt in prompts])
+    return {
+        "differing": sum(prompt.is_differing for prompt in prompts),
+        "worse": int((claim.harm(pairs_N2) > 0).sum()),
+        "loss": claim.loss(pairs_N2),
+    }
+
+
+def sentence(
+    claim: Claim, entries: dict[str, int], baseline: dict[str, Any], candidate: dict[str, Any]
+) -> str:
+    """The control in words."""
+    text = (
+        f"Control: of {entries['prompts']} prompts, asked again with {entries['concurrent']} under"
+        f" way, the baseline answered {said(claim, baseline)} than before; the candidate answered"
+        f" {said(claim, candidate)} than the baseline."
+    )
+    if baseline["differing"]:
+        text += (
+            " The baseline does not repeat its own answers, so not all that differs is due to the"
+            " candidate."
+        )
+    return text
+
+
+def said(claim: Claim, side: dict[str, Any]) -> str:
+    """The figures of one side in words."""
+    loss, worse, _ = claim.words
+    return (
+        f"{side['differing']} otherwise ({side['worse']} {worse}, {loss} {100 * side['loss']:.2f}"
+        f" {claim.unit})"
+    )
