@@ -2,15 +2,19 @@
 an evaluation against another.
 """
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from gistgate.cli.from_logs import are_logs, from_logs
-from gistgate.cli.options import needing, plain_option, typed
+from gistgate.cli.options import grouped, needing, parameter, plain_option, typed
 from gistgate.cli.outcome import carded, conclude
 from gistgate.cli.promise import ENDS, Promise, fields_of
+from gistgate.cli.settings_file import read_settings
 from gistgate.core.utils import UserError
 
 SIDES = "'--baseline' / '--candidate'"
@@ -25,7 +29,6 @@ class Options(Promise):
         plain_option(
             "The reference: a server, such as http://HOST:8000/v1, or the log of a run.",
             "--baseline",
-            "--strict",
         ),
     ] = ""
     loose: Annotated[
@@ -33,7 +36,6 @@ class Options(Promise):
         plain_option(
             "The server, or the log of the run, that is certified against it.",
             "--candidate",
-            "--loose",
         ),
     ] = ""
     joint: Annotated[
@@ -71,15 +73,11 @@ class Options(Promise):
     out: Annotated[Path | None, plain_option("Folder of the card; default: this one.")] = None
     strict_model: Annotated[
         str | None,
-        plain_option(
-            "Model of the baseline; default: its only one.", "--baseline-model", "--strict-model"
-        ),
+        plain_option("Model of the baseline; default: its only one.", "--baseline-model"),
     ] = None
     loose_model: Annotated[
         str | None,
-        plain_option(
-            "Model of the candidate; default: its only one.", "--candidate-model", "--loose-model"
-        ),
+        plain_option("Model of the candidate; default: its only one.", "--candidate-model"),
     ] = None
     same_model: Annotated[
         list[str],
@@ -90,7 +88,6 @@ class Options(Promise):
         plain_option(
             "Further entries of every request to the baseline, as JSON; null leaves an entry out.",
             "--baseline-body",
-            "--strict-body",
         ),
     ] = "{}"
     loose_body: Annotated[
@@ -98,7 +95,6 @@ class Options(Promise):
         plain_option(
             "The same for the candidate.",
             "--candidate-body",
-            "--loose-body",
         ),
     ] = "{}"
     judge: Annotated[
@@ -178,7 +174,39 @@ class Options(Promise):
     ] = 1.0
 
 
-def certify(as_json: bool, **given: Any) -> None:
+SettingsFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="File with options, such as certify.yaml; those of the command line override it.",
+        callback=read_settings,
+        is_eager=True,
+        exists=True,
+        dir_okay=False,
+        metavar="FILE",
+    ),
+]
+GROUPS = {
+    "What is compared (--baseline, --candidate, and --file or --task)": (
+        *("strict", "loose", "file", "task", "budget", "quick", "out", "as_json"),
+    ),
+    "The claim": ("claim", "scorer", "metric", "confidence", "joint"),
+    "Prompts and the form of requests": (
+        *("prompts", "chat", "system", "template", "num_fewshot", "max_new_tokens"),
+        *("temperature", "samples", "seed", "task_data", "allow_code", "gate"),
+    ),
+    "Servers": (
+        *("strict_model", "loose_model", "same_model", "strict_body", "loose_body"),
+        *("strict_header", "loose_header", "concurrent", "skip_refused", "resume"),
+    ),
+    "Control and speed": ("control", "time"),
+    "Plan and looks": ("changed", "stop", "draw", "looks", "ledger"),
+    "Reports": ("junit", "keep_texts", "recompute"),
+    "Prompts as they come": ("watch", "share"),
+}
+"""Fields of the options in help."""
+
+
+def certify(as_json: bool, settings_file: Path | None, **given: Any) -> None:
     """Certify one server, or the log of one run, against another.
 
     The claim is on a task or on a file of your own prompts; logs are those of lm-eval or
@@ -187,6 +215,14 @@ def certify(as_json: bool, **given: Any) -> None:
     """
     options = Options(**given)
     conclude(partial(verdict_of, options, as_json))
+
+
+def present_name(name: str) -> str:
+    """The name of an option, without dashes, which earlier versions called otherwise."""
+    for before, now in (("strict", "baseline"), ("loose", "candidate")):
+        if re.fullmatch(rf"{before}(-.*)?", name):
+            return now + name.removeprefix(before)
+    return name
 
 
 def verdict_of(options: Options, as_json: bool) -> str:
@@ -206,4 +242,5 @@ def verdict_of(options: Options, as_json: bool) -> str:
     return carded(partial(compare, options), as_json, options.junit)
 
 
-typed(certify, fields_of(Options))
+SETTINGS = parameter("settings_file", SettingsFile, None)
+typed(certify, [SETTINGS, *grouped(fields_of(Options), GROUPS)])

@@ -1,17 +1,18 @@
 """The command line `gistgate`; COMMANDS lists its commands."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import gistgate
 from gistgate.cli import decode, tools
 from gistgate.cli.calibrate import calibrate
-from gistgate.cli.certify import certify
+from gistgate.cli.certify import certify, present_name
 from gistgate.cli.doctor import doctor
 from gistgate.cli.init import init
 from gistgate.cli.tune import tune
@@ -27,7 +28,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "doctor": (doctor, "models/target prompts.txt --draft models/draft"),
     "certify": (
         certify,
-        "--strict http://HOST:8000/v1 --loose http://HOST:8001/v1 --task gsm8k --budget 0.05",
+        "--baseline http://HOST:8000/v1 --candidate http://HOST:8001/v1 --file prompts.jsonl"
+        " --budget 0.02",
     ),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
     "tune": (tune, f"models/target prompts.txt {WITH_GATE}"),
@@ -47,8 +49,12 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "draft-vocabulary": (tools.draft_vocabulary, f"{VOCABULARY} --size 16384 --out words.json"),
 }
 """The function of each command, and the arguments of its example."""
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Settings of `eval`, all arguments of which lm-eval reads itself, --help included."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "certify": {"token_normalize_func": present_name},
+    # All arguments of `eval` are read by lm-eval itself, --help included.
+    "eval": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+}
+"""How some commands read their arguments."""
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
@@ -82,9 +88,10 @@ def options(
 
 
 for name, (function, arguments) in COMMANDS.items():
-    settings = PASSED_ON if name == "eval" else {}
     example = f"Example: gistgate {name} {arguments}"
-    app.command(name, epilog=example, context_settings=settings)(function)
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=text, epilog=example, context_settings=SETTINGS.get(name))(function)
 
 
 def main() -> None:

@@ -2,11 +2,12 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -170,6 +171,29 @@ def typed(
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     command.__annotations__ = {}  # those of the signature are evaluated
     return command
+
+
+METAVARS = (("bool", None), ("int", "N"), ("float", "X"), ("Path", "PATH"), ("", "TEXT"))
+"""What stands for the value of an option in help, by a part of the name of its type."""
+
+
+def grouped(
+    parameters: Iterable[inspect.Parameter], groups: Mapping[str, Sequence[str]]
+) -> Iterator[inspect.Parameter]:
+    """Parameters in the order of their groups, which have a panel each in help; those of no group
+    come last.
+    """
+    rest = {item.name: item for item in parameters}
+    for panel, names in groups.items():
+        for name in names:
+            item = rest.pop(name)
+            kind, declared = get_args(item.annotation)
+            signs = (sign for part, sign in METAVARS if part in str(kind))
+            shown = copy(declared)
+            shown.rich_help_panel = panel
+            shown.metavar = declared.metavar or next(signs)
+            yield item.replace(annotation=Annotated[kind, shown])
+    yield from rest.values()
 
 
 def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> None:
