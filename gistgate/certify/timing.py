@@ -89,7 +89,7 @@ class Clock:
         if before is not None and after is not None:
             forwards = after - before
         until_first = None if first is None else first - begin
-        return Timing(seconds, until_first, tokens_in(page, is_empty=True)[0], forwards)
+        return Timing(seconds, until_first, tokens_in(page, ""), forwards)
 
     async def stream(self, path: str, body: dict[str, Any]) -> tuple[float | None, dict[str, Any]]:
         """When the first text of a stream came, and the entries of all its pages."""
