@@ -65,8 +65,8 @@ def sentence(
     """The control in words."""
     text = (
         f"Control: of {entries['prompts']} prompts, asked again with {entries['concurrent']} under"
-        f" way, the baseline answered {said(claim, baseline)} than before; the candidate answered"
-        f" {said(claim, candidate)} than the baseline."
+        f" way, the baseline answered {figures_in_words(claim, baseline)} than before; the"
+        f" candidate answered {figures_in_words(claim, candidate)} than the baseline."
     )
     if baseline["differing"]:
         text += (
@@ -76,7 +76,7 @@ def sentence(
     return text
 
 
-def said(claim: Claim, side: dict[str, Any]) -> str:
+def figures_in_words(claim: Claim, side: dict[str, Any]) -> str:
     """The figures of one side in words."""
     loss, worse, _ = claim.words
     return (

@@ -50,7 +50,7 @@ FIGURES: dict[str, tuple[Callable[[Timing], float | None], str]] = {
 
 
 class Clock:
-    """Times one endpoint, as it was found to answer: in a stream or not, with metrics or not."""
+    """Times one endpoint, as it answers: in a stream or not, with metrics or not."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -93,10 +93,10 @@ class Clock:
 
     async def stream(self, path: str, body: dict[str, Any]) -> tuple[float | None, dict[str, Any]]:
         """When the first text of a stream came, and the entries of all its pages."""
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         kind = openai.AsyncStream[Any]
         stream = await self.client.post(
-            path, body=asked, cast_to=object, stream=True, stream_cls=kind
+            path, body=streamed, cast_to=object, stream=True, stream_cls=kind
         )
         first = None
         whole: dict[str, Any] = {}
@@ -113,13 +113,13 @@ class Clock:
         """The forwards of the server so far, which vLLM counts."""
         if not self.has_metrics:
             return None
-        found: list[str] = []
+        counts: list[str] = []
         with suppress(Exception):
             place = f"{self.endpoint.url.removesuffix('/v1')}/metrics"
             page = await self.client.get(place, cast_to=str, options={"timeout": 5.0})
-            found = STEPS.findall(page)
-        self.has_metrics = bool(found)
-        return sum(map(float, found)) if found else None
+            counts = STEPS.findall(page)
+        self.has_metrics = bool(counts)
+        return sum(map(float, counts)) if counts else None
 
 
 def forwards_in(page: Mapping[str, Any]) -> float | None:

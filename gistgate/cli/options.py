@@ -183,17 +183,17 @@ def grouped(
     """Parameters in the order of their groups, which have a panel each in help; those of no group
     come last.
     """
-    rest = {item.name: item for item in parameters}
+    ungrouped = {item.name: item for item in parameters}
     for panel, names in groups.items():
         for name in names:
-            item = rest.pop(name)
+            item = ungrouped.pop(name)
             kind, declared = get_args(item.annotation)
             signs = (sign for part, sign in METAVARS if part in str(kind))
             shown = copy(declared)
             shown.rich_help_panel = panel
             shown.metavar = declared.metavar or next(signs)
             yield item.replace(annotation=Annotated[kind, shown])
-    yield from rest.values()
+    yield from ungrouped.values()
 
 
 def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> None:

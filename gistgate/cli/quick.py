@@ -28,11 +28,11 @@ def quick(options: Options) -> str:
         begin = monotonic()
         prompts = runner.run(answered(endpoints, before.task, docs))
         seconds = monotonic() - begin
-    said = figures(before.claim, prompts)
+    counted = figures(before.claim, prompts)
     loss, lost, _ = before.claim.words
     print(
-        f"A quick look at {len(prompts)} prompts, which claims nothing: {said['differing']} answers"
-        f" in other words, {said['worse']} {lost}, {loss} {100 * said['loss']:.2f}"
+        f"A quick look at {len(prompts)} prompts, which claims nothing: {counted['differing']}"
+        f" answers in other words, {counted['worse']} {lost}, {loss} {100 * counted['loss']:.2f}"
         f" {before.claim.unit}."
     )
     for place, side in enumerate(("baseline", "candidate")):

@@ -75,7 +75,10 @@ def compare(options: Options) -> tuple[Card, Path]:
     folder = options.out or Path()
     check_folder(folder)
     before = planned(options)
-    task, claim, plan, draw = before.task, before.claim, before.plan, before.draw
+    task = before.task
+    claim = before.claim
+    plan = before.plan
+    draw = before.draw
     if claim.counts_prompts:
         plan.check(len(draw.docs))
     design = Design(claim.id, plan.stop, plan.ternary)
