@@ -198,6 +198,7 @@ GROUPS = {
         *("strict_model", "loose_model", "same_model", "strict_body", "loose_body"),
         *("strict_header", "loose_header", "concurrent", "skip_refused", "resume"),
     ),
+    "Judge": ("judge", "judge_model", "judge_prompt", "judge_body", "judge_header"),
     "Control and speed": ("control", "time"),
     "Plan and looks": ("changed", "stop", "draw", "looks", "ledger"),
     "Reports": ("junit", "keep_texts", "recompute"),

@@ -9,8 +9,9 @@ from gistgate.certify.answers import Answered, means_of
 from gistgate.certify.card import in_words
 from gistgate.certify.comparison import BothEndpoints, place_of, request_of
 from gistgate.certify.control import figures
+from gistgate.certify.judge import Judge
 from gistgate.cli.certify import Options
-from gistgate.cli.servers import connected, planned
+from gistgate.cli.servers import connected, judge_of, planned
 from gistgate.core.utils import printable
 from gistgate.tasks.task import Document, Task
 
@@ -25,8 +26,9 @@ def quick(options: Options) -> str:
     docs = before.draw.further
     with asyncio.Runner() as runner:
         endpoints = connected(options, before.spec, runner)
+        judge = judge_of(options, before.spec, runner)
         begin = monotonic()
-        prompts = runner.run(answered(endpoints, before.task, docs))
+        prompts = runner.run(answered(endpoints, before.task, docs, judge))
         seconds = monotonic() - begin
     counted = figures(before.claim, prompts)
     loss, lost, _ = before.claim.words
@@ -51,12 +53,18 @@ def quick(options: Options) -> str:
 
 
 async def answered(
-    endpoints: BothEndpoints, task: Task, docs: Sequence[Document]
+    endpoints: BothEndpoints, task: Task, docs: Sequence[Document], judge: Judge | None
 ) -> list[Answered]:
-    """The documents with the answers of both endpoints."""
-    requests = [endpoints.ask(request_of(task, doc)) for doc in docs]
-    answers = await asyncio.gather(*requests)
-    return [Answered(task, doc, pairs) for doc, pairs in zip(docs, answers, strict=True)]
+    """The documents with the answers of both endpoints, and what a judge says of them."""
+
+    async def ask(doc: Document) -> Answered:
+        request = request_of(task, doc)
+        pairs = await endpoints.ask(request)
+        if judge:
+            pairs = [await judge.judged(request[0], pair) for pair in pairs]
+        return Answered(task, doc, pairs)
+
+    return await asyncio.gather(*(ask(doc) for doc in docs))
 
 
 def difference(prompt: Answered) -> str:

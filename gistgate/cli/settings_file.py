@@ -9,7 +9,7 @@ import typer
 
 from gistgate.core.utils import UserError, nearest
 
-PLACES = ("file", "out", "ledger", "junit", "task_data", "recompute")
+PLACES = ("file", "out", "ledger", "junit", "task_data", "recompute", "judge_prompt")
 """Parameters that name a file or folder."""
 MAYBE_PLACES = ("strict", "loose", "gate")
 """Parameters that name a file, a folder or something else."""
