@@ -182,7 +182,7 @@ def test_messages_are_wrapped_by_the_template_and_their_last_answer_is_left_out(
     [ids] = PromptFile(prompts, system=SYSTEM).encode(target)
     text = f"<s>[system]{SYSTEM}[/][user]Tom?[/][assistant]Has 3.[/][user]Ann?[/][assistant]"
     assert ids == encoded(target, text)
-    assert PromptFile(prompts).ask(None).chat is True
+    assert PromptFile(prompts).ask(None, target).chat is True
 
 
 def test_texts_may_begin_with_brackets(tmp_path):
