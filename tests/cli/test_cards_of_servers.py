@@ -11,7 +11,7 @@ import pytest
 from gistgate.core.files import write_json_lines
 from tests.certify.scripted import Script, serving
 
-ASKED = ("--file", "own.jsonl", "--budget", "0.2", "--prompts", "60")
+ASKED = ("--control", "0", "--file", "own.jsonl", "--budget", "0.2", "--prompts", "60")
 HALF = frozenset(range(0, 60, 2))
 
 
