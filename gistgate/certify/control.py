@@ -10,7 +10,7 @@ import numpy as np
 
 from gistgate.certify.answers import Answered, Pair
 from gistgate.certify.claims import Claim
-from gistgate.certify.comparison import Comparison, request_of
+from gistgate.certify.comparison import Comparison, played, request_of
 from gistgate.core.utils import UserError
 
 ELSEWHERE = 4
@@ -31,7 +31,7 @@ async def controlled(comparison: Comparison, count: int) -> dict[str, Any]:
         pairs: list[Pair] = []
         for before, sampling in zip(prompt.strict, endpoints.samplings(request), strict=True):
             async with free:
-                pairs.append((before, await endpoints.strict.answer(*request, **sampling)))
+                pairs.append((before, await played(endpoints.strict, request, sampling)))
         return Answered(prompt.task, prompt.doc, await comparison.judged(request, pairs))
 
     try:

@@ -52,6 +52,10 @@ class Options(Promise):
             "In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known."
         ),
     ] = None
+    replay: Annotated[
+        bool,
+        plain_option("Send the assistant's turns of a conversation as they stand.", "--replay"),
+    ] = False
     scorer: Annotated[
         str | None,
         plain_option(
@@ -192,7 +196,7 @@ GROUPS = {
     "The claim": ("claim", "scorer", "metric", "confidence", "joint"),
     "Prompts and the form of requests": (
         *("prompts", "chat", "system", "template", "num_fewshot", "max_new_tokens"),
-        *("temperature", "samples", "seed", "task_data", "allow_code", "gate"),
+        *("temperature", "samples", "seed", "replay", "task_data", "allow_code", "gate"),
     ),
     "Servers": (
         *("strict_model", "loose_model", "same_model", "strict_body", "loose_body"),

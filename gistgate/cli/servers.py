@@ -151,7 +151,7 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
         )
     if options.file:
         scorer = None if options.scorer == "judge" else options.scorer
-        return PromptFile(rows_of(options.file), spec, scorer)
+        return PromptFile(rows_of(options.file), spec, scorer, options.replay)
     return load_task(spec, TASKS)
 
 
@@ -199,30 +199,40 @@ def claim_of(options: Options, judges: bool, calls_tools: bool = False) -> Claim
     """The claim that is made, if it can be, where right answers are known or not, and where tools
     are called.
     """
-    usual = "tools" if calls_tools else "score" if judges else "agreement"
-    if options.judge or options.scorer == "judge":
-        usual = "judge"
-    name = options.claim or usual
+    name = options.claim or usual_claim(options, judges, calls_tools)
     if name not in CLAIMS:
         raise UserError(f"There is no claim '{name}'. {nearest(name, CLAIMS)}")
+    fault = fault_of_claim(name, options, judges, calls_tools)
+    if fault is not None:
+        raise UserError(fault)
+    return CLAIMS[name](options.budget)
+
+
+def usual_claim(options: Options, judges: bool, calls_tools: bool) -> str:
+    """The claim where the user names none."""
+    if options.judge or options.scorer == "judge":
+        return "judge"
+    if calls_tools:
+        return "tools"
+    return "score" if judges else "agreement"
+
+
+def fault_of_claim(name: str, options: Options, judges: bool, calls_tools: bool) -> str | None:
+    """Why this claim cannot be made of these prompts, and what helps."""
     if name == "score" and not judges:
-        raise UserError(
+        return (
             f"{options.file} has prompts without `answer`, so no score is known. Take --claim"
             " agreement."
         )
     if (name == "judge") != bool(options.judge):
-        raise UserError("A claim about what a judge prefers needs one, and no other: --judge URL.")
+        return "A claim about what a judge prefers needs one, and no other: --judge URL."
     if name == "tools" and not calls_tools:
-        raise UserError(f"{options.file or options.task} has no tools. Write them into each line.")
+        return f"{options.file or options.task} has no tools. Write them into each line."
     if name == "agreement" and options.temperature:
-        raise UserError(
-            "Two samples differ by chance, so agreement shows nothing. Take another claim."
-        )
+        return "Two samples differ by chance, so agreement shows nothing. Take another claim."
     if options.samples > 1 and not options.temperature:
-        raise UserError(
-            "All greedy answers to a prompt are one. Add --temperature, or leave --samples out."
-        )
-    return CLAIMS[name](options.budget)
+        return "All greedy answers to a prompt are one. Add --temperature, or leave --samples out."
+    return None
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[str, PromptFi
         if chance.random() >= options.share:
             continue
         try:
-            task = PromptFile([(where, row() if callable(row) else row)], spec, options.scorer)
+            rows = [(where, row() if callable(row) else row)]
+            task = PromptFile(rows, spec, options.scorer, options.replay)
             claim_of(options, task.judges, task.calls_tools)
         except UserError as error:
             note(f"{error} It is left out.")

@@ -202,11 +202,7 @@ def examine(
     strict_ids = [answer.ids for answer in strict]
     counted = total([answer.statistics for answer in strict])
     taus = {block: mean_length(counted.histogram, block) for block in BLOCKS}
-    changes = []
-    for r, answers in runs.items():
-        loose = total([answer.statistics for answer in answers])
-        tau = taus[BLOCK] if r == 1 else loose.mean_accepted_length
-        changes.append(change(r, tau, strict_ids, [answer.ids for answer in answers], scores))
+    changes = changes_of(runs, taus[BLOCK], scores)
     costs = []
     if changes[0].tokens > SHORT:
         longest_first = sorted(zip(strict_ids, prompts), key=lambda pair: -len(pair[0]))
@@ -219,6 +215,19 @@ def examine(
     agreement = counted.strict / (counted.strict + mismatches.number)
     lengths = lengths_of(strict, request["max_new_tokens"])
     return Findings(costs, outlooks, changes, agreement, mismatches.number / len(prompts), lengths)
+
+
+def changes_of(
+    runs: Mapping[float, Sequence[Generation]], strict_tau: float, scores: Scores | None
+) -> list[Change]:
+    """What each of `RATIOS` changes, behind strict decoding, whose ratio is 1."""
+    strict_ids = [answer.ids for answer in runs[1]]
+    changes = []
+    for r, answers in runs.items():
+        loose = total([answer.statistics for answer in answers])
+        tau = strict_tau if r == 1 else loose.mean_accepted_length
+        changes.append(change(r, tau, strict_ids, [answer.ids for answer in answers], scores))
+    return changes
 
 
 # ---- How long answers are, and which limit they need.

@@ -158,6 +158,11 @@ def has_loop(lap: Lap) -> bool:
     return any(run.loops for runs in lap.values() for run in runs)
 
 
+def seconds_of(runs: Sequence[Timed]) -> list[float]:
+    """What each run of a batch took."""
+    return [run.seconds for run in runs]
+
+
 def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
     """What a race measured, as plain JSON."""
     sound, loops = without_loops(laps)
@@ -165,9 +170,10 @@ def times_of(field: Sequence[Contender], laps: Sequence[Lap]) -> Times:
     for entrant in field:
         batches = [runs[entrant.name] for runs in sound]
         counts = [runs[0].statistics for runs in batches]
+        seconds = list(map(seconds_of, batches))
         times[entrant.name] = {
             "block": entrant.block,
-            "seconds": [[run.seconds for run in runs] for runs in batches],
+            "seconds": seconds,
             "tokens": [runs[0].tokens for runs in batches],
             "target_forwards": [None if count is None else count.forwards for count in counts],
             "loops": loops,

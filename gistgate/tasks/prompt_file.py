@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from gistgate.core.utils import UserError
@@ -28,11 +29,16 @@ class PromptFile(Task):
     name = "own prompts"
 
     def __init__(
-        self, rows: Sequence[tuple[str, Any]], spec: TaskSpec, scorer: str | None = None
+        self,
+        rows: Sequence[tuple[str, Any]],
+        spec: TaskSpec,
+        scorer: str | None = None,
+        replays: bool = False,  # whether answers that stand in a conversation are sent
     ) -> None:
         """Read `rows`, each with its place in the file; UserError names the place of what cannot be
         used.
         """
+        self.replays = replays
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError(
                 "--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them"
@@ -60,26 +66,17 @@ class PromptFile(Task):
             if "answers" not in doc:
                 refuse(doc, "it has no answer, and other entries have. Add one to each, or none")
         texts = [doc for doc in self.docs if "tools" not in doc]
-        usual = strictest([answer for doc in texts for answer in doc["answers"]])
-        if name is not None:
-            usual = scorer_named(name)
+        usual = scorer_named(name) if name is not None else strictest(answers_in(texts))
         ids = set()
         for doc in self.docs:
-            scorer = usual
-            if "tools" in doc:
-                scorer = ToolCalls(doc["tools"])
-            elif "scorer" in doc:
-                scorer = scorer_named(str(doc["scorer"]))
-            elif doc.get("is_reference") and name is None:
-                scorer = SCORERS[REFERENCE]
+            if doc.get("is_reference") and name is None:
+                scorer = scorer_of(doc, SCORERS[REFERENCE])
+            else:
+                scorer = scorer_of(doc, usual)
             doc["scorer"] = scorer.id
-            ids.add(scorer.id)
-            for answer in doc["answers"]:
-                try:
-                    scorer.check(answer)
-                except UserError as error:
-                    refuse(doc, str(error))
             doc["compares"] = scorer
+            ids.add(scorer.id)
+            check_answers(doc, scorer)
             self.ternary = self.ternary and scorer.ternary
         self.metric = f"scorer {' and '.join(sorted(ids))}"
         self.calls_tools = len(texts) < len(self.docs)
@@ -105,8 +102,12 @@ class PromptFile(Task):
         return str(doc["prompt"])
 
     def messages(self, doc: Document) -> Messages:
-        """The messages, behind the system text of the entry, else that of all."""
+        """The messages, behind the system text of the entry, else that of all; without those of the
+        assistant, which each server writes itself, unless they are replayed or tools are called.
+        """
         messages = doc.get("messages") or [{"role": "user", "content": doc["prompt"]}]
+        if not (self.replays or "tools" in doc):
+            messages = [turn for turn in messages if turn["role"] != "assistant"]
         system = doc.get("system") or self.prompting.system
         if system:
             return [{"role": "system", "content": system}, *messages]
@@ -198,6 +199,29 @@ def answers_of(doc: Document) -> list[Any]:
     if not answers or any(answer is None or plain(str(answer)) == "" for answer in answers):
         refuse(doc, "its answer is empty. Write one, or leave the line out")
     return answers
+
+
+def answers_in(docs: Sequence[Document]) -> list[Any]:
+    """All right answers."""
+    return list(chain.from_iterable(doc["answers"] for doc in docs))
+
+
+def scorer_of(doc: Document, usual: Scorer) -> Scorer:
+    """What scores the answers to an entry: the schemas of its tools, the scorer that it names, else
+    the usual one.
+    """
+    if "tools" in doc:
+        return ToolCalls(doc["tools"])
+    return scorer_named(str(doc["scorer"])) if "scorer" in doc else usual
+
+
+def check_answers(doc: Document, scorer: Scorer) -> None:
+    """Refuse right answers of an entry that a scorer cannot compare."""
+    for answer in doc["answers"]:
+        try:
+            scorer.check(answer)
+        except UserError as error:
+            refuse(doc, str(error))
 
 
 def refuse(doc: Document, why: str) -> None:
