@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
 SERVERS = ("http", "databricks")
 """How URIs begin whose server keeps artefacts itself; a database keeps rows alone."""
+USUAL = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may hold a password
+}
+"""MLflow's settings unless the user says otherwise: its own wait minutes for a server."""
+PROBE = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+PROBED = 5  # seconds in which a server has to answer at first
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,28 @@ class Record:
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
-    """A run of a `kind`, nested in the one around it; failed where an error leaves it."""
+    """A run of a `kind`, nested in the one around it; failed where an error leaves it.
+
+    Where the server stops answering, a sentence says so and the rest is not recorded: what was
+    computed before must not be lost.
+    """
     mlflow = connect(params)
     tags = {"kind": kind, "git.revision": revision()}
     if experiment := os.environ.get("DVC_EXP_NAME"):
         tags["dvc.experiment"] = experiment
         tags["dvc.baseline"] = os.environ.get("DVC_EXP_BASELINE_REV", "")
-    with mlflow.start_run(run_name=name, tags=tags, nested=bool(mlflow.active_run())):
-        yield Record(mlflow)
+    is_open = False
+    try:
+        with mlflow.start_run(run_name=name, tags=tags, nested=bool(mlflow.active_run())):
+            is_open = True
+            yield Record(mlflow)
+    except mlflow.exceptions.MlflowException as error:
+        uri = mlflow.get_tracking_uri()
+        if not is_open:
+            raise unusable(uri, error) from error
+        if not uri.startswith(SERVERS):
+            raise
+        print(without_password(f"MLflow has no whole record of '{name}' ({cause_of(error)})."))
 
 
 def root() -> Path:
@@ -102,7 +125,12 @@ def connect(params: Params) -> Any:
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
+    for variable, value in USUAL.items():
+        os.environ.setdefault(variable, value)
+    local = f"sqlite:///{root() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or local
+    if uri.startswith("http") and not answers(uri):
+        uri = local
     try:
         mlflow.set_tracking_uri(uri)
         if mlflow.active_run() is None:  # a run inside another one stays in its experiment
@@ -114,10 +142,44 @@ def connect(params: Params) -> Any:
                 mlflow.create_experiment(name, artifact_location=place)
             mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
-        message = f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI."
-        without_password = re.sub(r"(?<=//)[^/\s@]+@", "", message)
-        raise UserError(without_password) from error
+        raise unusable(uri, error) from error
     return mlflow
+
+
+def unusable(uri: str, error: Exception) -> UserError:
+    """What is said of a store that cannot be used."""
+    message = f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI."
+    return UserError(without_password(message))
+
+
+@cache
+def answers(uri: str) -> bool:
+    """Whether a tracking server answers within seconds; where not, it is said once what happens."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking._tracking_service.utils import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    try:
+        http_request(get_default_host_creds(uri), PROBE, "GET", max_retries=0, timeout=PROBED)
+    except MlflowException as error:
+        print(
+            without_password(
+                f"The tracking server {uri} does not answer ({cause_of(error)}). This stage is"
+                " recorded in mlflow.db of the project instead."
+            )
+        )
+        return False
+    return True
+
+
+def cause_of(error: Exception) -> str:
+    """The end of a message of a request that failed, which has the cause behind the address."""
+    return str(error).rpartition("Caused by ")[2][-200:]
+
+
+def without_password(message: str) -> str:
+    """A message without the credentials of addresses in it."""
+    return re.sub(r"(?<=//)[^/\s@]+@", "", message)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -146,6 +208,7 @@ def register_gate(
             f" {why}."
         )
         return None
+    version = None
     with run(params, "export", kind="export") as record:
         record.log_metrics(metrics)
         if (prompts := prompts_of("calibration")).is_file():

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+POINTER = "version https://git-lfs.github.com/spec/"
+"""How the small file begins that Git LFS puts in the place of a file until it is fetched."""
+
+
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place."""
     path = Path(path)
@@ -100,7 +104,7 @@ def read_text(path: str | Path) -> str:
         UserError: the file is missing, or no text.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (IsADirectoryError, NotADirectoryError) as error:
@@ -109,6 +113,9 @@ def read_text(path: str | Path) -> str:
         raise UserError(
             f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it."
         ) from error
+    if text.startswith(POINTER):
+        raise UserError(f"{path} is a pointer of Git LFS, not the file. Run `git lfs pull` there.")
+    return text
 
 
 def read_json(path: str | Path) -> Any:

@@ -11,15 +11,25 @@ from typing import Any, TypeVar
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import cached_file, is_gguf_available
+from transformers.utils import cached_file, is_gguf_available, is_sentencepiece_available
 
-from gistgate.core.files import read_json
+from gistgate.core.files import POINTER, read_json
 from gistgate.core.utils import UserError, first_line, is_out_of_memory
 
 T = TypeVar("T")
 
 GGUF = ".gguf"
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
+STUBS = {
+    POINTER: "a pointer of Git LFS",
+    "<!doctype html": "a web page",
+    "<html": "a web page",
+    "Entry not found": "an error of the hub",
+    "Invalid username or password": "an error of the hub",
+}
+"""How files begin that stand in the place of a model's file, and what they are."""
+PARTS = ("*.json", "tokenizer.model", "model*.safetensors")
+"""Files of a model that are read, as patterns."""
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT."""
 JUDGING_HEADS = (
@@ -28,6 +38,8 @@ JUDGING_HEADS = (
     "ForTokenClassification",
     "ForQuestionAnswering",
 )
+WRONG_OPTIONS = ("unexpected keyword argument", "'torch' has no attribute", "literal for int()")
+"""What Python says, in small letters, of options that lm-eval hands over as they are."""
 TOKENIZERS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -53,6 +65,7 @@ def is_path(name: str) -> bool:
     return (
         not name
         or name.startswith((".", "/", "~"))
+        or name.endswith("/")
         or name.count("/") > 1
         or name.lower().endswith(GGUF)
     )
@@ -103,11 +116,12 @@ def check_place(role: str, name: str, file: str | None = None, revision: str | N
     """Refuse what is no model that continues texts (UserError), and say what lies there instead and
     what helps; `file` names a GGUF file in the folder.
     """
-    fault = fault_of_path(name)
+    fault = fault_of_path(name) or fault_of_stub(Path(name), file)
     if fault is None and file is not None:
         fault = fault_of_gguf(Path(name), file)
-    elif fault is None and role != "tokenizer":
-        fault = fault_of_model(name, revision)
+    elif fault is None:
+        check = fault_of_tokenizer if role == "tokenizer" else fault_of_model
+        fault = check(name, revision)
     if fault is not None:
         raise UserError(f"The {role} '{name}' {fault}.")
 
@@ -120,6 +134,38 @@ def fault_of_path(name: str) -> str | None:
     if path.is_file():
         return "is a file. Name the folder of a model, or a file in the format GGUF"
     return None
+
+
+def fault_of_stub(folder: Path, file: str | None) -> str | None:
+    """Why a file of a folder is not what its name says: an unfinished fetch left a text there."""
+    files = [path for pattern in PARTS for path in sorted(folder.glob(pattern))]
+    for path in files if file is None else [folder / file]:
+        if path.is_file():
+            with path.open("rb") as content:
+                head = content.read(60).decode("latin-1").strip().lower()
+            for beginning, stub in STUBS.items():
+                if head.startswith(beginning.lower()):
+                    return (
+                        f"is not there yet: {path.name} is {stub}. Fetch the file with `git lfs"
+                        " pull` or `hf download`"
+                    )
+    return None
+
+
+def fault_of_tokenizer(name: str, revision: str | None) -> str | None:
+    """Why the files of a tokenizer cannot be read here."""
+    files = tokenizer_files(name, revision)
+    if "tokenizer.json" in files or "tokenizer.model" not in files or is_sentencepiece_available():
+        return None
+    path = stored_file(name, "tokenizer.model", revision)
+    if (
+        path is None or path.read_bytes()[:1] != b"\n"
+    ):  # which every SentencePiece model begins with
+        return None
+    return (
+        "is a SentencePiece model alone (tokenizer.model). Run `pip install sentencepiece"
+        " protobuf`, or copy tokenizer.json there from the model that it was made from"
+    )
 
 
 def fault_of_gguf(folder: Path, file: str) -> str | None:
@@ -222,6 +268,8 @@ def load_remedy(name: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         return "Install what the message names, or leave out what asks for it."
     text = messages(error)
+    if any(sign in text for sign in WRONG_OPTIONS):
+        return "Correct the options that go with it."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
     if Path(name).is_dir():

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from gistgate.core.utils import UserError, first_line, nearest
-from gistgate.models.places import or_refuse, placed, stored_file, tokenizer_files
+from gistgate.models.places import check_place, or_refuse, placed, stored_file, tokenizer_files
 
 # ---- Prompts and chats.
 
@@ -229,6 +229,7 @@ def readable_tokenizer(
             )
     except Exception as error:  # no such repository, no access, or files that fail in many ways
         if files:
+            check_place("tokenizer", name, gguf_file, revision)
             raise UserError(
                 f"The tokenizer of the {role} '{name}' could not be read from {', '.join(files)}"
                 f" ({first_line(error)}), so that target and draft cannot be compared. Restore its"

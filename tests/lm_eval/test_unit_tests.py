@@ -131,6 +131,25 @@ def test_eval_asks_once(monkeypatch, capsys):
     command.main()
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--log_samples", "--output_path"),
+        ("--tasks none", "Tasks not found: none"),
+        ("--chat", "Write --apply_chat_template."),
+        ("--log-samples", "Write --log_samples."),
+        ("--draft-revision=v1", "Write --model_args draft_revision=VALUE."),
+    ],
+)
+def test_options_that_lm_eval_refuses_are_one_sentence(monkeypatch, capsys, options, sentence):
+    arguments = ["gistgate eval", "run", "--model", "gistgate", "--tasks", "gsm8k"]
+    monkeypatch.setattr(sys, "argv", [*arguments, *options.split()])
+    with pytest.raises(SystemExit) as left:
+        command.main()
+    error = capsys.readouterr().err
+    assert left.value.code == 1 and sentence in error.splitlines()[-1]
+
+
 def test_several_programs_of_a_task_count_as_pass_at_k():
     """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n,
     k).

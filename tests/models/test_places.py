@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
+from gistgate.core.files import POINTER
 from gistgate.core.utils import UserError
+from gistgate.models import places
 from gistgate.models.loading import load_target
 from gistgate.models.places import load_remedy, weight_files
+from gistgate.models.tokenizers import load_tokenizer
 from tests.tiny import tiny_pair
 
 
@@ -60,6 +63,12 @@ def test_the_remedy_follows_the_cause(error: Exception, remedy: str) -> None:
         ),
         ({"config.json": '{"model_type": "new1"}'}, "is a 'new1', which .* does not know"),
         ({"config.json": '{"model_type": "new1", "auto_map": {}}'}, "runs code of its makers"),
+        (
+            {"model.safetensors": f"{POINTER}v1\noid sha256:1"},
+            "safetensors is a pointer of Git LFS",
+        ),
+        ({"tokenizer.json": f"{POINTER}v1\noid sha256:1"}, "json is a pointer of Git LFS"),
+        ({"config.json": "<!DOCTYPE html><html>"}, "config.json is a web page"),
     ],
 )
 def test_a_folder_is_told_by_what_lies_there(
@@ -80,6 +89,7 @@ def test_a_folder_is_told_by_what_lies_there(
         ("text.txt", "is a file"),
         ("TINY.GGUF", "is in TINY.GGUF.*Rename it"),
         ("a-00001-of-00002.gguf", "Join the parts"),
+        ("pointer.gguf", "is a pointer of Git LFS"),
     ],
 )
 def test_a_name_of_no_folder_says_what_is_wrong_with_it(
@@ -87,5 +97,13 @@ def test_a_name_of_no_folder_says_what_is_wrong_with_it(
 ) -> None:
     for file in ("text.txt", "TINY.GGUF", "a-00001-of-00002.gguf"):
         (tmp_path / file).write_text("")
+    (tmp_path / "pointer.gguf").write_text(f"{POINTER}v1\noid sha256:1")
     with pytest.raises(UserError, match=cause):
         load_target(f"{tmp_path}/{name}")
+
+
+def test_a_sentencepiece_model_alone_is_told(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(places, "is_sentencepiece_available", lambda: False)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    with pytest.raises(UserError, match="is a SentencePiece model alone"):
+        load_tokenizer(str(tmp_path))

@@ -1,7 +1,10 @@
 """The record of runs: what MLflow keeps, and where."""
 
+import json
 import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -105,6 +108,41 @@ def test_an_unusable_store_is_one_sentence(store, monkeypatch):
         tracking.run(PARAMS, "fly", kind="method"),
     ):
         pass
+
+
+class Away(BaseHTTPRequestHandler):
+    """A tracking server that is away from the first request on, or as soon as a run is open."""
+
+    def do_GET(self) -> None:
+        is_there = self.server.is_alive and "log" not in self.path
+        info = {"run_id": "a", "run_uuid": "a", "status": "RUNNING", "lifecycle_stage": "active"}
+        body = {
+            "experiment": {"experiment_id": "7", "lifecycle_stage": "active"},
+            "run": {"info": info, "data": {}},
+        }
+        self.send_response(200 if is_there else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode() if is_there else b"")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_a_server_that_is_away_loses_no_stage(store, monkeypatch, capsys, is_alive):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Away)
+    server.is_alive = is_alive
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@{address}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with tracking.run(PARAMS, "away", kind="method") as record:
+        record.log_metrics({"accuracy": 0.5})
+    said = capsys.readouterr().out
+    assert ("no whole record" if is_alive else "mlflow.db") in said
+    assert "503" in said and "secret" not in said
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize(
