@@ -6,8 +6,11 @@ import inspect
 import json
 import os
 import re
+import shutil
 import string
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +18,7 @@ import typer
 
 import gistgate
 from gistgate.cli.options import Chat, System, Template, needing, plain_option, typed
-from gistgate.core.files import write_text
+from gistgate.core.files import write_atomic, write_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import parse_template
 
@@ -27,6 +30,7 @@ HERE = Path(__file__).parent
 SHARED = HERE / "shared"
 """Links to the repository's own graph, parameters and tasks."""
 TASKS = "data/tasks"  # folder of a project's task
+MADE = "data/world/"  # folder of documents that the pipeline makes itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +171,11 @@ def init(**given: Any) -> None:
     project.check()
     task = project.task or OWN_TASK
     contents = contents_of(project, task)
-    for place, text in sorted(contents.items()):
-        write_text(project.folder / place, text)
+    for place, content in sorted(contents.items()):
+        if isinstance(content, Path):
+            write_atomic(project.folder / place, partial(shutil.copyfile, content))
+        else:
+            write_text(project.folder / place, content)
         typer.echo(project.folder / place)
     fill = f" Fill in {TASKS} first." if task == OWN_TASK else ""
     typer.echo(
@@ -180,8 +187,8 @@ def init(**given: Any) -> None:
 typed(init, inspect.signature(Project, eval_str=True).parameters.values())
 
 
-def contents_of(project: Project, task: str) -> dict[str, str]:
-    """The texts of a project's files by their places in it."""
+def contents_of(project: Project, task: str) -> dict[str, str | Path]:
+    """The texts of a project's files, or the files that are copied, by their places in it."""
     pair = project.pair_file()
     extras = "pipeline,gguf" if "gguf_file:" in pair else "pipeline"
     dvc = "[core]\n    analytics = false\n"
@@ -242,7 +249,7 @@ def with_few_methods(text: str) -> str:
     return text[:start] + methods + text[end:]
 
 
-def task_files(task: str) -> dict[str, str]:
+def task_files(task: str) -> dict[str, str | Path]:
     """The files of a task: those to be filled in, copies, or for a task of lm-eval a note, because
     DVC wants the folder.
     """
@@ -264,12 +271,19 @@ def task_files(task: str) -> dict[str, str]:
     return {f"{TASKS}/README.md": note}
 
 
-def copies(path: Path) -> dict[str, str]:
-    """The file of a task with all that it is made of; refuses (UserError) what the pipeline would
-    not find.
+def copies(path: Path) -> dict[str, str | Path]:
+    """The file of a task with all that it is made of, its documents included; refuses (UserError)
+    what the pipeline would not find.
     """
     with needing("pipeline"):
-        from gistgate.lm_eval.files import NAME, files_of
+        from gistgate.lm_eval.files import (
+            NAME,
+            config_of,
+            data_names,
+            files_of,
+            moved_documents,
+            with_places,
+        )
     if not path.is_file():
         raise UserError(f"The task file {path} is missing. Correct the path.")
     text = path.read_text(encoding="utf-8")
@@ -278,14 +292,25 @@ def copies(path: Path) -> dict[str, str]:
         raise UserError(
             f"The task in {path} is called '{name[1]}'. Rename the file to {name[1]}{path.suffix}."
         )
-    contents = {f"{TASKS}/{path.stem}.yaml": text}
-    documents = path.with_name(path.stem.replace("-", "_")).glob("*.jsonl")  # of a shipped task
-    for part in (*files_of(path)[1:], *documents):
+    names, documents = moved_documents(path)
+    for place in data_names(config_of(path)):
+        if place not in names and not place.startswith(MADE):
+            warnings.warn(
+                f"The task reads {place}, which is not here. Put it into the project under that"
+                " name before you run it.",
+                stacklevel=2,
+            )
+    contents: dict[str, str | Path] = dict(documents)
+    for part in files_of(path):
         inside = Path(os.path.relpath(part, path.parent)).as_posix()
         if inside.startswith("../"):
             raise UserError(
                 f"The task file {path} takes in {part}, which lies outside its folder. Copy it into"
                 " that."
             )
-        contents[f"{TASKS}/{inside}"] = part.read_text(encoding="utf-8")
+        text = part.read_text(encoding="utf-8")
+        if part.suffix in (".yaml", ".yml"):
+            text = with_places(text, names)
+        place = f"{path.stem}.yaml" if part == path else inside
+        contents[f"{TASKS}/{place}"] = text
     return contents

@@ -39,13 +39,15 @@ def main() -> None:
         harness.cli_evaluate()  # help asks no model, whose libraries take seconds
         return
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
+    from gistgate.lm_eval.files import checking_documents
     from gistgate.tasks.code import own_code_eval
 
     if ALLOW in sys.argv:
         sys.argv[sys.argv.index(ALLOW)] = CONFIRM
     check_options(sys.argv)
     try:
-        with explaining_consent(), own_code_eval():  # programs of a model run with our limits
+        # Programs of a model run with our limits.
+        with explaining_consent(), own_code_eval(), checking_documents():
             harness.cli_evaluate()
     except UserError as error:
         leave(in_their_words(str(error)))

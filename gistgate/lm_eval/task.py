@@ -27,7 +27,14 @@ from lm_eval.utils import env as templates
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.utils import UserError, first_line, replaced
-from gistgate.lm_eval.files import NO_TEXT, NO_TRAINING, entry_of, files_of, local_data
+from gistgate.lm_eval.files import (
+    NO_TEXT,
+    NO_TRAINING,
+    checking_documents,
+    entry_of,
+    files_of,
+    local_data,
+)
 from gistgate.models.tokenizers import rendered
 from gistgate.tasks.code import EXPANDED, check_allowed, own_code_eval
 from gistgate.tasks.task import Document, Messages, Task, TaskSpec
@@ -48,12 +55,16 @@ def load_task(spec: TaskSpec, folder: Path) -> HarnessTask:
     overrides = local_data(Path(spec.data), config) if spec.data else None
     index = manager.task_index
     try:
-        with own_code_eval() if spec.allow_code else nullcontext():
+        with checking_documents(), own_code_eval() if spec.allow_code else nullcontext():
             # This loads the documents.
             task = manager._factory.build(index[name], overrides=overrides, registry=index)
+    except UserError:
+        raise
     except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
+        cause = error.__cause__ or error
+        words = " ".join(str(cause).split())[:300]
         raise UserError(
-            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)})."
+            f"The task '{name}' could not be loaded ({type(cause).__name__}: {words})."
             " Check its YAML and its data; without the hub, set `task_data` in params.yaml to a"
             " folder with a .jsonl file for each split."
         ) from error

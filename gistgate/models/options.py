@@ -173,16 +173,24 @@ def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
         if line.strip():
             rows.append((f"{place}, line {at},", line))
     first = rows[0][1].strip() if rows else ""
-    if suffix in JSON or first in ("[", "{") or first.startswith(('["', "[{", '{"')):
+    if first in ("[", "{") or (first.startswith("[{") and not first.endswith("]")):
+        return [(place, parsed(text, place))]  # which refuses it and names the line
+    if suffix in JSON or first.startswith(('["', "[{", '{"')):
         return [(where, parsed(line, where)) for where, line in rows]
     return rows
 
 
 def cells_of(place: str, text: str, sign: str) -> list[tuple[str, Any]]:
     """The rows of a table by their columns, without empty cells; lists and objects are JSON."""
+    csv.field_size_limit(len(text) + 1)
     table = csv.DictReader(io.StringIO(text), delimiter=sign)
     rows = []
     for row in table:
+        if None in row:
+            raise UserError(
+                f"{place}, line {table.line_num}, has more cells than the first line has names. Put"
+                f" a text with '{sign}' in it into quotation marks."
+            )
         entry: dict[str, Any] = {}
         for name, cell in row.items():
             if name and isinstance(cell, str) and cell.strip():

@@ -1,6 +1,7 @@
 """Tokenizers: prompts and chats as token ids, and whether two models mean the same by an id."""
 
 import re
+import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +18,12 @@ from gistgate.models.places import check_place, or_refuse, placed, stored_file, 
 
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, as Python also reads a byte that is no UTF-8."""
+LOCALE = ", or set LC_ALL=C.UTF-8: this locale has ASCII letters alone"
+
+
+def is_utf8() -> bool:
+    """Whether Python reads the command line as UTF-8."""
+    return sys.getfilesystemencoding() == "utf-8"
 
 
 def load_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase:
@@ -50,7 +57,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """
     if HALF.search(text):
         raise UserError(
-            "A prompt holds bytes that are no UTF-8, or half a character. Correct its text."
+            "A prompt holds bytes that are no UTF-8, or half a character. Correct its text"
+            f"{'' if is_utf8() else LOCALE}."
         )
     front = ids_in_front(tokenizer)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,27 @@ def test_a_task_brings_what_it_is_made_of(made, tmp_path):
 def test_a_shipped_task_brings_its_documents(made):
     folder = made("--task python-functions") / "data/tasks"
     assert {path.suffix for path in (folder / "python_functions").iterdir()} == {".jsonl"}
+
+
+@pytest.mark.parametrize(
+    "named", ["d/rows.csv", "{here}/d/rows.csv", "d/r*.csv", "d*/rows.csv", "[d/rows.csv]", "away"]
+)
+def test_a_task_brings_its_documents(made, tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    rows = "question,answer\n1 + 1?,2\n"
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/rows.csv").write_text(rows)
+    data = f"dataset_path: csv\ndataset_kwargs:\n  data_files: {named.format(here=tmp_path)}\n"
+    (tmp_path / "base.yaml").write_text(f"doc_to_text: d/rows.csv\n{data}")
+    (tmp_path / "own.yaml").write_text("include: base.yaml\ntask: own\n")
+    with pytest.warns(UserWarning, match="away") if named == "away" else nullcontext():
+        folder = made("--task own.yaml")
+    base = read(folder, "data/tasks/base.yaml")
+    assert base["doc_to_text"] == "d/rows.csv"
+    if named != "away":
+        place = str(base["dataset_kwargs"]["data_files"]).strip("[']")
+        (copy,) = folder.glob(place)
+        assert place.startswith("data/tasks/documents/") and copy.read_text() == rows
 
 
 @pytest.mark.parametrize("has_git", [True, False])

@@ -18,6 +18,7 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.files import entry_of
 from gistgate.lm_eval.task import HarnessTask, load_task
 from gistgate.models.tokenizers import encode
+from gistgate.tasks.task import TaskSpec
 from pipeline.params import Params
 from pipeline.task import task_spec
 from tests.pipeline.parameters import parameters
@@ -255,3 +256,18 @@ def test_a_document_that_lacks_what_its_prompt_or_reference_needs_is_named(tmp_p
         UserError, match=f"Document 1 of the {split} split of 'sums' lacks .*: {field}"
     ):
         load(tmp_path).documents(split)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ('{"question": "1", "answer": ', "train.jsonl, line 2, is not valid JSON"),
+        ('"a text"', "train.jsonl, line 2, is no object"),
+    ],
+)
+def test_a_broken_line_of_documents_is_named(tmp_path, line, cause):
+    folder = write_task(tmp_path)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.jsonl").write_text("\n".join([lines[0], line, *lines[2:]]))
+    with pytest.raises(UserError, match=cause):
+        load_task(TaskSpec("sums"), folder)
