@@ -98,6 +98,17 @@ def test_a_stage_depends_on_the_code_that_it_imports(name: str) -> None:
     assert declared == expected(module_of(stage))
 
 
+@pytest.mark.parametrize("name", stages())
+def test_a_stage_names_parameters_that_there_are(name: str) -> None:
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for path in stages()[name].get("params", ()):
+        value = values
+        for key in path.split("."):
+            if key.startswith("$"):  # one of several
+                break
+            value = value[key]
+
+
 def test_imports_inside_functions_and_of_registries_count() -> None:
     needed = needed_files("pipeline.decode")
     assert {"pipeline/retrieval.py", "gistgate/rules/learned.py"} <= needed
