@@ -25,6 +25,7 @@ MODEL = "gistgate"  # name of the registered model
 ALIAS = "champion"  # alias of the version that was exported last
 SERVERS = ("http", "databricks")
 """How URIs begin whose server keeps artefacts itself; a database keeps rows alone."""
+DATABASES = "sqlite|postgresql|mysql|mssql"
 USUAL = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -123,6 +124,8 @@ def connect(params: Params) -> Any:
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import mlflow
+    from mlflow.store.db.utils import create_sqlalchemy_engine
+    from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     for variable, value in USUAL.items():
@@ -132,6 +135,8 @@ def connect(params: Params) -> Any:
     if uri.startswith("http") and not answers(uri):
         uri = local
     try:
+        if re.match(DATABASES, uri):  # tried once: MLflow tries it for minutes
+            create_sqlalchemy_engine(uri).connect().close()
         mlflow.set_tracking_uri(uri)
         if mlflow.active_run() is None:  # a run inside another one stays in its experiment
             name = f"{params.pair}/{params.task}"
@@ -141,7 +146,7 @@ def connect(params: Params) -> Any:
                 place = None if uri.startswith(SERVERS) else (root() / "mlruns").as_uri()
                 mlflow.create_experiment(name, artifact_location=place)
             mlflow.set_experiment(name)
-    except mlflow.exceptions.MlflowException as error:
+    except (mlflow.exceptions.MlflowException, ImportError, SQLAlchemyError) as error:
         raise unusable(uri, error) from error
     return mlflow
 

@@ -1,24 +1,23 @@
 """Runs of an evaluation as their logs tell them: samples of lm-eval, logs of inspect_ai, tables.
 
-An lm-eval run is a folder or one of its `samples_*.jsonl` files (`--log_samples`); a table is CSV
-or JSON lines with the columns id and score, and text, prompt and task if it has them.
+An lm-eval run is a folder or one of its `samples_*.jsonl` files (`--log_samples`); a table is CSV,
+TSV or JSON lines with the columns id and score, and text, prompt and task if it has them.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.files import fingerprint, parsed, read_json, read_json_lines, read_text
+from gistgate.core.files import fingerprint, parsed, read_json, read_json_lines
 from gistgate.core.utils import UserError, nearest, refusing, shown
+from gistgate.models.options import read_rows
 
 SAMPLES = "samples_*.jsonl"
 """Files that lm-eval writes with `--log_samples`."""
@@ -280,7 +279,7 @@ def settings_in(results: Mapping[str, Any], task: str) -> dict[str, Any]:
 def number(value: Any, where: str) -> float:
     """A score as a number; lists and objects, such as those of a corpus metric, are refused."""
     try:
-        return float(value)
+        return float({"true": 1, "false": 0}.get(str(value).lower(), value))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{where} is {shown(value)}, which is no number. Choose another metric (--metric), or"
@@ -294,7 +293,9 @@ def read_table(path: Path, metric: str | None) -> Run:
     """
     column = metric or "score"
     tasks: dict[str, TaskLog] = defaultdict(lambda: TaskLog(column))
-    for where, row in table_rows(path):
+    for where, row in read_rows(str(path)):
+        if not isinstance(row, dict):
+            raise UserError(f"{where} is no object. Write one with id and score for each document.")
         missing = [name for name in ("id", column) if row.get(name) in (None, "")]
         if missing:
             raise UserError(
@@ -311,19 +312,3 @@ def read_table(path: Path, metric: str | None) -> Run:
     if not tasks:
         raise UserError(f"{path} holds no row. Write one for each document.")
     return Run(str(path), "table", "", dict(tasks))
-
-
-def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a table, each with its place."""
-    rows: Sequence[Any]
-    if path.suffix.lower() == ".csv":
-        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-    elif path.suffix.lower() == ".json":
-        rows = read_json(path)
-    else:
-        rows = read_json_lines(path)
-    for place, row in enumerate(rows, start=1):
-        where = f"{path}, row {place},"
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is no object. Write one with id and score for each document.")
-        yield where, row

@@ -101,6 +101,7 @@ def test_tasks_are_chosen_by_name_or_pattern(tmp_path):
 
 @pytest.mark.parametrize("name, text", [
     ("t.csv", 'id,score,text,task\na,1,"two\nlines",x\nb,0.5,,y\n'),
+    ("t.tsv", f'id\tscore\ttext\ttask\na\tTrue\t{"x" * 140_000}\tx\nb\t0.5\t\ty\n'),
     ("t.jsonl", '{"id": "a", "score": 1, "text": "two\\nlines", "task": "x"}\n'
                 '{"id": "b", "score": 0.5, "task": "y"}\n'),
     ("t.json", '[{"id": "a", "score": true, "text": "two\\nlines", "task": "x"},'
@@ -115,12 +116,13 @@ def test_tables_are_csv_or_json(tmp_path, name, text):
 
 
 @pytest.mark.parametrize("text, word", [
-    ("id,score\na,\n", "row 1, says no score"),
+    ("id,score\na,\n", "line 2, says no score"),
     ("id,score\na,good\n", "no number"),
     ("id,score\na,100\n", "scores from 0 to 1"),
     ("id,score\na,nan\n", "scores from 0 to 1"),
     ("id,score\na,1\na,1\n", "'a' twice"),
     ("id,score\n", "no row"),
+    ("id,score\na,1,b\n", "line 2, has more cells"),
 ])  # fmt: skip
 def test_tables_that_hold_no_scores_are_refused(tmp_path, text, word):
     path = tmp_path / "t.csv"

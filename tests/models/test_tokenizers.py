@@ -191,3 +191,9 @@ def test_a_model_without_a_tokenizer_is_refused_also_where_transformers_makes_on
     tiny_model(kind).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="Copy tokenizer.json and tokenizer_config.json there"):
         tokenizers.load_tokenizer(str(tmp_path))
+
+
+def test_a_locale_without_umlauts_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(tokenizers, "is_utf8", lambda: False)
+    with pytest.raises(UserError, match="LC_ALL"):
+        encode(byte_tokenizer(), "Gr\udcc3\udcbcn")

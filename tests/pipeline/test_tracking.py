@@ -101,8 +101,9 @@ def test_the_champion_generates_text(store, tmp_path, monkeypatch):
     assert not list((store / "mlruns").rglob("*.pkl"))
 
 
-def test_an_unusable_store_is_one_sentence(store, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{store}/old")
+@pytest.mark.parametrize("kind", ["file://", "sqlite:///", "postgresql://me:secret@127.0.0.1:9"])
+def test_an_unusable_store_is_one_sentence(store, monkeypatch, kind):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{kind}{store}/none/old")
     with (
         pytest.raises(UserError, match="MLFLOW_TRACKING_URI"),
         tracking.run(PARAMS, "fly", kind="method"),
