@@ -24,6 +24,7 @@ STUBS = {
     POINTER: "a pointer of Git LFS",
     "<!doctype html": "a web page",
     "<html": "a web page",
+    "<?xml": "a web page",
     "Entry not found": "an error of the hub",
     "Invalid username or password": "an error of the hub",
 }
@@ -140,16 +141,27 @@ def fault_of_stub(folder: Path, file: str | None) -> str | None:
     """Why a file of a folder is not what its name says: an unfinished fetch left a text there."""
     files = [path for pattern in PARTS for path in sorted(folder.glob(pattern))]
     for path in files if file is None else [folder / file]:
-        if path.is_file():
-            with path.open("rb") as content:
-                head = content.read(60).decode("latin-1").strip().lower()
-            for beginning, stub in STUBS.items():
-                if head.startswith(beginning.lower()):
-                    return (
-                        f"is not there yet: {path.name} is {stub}. Fetch the file with `git lfs"
-                        " pull` or `hf download`"
-                    )
+        stub = stub_in(path)
+        if stub is not None:
+            return (
+                f"is not there yet: {path.name} is {stub}. Fetch the file with `git lfs pull` or"
+                " `hf download`"
+            )
     return None
+
+
+def stub_in(path: Path) -> str | None:
+    """What stands in the place of a file of a model; None for the file itself."""
+    if path.is_symlink() and not path.exists():
+        return "a link to a file that is away"
+    if not path.is_file():
+        return None
+    with path.open("rb") as content:
+        head = content.read(60).decode("latin-1").strip().lower()
+    if not head and path.suffix.lower() != GGUF:
+        return "an empty file"
+    stubs = (stub for beginning, stub in STUBS.items() if head.startswith(beginning.lower()))
+    return next(stubs, None)
 
 
 def fault_of_tokenizer(name: str, revision: str | None) -> str | None:
@@ -193,7 +205,8 @@ def fault_of_model(name: str, revision: str | None) -> str | None:
         fault = fault_of_empty(path, has_config=place is not None)
         if fault is not None:
             return fault
-    return None if place is None else fault_of_kind(read_json(place))
+    config = {} if place is None else read_json(place)
+    return fault_of_kind(config) if isinstance(config, dict) else "has no object in config.json"
 
 
 def fault_of_empty(folder: Path, has_config: bool) -> str | None:
@@ -265,11 +278,13 @@ def or_refuse(
 
 def load_remedy(name: str, error: Exception) -> str:
     """What helps after `error`; transformers hides the hub's own error behind its own."""
-    if isinstance(error, ImportError):
-        return "Install what the message names, or leave out what asks for it."
     text = messages(error)
+    if isinstance(error, ImportError) or "pip install" in text:
+        return "Install what the message names, or leave out what asks for it."
     if any(sign in text for sign in WRONG_OPTIONS):
         return "Correct the options that go with it."
+    if "no file named model.safetensors" in text and not pickled_files(Path(name)):
+        return "The folder holds no weights (model.safetensors). Copy them there."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
     if Path(name).is_dir():
@@ -290,6 +305,15 @@ def load_remedy(name: str, error: Exception) -> str:
             " local folder."
         )
     return "Check the name, its revision, or the folder; a private model needs `hf auth login`."
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """The files of a folder with weights that are never read; a repository of the hub may have
+    some.
+    """
+    if not folder.is_dir():
+        return [folder]
+    return [path for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
 
 
 def messages(error: BaseException | None) -> str:

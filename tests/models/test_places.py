@@ -69,6 +69,8 @@ def test_the_remedy_follows_the_cause(error: Exception, remedy: str) -> None:
         ),
         ({"tokenizer.json": f"{POINTER}v1\noid sha256:1"}, "json is a pointer of Git LFS"),
         ({"config.json": "<!DOCTYPE html><html>"}, "config.json is a web page"),
+        ({"config.json": "", "model.safetensors": "x"}, "config.json is an empty file"),
+        ({"config.json": "[]"}, "has no object in config.json"),
     ],
 )
 def test_a_folder_is_told_by_what_lies_there(
@@ -107,3 +109,17 @@ def test_a_sentencepiece_model_alone_is_told(tmp_path: Path, monkeypatch) -> Non
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     with pytest.raises(UserError, match="is a SentencePiece model alone"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_link_to_weights_that_are_away_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    with pytest.raises(UserError, match="is a link to a file that is away"):
+        load_target(str(tmp_path))
+
+
+def test_a_folder_without_weights_is_told_from_one_with_pickled_ones(tmp_path: Path) -> None:
+    error = OSError("no file named model.safetensors")
+    assert "holds no weights" in load_remedy(str(tmp_path), error)
+    (tmp_path / "pytorch_model.bin").write_text("")
+    assert "Only weights in safetensors files" in load_remedy(str(tmp_path), error)
