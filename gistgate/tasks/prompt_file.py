@@ -156,7 +156,7 @@ def document_of(place: str, row: Any) -> Document:
     if "tools" in doc:
         doc["tools"] = tools_of(place, doc["tools"])
         doc["answers"] = [expected_calls(place, doc.get("calls"))]
-    elif "answer" in doc:
+    elif "answer" in doc or "answers" in doc:
         doc["answers"] = answers_of(doc)
     return doc
 
@@ -195,7 +195,10 @@ def check_text(doc: Document, text: Any, name: str) -> None:
 
 def answers_of(doc: Document) -> list[Any]:
     """The right answers of an entry: one, or each of a list."""
-    answers = doc["answer"] if isinstance(doc["answer"], list) else [doc["answer"]]
+    if "answer" not in doc and not isinstance(doc["answers"], list):
+        refuse(doc, "its answers are no list. Write one, or a single answer as `answer`")
+    answer = doc.get("answer", doc.get("answers"))
+    answers = answer if isinstance(answer, list) else [answer]
     if not answers or any(answer is None or plain(str(answer)) == "" for answer in answers):
         refuse(doc, "its answer is empty. Write one, or leave the line out")
     return answers

@@ -403,6 +403,9 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         ([{"prompt": "1?", "answer": 2}, {"prompt": "2?"}], "line 2, .* it has no answer"),
         ([{"prompt": "1?", "answer": ""}], "its answer is empty"),
         ([{"prompt": "1?", "answer": None}], "its answer is empty"),
+        ([{"prompt": "1?", "answers": "Oslo"}], "its answers are no list"),
+        ([{"prompt": "1?", "answers": {"text": ["2"]}}], "its answers are no list"),
+        ([{"prompt": "1?", "answers": []}], "its answer is empty"),
         ([{"prompt": "1?", "system": "Add."}], "a system text needs a chat"),
     ):
         with pytest.raises(UserError, match=words):
