@@ -3,7 +3,6 @@
 Weights are read from safetensors alone, whole and finite, and code from elsewhere never runs.
 """
 
-import platform
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -155,7 +154,7 @@ def warn_slow(model: PreTrainedModel) -> None:
         model.device.type == "cpu"
         and model.dtype == torch.bfloat16
         and getattr(model, "quantised", None) is None
-        and platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX")  # an x86 processor
         and not torch.cpu._is_avx512_bf16_supported()
     )
     if is_slow:

@@ -287,13 +287,21 @@ def load_remedy(name: str, error: Exception) -> str:
         return "The folder holds no weights (model.safetensors). Copy them there."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
-    if Path(name).is_dir():
-        if "tokenizer" in text and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
-            return (
-                "Copy tokenizer.json and tokenizer_config.json there from the model that it was"
-                " made from."
-            )
-        return "Its files are damaged or incomplete; restore the folder or write it again."
+    return folder_remedy(name, text) if Path(name).is_dir() else hub_remedy(name, text)
+
+
+def folder_remedy(name: str, text: str) -> str:
+    """What helps after messages about the files of a folder."""
+    if "tokenizer" in text and set(tokenizer_files(name)) <= {"tokenizer_config.json"}:
+        return (
+            "Copy tokenizer.json and tokenizer_config.json there from the model that it was made"
+            " from."
+        )
+    return "Its files are damaged or incomplete; restore the folder or write it again."
+
+
+def hub_remedy(name: str, text: str) -> str:
+    """What helps after messages about a model on the hub."""
     if "gatedrepo" in text or "gated repo" in text:
         return (
             f"Accept its licence on https://huggingface.co/{name} and log in with `hf auth login`."

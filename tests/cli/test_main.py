@@ -13,7 +13,6 @@ from gistgate.core.utils import UserError
 from gistgate.coverage.certificate import read_certificate
 from gistgate.gate import Gate
 from gistgate.models.options import read_prompts
-from tests.certificates.proofs import certificate, point
 from tests.tiny import write_task
 
 
@@ -128,21 +127,6 @@ def test_guards_by_name(run, pair):
         "does not know which prompts"
         in run("generate", pair / "target", "x", *arguments, "--guard", "domain")[2]
     )
-
-
-def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pair, tmp_path):
-    scope = {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}}
-    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", scope=scope).save(tmp_path)
-    arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
-    assert (
-        "the temperature is 0.7, but 0.0 was certified"
-        in run("generate", *arguments, "--temperature", 0.7)[2]
-    )
-    for command in ("generate", "trace"):
-        assert (
-            "the use of the chat template is True, but False was certified"
-            in run(command, *arguments, "--chat")[2]
-        )
 
 
 def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, pair, tmp_path):
