@@ -1,7 +1,7 @@
 """The library beside llama.cpp (package `xllamacpp`): seconds per token from the same GGUF files,
-with the same threads and prompts, with a draft model and without, request by request in turn.
+with the same threads and prompts, with a draft model and without.
 
-python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf [--prompts 12] [--tokens 60] [--block 4]
+python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf [--prompts 8] [--tokens 40] [--block 4]
 
 Prompts are requests of the task `letters`. Every request is made twice, for one token and for
 `--tokens` tokens; their difference counts, so that reading the prompt stands apart.
@@ -9,9 +9,12 @@ Prompts are requests of the task `letters`. Every request is made twice, for one
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +25,7 @@ from gistgate.build import build
 from gistgate.core.files import write_json
 from gistgate.measure.speed import machine
 from gistgate.measure.statistics import ratio_of_sums
-from gistgate.models.loading import Target, load_target
+from gistgate.models.loading import load_target
 from gistgate.models.options import DecodeOptions
 from gistgate.tasks.free_text import letters
 
@@ -30,8 +33,9 @@ RESULT = Path("benchmarks/results/llama_cpp.json")
 Answer = Callable[[str, int], None]  # a prompt, and how many tokens are written
 
 
-def library(target: Target, options: DecodeOptions) -> Answer:
+def library(file: Path, options: DecodeOptions) -> Answer:
     """Requests to a decoder of ours."""
+    target = load_target(str(file))
     decoder = build(target.model, target.tokenizer, options).decoder
 
     def answer(prompt: str, tokens: int) -> None:
@@ -79,56 +83,64 @@ def llama_cpp(target: Path, draft: Path | None, block: int) -> Answer:
     return answer
 
 
-def main(
-    target: Path, draft: Path, prompts: int = 12, tokens: int = 60, block: int = 4, threads: int = 2
-) -> None:
+WAYS: dict[str, Callable[[Path, Path, int], Answer]] = {
+    "library, plain": lambda target, draft, block: library(target, DecodeOptions(drafter="none")),
+    "llama.cpp, plain": lambda target, draft, block: llama_cpp(target, None, block),
+    "library, compiled, plain": lambda target, draft, block: library(
+        target, DecodeOptions(drafter="none", engine="compiled")
+    ),
+    "library, draft": lambda target, draft, block: library(
+        target, DecodeOptions(draft=str(draft), block=block)
+    ),
+    "llama.cpp, draft": llama_cpp,
+}
+
+
+def timed(
+    name: str, target: Path, draft: Path, prompts: int, tokens: int, block: int, threads: int
+) -> dict[str, list[float]]:
+    """Seconds to the first token, and for each further one, of every prompt."""
     torch.set_num_threads(threads)
-    loaded = load_target(str(target))
-    with_draft = DecodeOptions(draft=str(draft), block=block)
-    ways = {
-        "library, plain": library(loaded, DecodeOptions(drafter="none")),
-        "library, compiled, plain": library(
-            loaded, DecodeOptions(drafter="none", engine="compiled")
-        ),
-        "library, draft": library(loaded, with_draft),
-        "llama.cpp, plain": llama_cpp(target, None, block),
-        "llama.cpp, draft": llama_cpp(target, draft, block),
-    }
+    answer = WAYS[name](target, draft, block)
     requests = [document["request"] for document in islice(letters()["test"], prompts + 1)]
-    for answer in ways.values():  # builds programs and fills caches
-        answer(requests[0], tokens)
-    first: dict[str, list[float]] = {name: [] for name in ways}
-    further: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for number, request in enumerate(requests[1:]):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            times = [perf_counter()]
-            for length in (1, tokens):
-                ways[name](request, length)
-                times.append(perf_counter())
-            first[name].append(times[1] - times[0])
-            further[name].append((times[2] - times[1] - first[name][-1]) / (tokens - 1))
-        print(f"{number + 1} of {prompts} prompts", flush=True)
-    rows = [row_of(name, first, further) for name in ways]
-    for row in rows:
-        print(row)
+    answer(requests[0], tokens)  # builds programs and fills caches
+    first = []
+    further = []
+    for request in requests[1:]:
+        times = [perf_counter()]
+        for length in (1, tokens):
+            answer(request, length)
+            times.append(perf_counter())
+        first.append(times[1] - times[0])
+        further.append((times[2] - times[1] - first[-1]) / (tokens - 1))
+    return {"first": first, "further": further}
+
+
+def main(
+    target: Path, draft: Path, prompts: int = 8, tokens: int = 40, block: int = 4, threads: int = 2
+) -> None:
+    seconds = {}
+    for name in WAYS:  # in a process of its own: idle threads of llama.cpp slow others down
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            work = pool.submit(timed, name, target, draft, prompts, tokens, block, threads)
+            seconds[name] = work.result()
+        print(row_of(name, seconds) if "llama.cpp, plain" in seconds else name, flush=True)
     settings = {"prompts": prompts, "tokens": tokens, "block": block, "threads": threads}
-    write_json(RESULT, {"machine": machine(), **settings, "rows": rows})
+    rows = [row_of(name, seconds) for name in WAYS]
+    write_json(RESULT, {"machine": machine(), **settings, "rows": rows, "seconds": seconds})
 
 
-def row_of(
-    name: str, first: dict[str, list[float]], further: dict[str, list[float]]
-) -> dict[str, Any]:
-    """Seconds to the first token and for each further one, and the latter as ratios to llama.cpp's
-    plain decoding, with 95 % intervals.
+def row_of(name: str, seconds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    """Mean seconds to the first token and for each further one, and the latter as ratios to
+    llama.cpp's plain decoding, with 95 % intervals over prompts.
     """
-    baseline = further["llama.cpp, plain"]
+    further = seconds[name]["further"]
+    baseline = seconds["llama.cpp, plain"]["further"]
     return {
         "name": name,
-        "first": sum(first[name]) / len(first[name]),
-        "further": sum(further[name]) / len(further[name]),
-        "ratio": asdict(ratio_of_sums(further[name], baseline, level=0.95)),
-        "seconds": {"first": first[name], "further": further[name]},
+        "first": fmean(seconds[name]["first"]),
+        "further": fmean(further),
+        "ratio": asdict(ratio_of_sums(further, baseline, level=0.95)),
     }
 
 
