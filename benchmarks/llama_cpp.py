@@ -14,7 +14,7 @@ from dataclasses import asdict
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +25,7 @@ from gistgate.build import build
 from gistgate.core.files import write_json
 from gistgate.measure.speed import machine
 from gistgate.measure.statistics import ratio_of_sums
-from gistgate.models.loading import load_target
+from gistgate.models.loading import load_target, weight_bytes
 from gistgate.models.options import DecodeOptions
 from gistgate.tasks.free_text import letters
 
@@ -116,9 +116,34 @@ def timed(
     return {"first": first, "further": further}
 
 
+def taken(target: Path, threads: int) -> dict[str, Any]:
+    """Seconds to load the file, memory of the model as a multiple of it, and seconds of a forward
+    of the target by its rows.
+    """
+    torch.set_num_threads(threads)
+    begin = perf_counter()
+    loaded = load_target(str(target))
+    seconds = perf_counter() - begin
+    forwards = {}
+    for rows in (1, 9, 17):
+        ids = torch.full((1, rows), 100)
+        times = []
+        for _ in range(9):
+            with torch.inference_mode():
+                start = perf_counter()
+                loaded.model(ids, logits_to_keep=rows)
+                times.append(perf_counter() - start)
+        forwards[rows] = median(times)
+    memory = weight_bytes(loaded.model) / target.stat().st_size
+    return {"load": seconds, "memory": memory, "forwards": forwards}
+
+
 def main(
     target: Path, draft: Path, prompts: int = 8, tokens: int = 40, block: int = 4, threads: int = 2
 ) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        loading = pool.submit(taken, target, threads).result()
+    print(loading, flush=True)
     seconds = {}
     for name in WAYS:  # in a process of its own: idle threads of llama.cpp slow others down
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -127,7 +152,9 @@ def main(
         print(row_of(name, seconds) if "llama.cpp, plain" in seconds else name, flush=True)
     settings = {"prompts": prompts, "tokens": tokens, "block": block, "threads": threads}
     rows = [row_of(name, seconds) for name in WAYS]
-    write_json(RESULT, {"machine": machine(), **settings, "rows": rows, "seconds": seconds})
+    about = {**machine(), "instructions": torch.backends.cpu.get_cpu_capability()}
+    entries = {"loading": loading, "rows": rows, "seconds": seconds}
+    write_json(RESULT, {"machine": about, **settings, **entries})
 
 
 def row_of(name: str, seconds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:

@@ -151,7 +151,13 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
         )
     if options.file:
         scorer = None if options.scorer == "judge" else options.scorer
-        return PromptFile(rows_of(options.file), spec, scorer, options.replay)
+        file = PromptFile(rows_of(options.file), spec, scorer, options.replay)
+        if file.shortened:
+            print(
+                f"Answers of the assistant that stand in {file.shortened} prompts are not sent:"
+                " each server writes its own. If they are examples, add --replay."
+            )
+        return file
     return load_task(spec, TASKS)
 
 
@@ -277,27 +283,21 @@ def connected(options: Options, spec: TaskSpec, runner: asyncio.Runner) -> BothE
     # Of requests that nobody waits for any more.
     runner.get_loop().set_exception_handler(lambda *_: None)
     keys = keys_of(options.strict, options.loose)
-    strict = Endpoint(
-        Address.parse(options.strict),
-        options.strict_model or "",
-        side="baseline",
-        extra=body_of(options.strict_body, spec),
-        key=keys["baseline"],
-        headers=headers_of(options.strict_header),
-        names=tuple(options.same_model),
-    )
-    loose = Endpoint(
-        Address.parse(options.loose),
-        options.loose_model or "",
-        side="candidate",
-        extra=body_of(options.loose_body, spec),
-        key=keys["candidate"],
-        headers=headers_of(options.loose_header),
-        names=tuple(options.same_model),
-    )
+    sides = []
+    for side, name in (("baseline", "strict"), ("candidate", "loose")):
+        endpoint = Endpoint(
+            Address.parse(getattr(options, name)),
+            getattr(options, f"{name}_model") or "",
+            side=side,
+            extra=body_of(getattr(options, f"{name}_body"), spec),
+            key=keys[side],
+            headers=headers_of(getattr(options, f"{name}_header")),
+            names=tuple(options.same_model),
+        )
+        sides.append(endpoint)
     endpoints = BothEndpoints(
-        runner.run(with_model(strict)),
-        runner.run(with_model(loose)),
+        runner.run(with_model(sides[0])),
+        runner.run(with_model(sides[1])),
         options.temperature,
         options.samples,
         options.seed,

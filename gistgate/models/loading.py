@@ -87,9 +87,7 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     lacking = sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str)
     if lacking:
         raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
-    for weight, parameter in model.named_parameters():
-        if parameter.device.type != "meta" and not is_finite(parameter):
-            raise ValueError(f"the weight {weight} is not finite")
+    check_finite(model)
     return model
 
 
@@ -101,9 +99,18 @@ def packed_or_whole(name: str, **options: Any) -> PreTrainedModel:
 
     path = cached_file(name, options["gguf_file"], revision=options.get("revision"))
     with suppress(NotImplementedError):
-        return packed_model(Path(str(path)))
+        model = packed_model(Path(str(path)))
+        check_finite(model)
+        return model
     warnings.warn(f"The weights of {path} are unpacked to bfloat16.", stacklevel=2)
     return whole_model(name, **options | {"dtype": torch.bfloat16})
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Refuse (ValueError) weights that are no numbers."""
+    for weight, parameter in model.named_parameters():
+        if parameter.device.type != "meta" and not is_finite(parameter):
+            raise ValueError(f"the weight {weight} is not finite")
 
 
 def is_finite(parameter: torch.Tensor) -> bool:

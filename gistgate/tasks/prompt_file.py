@@ -106,12 +106,22 @@ class PromptFile(Task):
         assistant, which each server writes itself, unless they are replayed or tools are called.
         """
         messages = doc.get("messages") or [{"role": "user", "content": doc["prompt"]}]
-        if not (self.replays or "tools" in doc):
+        if self.shortens(doc):
             messages = [turn for turn in messages if turn["role"] != "assistant"]
         system = doc.get("system") or self.prompting.system
         if system:
             return [{"role": "system", "content": system}, *messages]
         return list(messages)
+
+    def shortens(self, doc: Document) -> bool:
+        """Whether answers stand in the conversation that are not sent."""
+        roles = {turn["role"] for turn in doc.get("messages") or ()}
+        return "assistant" in roles and not (self.replays or "tools" in doc)
+
+    @property
+    def shortened(self) -> int:
+        """Entries with answers that are not sent."""
+        return sum(map(self.shortens, self.docs))
 
     def entries(self, doc: Document) -> dict[str, Any]:
         """The tools, and how they are chosen."""

@@ -57,3 +57,4 @@ def test_written_answers_are_sent_where_a_conversation_is_replayed(replays, coun
         [("line 1", {"messages": turns, "answer": 2})], TaskSpec("own"), None, replays
     )
     assert len(task.messages(task.docs[0])) == count
+    assert task.shortened == (not replays)

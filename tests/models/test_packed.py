@@ -211,6 +211,15 @@ def test_a_file_without_some_weights_and_another_dtype_are_refused(tmp_path):
         load_target(str(file), "float32", "cpu", quantise="gguf")
 
 
+def test_blocks_whose_scales_are_no_numbers_are_refused(tmp_path):
+    file = write_gguf(tmp_path / "model.gguf", kind="Q4_0")
+    for tensor in gguf.GGUFReader(file, "r+").tensors:
+        if tensor.name == "blk.0.ffn_up.weight":
+            tensor.data[0, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    with pytest.raises(UserError, match="is not finite"):
+        load_target(str(file), device="cpu")
+
+
 def test_pieces_of_a_safetensors_model_are_no_blocks_of_a_gguf_file():
     with pytest.raises(UserError, match="Name such a file"):
         quantise(pair("llama")[1], "gguf")
