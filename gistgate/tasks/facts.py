@@ -1,37 +1,26 @@
-"""Facts that a text has, in whatever form, and numbers that it invents.
-
-A text is worth (facts that it has - numbers that it invents) / facts: the slot error rate turned
-round.
-"""
+"""Facts that a text mentions, in whatever form, and numbers that it invents."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from gistgate.tasks.numerals import in_digits, with_halves
+
 Fact = dict[str, str]  # kind, label and value
 Clock = tuple[int, bool]  # minutes of the day, and whether the half of the day is known
+Span = tuple[int, int]  # where a mention begins and ends in a text
 
 CLOCK = re.compile(
     r"\b(\d{1,2})(?:[:.](\d{2}))?\s*(?:([ap])\.?\s?m\b\.?|o'clock|hours\b)|\b(\d{1,2}):(\d{2})\b"
 )
-WORDS_OF_TIME = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 NUMBER = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+ABBREVIATED = re.compile(
+    r"\b[ap]\. ?m(?:\.(?!\s+[A-Z]|\s*$))?"
+    r"|\b(?:Mr|Mrs|Ms|Dr|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\."
+)
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 LISTED = re.compile(r"^\s*\d+[.)]\s", re.MULTILINE)  # numbers of a list's lines say nothing
-SPELLED = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
-    "eleven": "11",
-    "twelve": "12",
-}
-SPELLED_WORD = re.compile(rf"\b({'|'.join(SPELLED)})\b")
 UNITS = {
     "$": r"\$|usd|dollars?|bucks",
     "kg": r"kgs?|kilos?|kilograms?",
@@ -47,74 +36,89 @@ def fact(kind: str, label: str, value: str) -> Fact:
     return {"kind": kind, "label": label, "value": value}
 
 
-def score(facts: Sequence[Fact], text: str, known: Sequence[Fact] | None = None) -> float:
-    """(facts in the text - numbers in it that no fact has, nor any of `known`) / facts, at least
-    0.
-    """
-    text = plain(text)
-    present = sum(has(entry, text) for entry in facts)
-    return max(0.0, (present - len(invented(known or facts, text))) / len(facts))
-
-
 def plain(text: str) -> str:
     """Lower case, without marks of emphasis or numbers of lists, in one spelling, with one kind of
-    dash and space.
+    dash and space, and full stops behind sentences alone.
     """
-    text = LISTED.sub(" ", text.casefold().replace("*", "").replace("’", "'"))
+    text = LISTED.sub(" ", text.replace("*", "").replace("’", "'"))
+    text = ABBREVIATED.sub(lambda word: word[0].replace(".", ""), text).casefold()
     text = text.replace("gray", "grey").replace("aluminum", "aluminium")
-    return re.sub(r"\s+", " ", re.sub(r"[‐-―−]", "-", text))
+    text = re.sub(r"[‐-―−]", "-", text)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"[^\S\n]+", " ", text)).strip()
 
 
 def has(entry: Fact, text: str) -> bool:
-    """Whether a plain text has a fact."""
+    """Whether a plain text mentions a fact."""
+    return bool(mentions(entry, in_digits(text)))
+
+
+def mentions(entry: Fact, text: str) -> list[Span]:
+    """Where a plain text, its numbers in digits, mentions a fact."""
     value = entry["value"].casefold()
     kind = entry["kind"]
     if kind == "time":
-        return any(same_time(clock_of(value), clock) for clock in times(text)[0])
-    if kind == "date":
-        return has_date(value, text)
+        return clocks_at(value, text)
     if kind == "number":
-        return has_numbers(value, text)
-    words = "[ -]".join(map(re.escape, value.split()))
-    return bool(re.search(rf"\b{words}(?:s|es)?\b", text))
+        return numbers_at(value, text)
+    pattern = date_pattern(value) if kind == "date" else words_pattern(value)
+    return [match.span() for match in re.finditer(pattern, text)]
 
 
-def has_date(value: str, text: str) -> bool:
-    """Whether a day and its month stand in a text, in either order."""
+def words_pattern(value: str) -> str:
+    """Pattern of the words of a value."""
+    words = r"[\s-]".join(map(re.escape, value.split()))
+    return rf"\b{words}(?:s|es)?\b"
+
+
+def date_pattern(value: str) -> str:
+    """Pattern of a day and its month, in either order, in words or numbers."""
     day, month = value.split()
     number = rf"0?{day}(?:st|nd|rd|th)?"
-    name = rf"{month[:3]}(?:{month[3:]}|\b\.?)"
-    return bool(
-        re.search(rf"\b{number}(?: day)?(?: of)? {name}|\b{name} (?:the )?{number}\b", text)
+    name = rf"{month[:3]}(?:{month[3:]}|t\b|\b)"
+    place = MONTHS.index(month[:3]) + 1
+    numeric = (
+        rf"(?<![\d./-])(?:0?{day}[./]0?{place}|0?{place}[./]0?{day}|\d{{4}}-0?{place}-0?{day})\b"
     )
+    return rf"\b{number}(?: day)?(?: of)?[ -]{name}|\b{name}[ -](?:the )?{number}\b|{numeric}"
 
 
-def has_numbers(value: str, text: str) -> bool:
-    """Whether the numbers of a value, perhaps spelled, follow each other in a text with its unit or
-    word at one.
-    """
+def numbers_at(value: str, text: str) -> list[Span]:
+    """Where the numbers of a value follow each other in a text with its unit or word at one."""
     word = "$" if value.startswith("$") else re.findall(r"[a-z]+", value)[-1]
     unit = re.compile(rf"(?<![a-z])(?:{UNITS.get(word, word)})(?![a-z])")
-    text = SPELLED_WORD.sub(lambda found: SPELLED[found[1]], text)
     expected = numbers_in(value)
     numbers = numbers_in(text)
     places = list(NUMBER.finditer(text))
+    spans = []
     for first in range(len(places) - len(expected) + 1):
         end = first + len(expected)
         start = max(0, places[first].start() - 12)
         nearby = text[start : places[end - 1].end() + 24]
         if numbers[first:end] == expected and unit.search(nearby):
-            return True
-    return False
+            spans.append((places[first].start(), places[end - 1].end()))
+    return spans
+
+
+def clocks_at(value: str, text: str) -> list[Span]:
+    """Where a text says this time."""
+    clock = clock_of(value)
+    matches = CLOCK.finditer(text)
+    return [match.span() for match in matches if same_time(clock, clock_in(match))]
 
 
 def invented(facts: Sequence[Fact], text: str) -> set[str]:
     """Times and numbers of a plain text that no fact has, each once."""
-    hours = [clock_of(entry["value"].casefold()) for entry in facts if entry["kind"] == "time"]
+    text = with_halves(text)
+    hours = []
     numbers: set[float] = set()
     for entry in facts:
-        if entry["kind"] != "time":
-            numbers.update(numbers_in(entry["value"]))
+        value = entry["value"].casefold()
+        if entry["kind"] == "time":
+            hours.append(clock_of(value))
+            continue
+        numbers.update(numbers_in(value))
+        if entry["kind"] == "date":
+            text = re.sub(date_pattern(value), " ", text)
     clocks, without_times = times(text)
     strange = {str(number) for number in numbers_in(without_times) if number not in numbers}
     for clock in clocks:
@@ -135,16 +139,17 @@ def clock_of(value: str) -> Clock:
 
 def times(text: str) -> tuple[list[Clock], str]:
     """The times in a text, and the text without them."""
-    for word, clock in WORDS_OF_TIME.items():
-        text = re.sub(rf"\b{word}\b", clock, text)
-    clocks = []
-    for hour12, minute12, half, hour24, minute24 in CLOCK.findall(text):
-        hour = int(hour12 or hour24)
-        minute = int(minute12 or minute24 or 0)
-        if half and hour <= 12:
-            hour = hour % 12 + 12 * (half == "p")
-        clocks.append((60 * hour + minute, bool(half) or hour > 12))
-    return clocks, CLOCK.sub(" ", text)
+    return [clock_in(match) for match in CLOCK.finditer(text)], CLOCK.sub(" ", text)
+
+
+def clock_in(match: re.Match[str]) -> Clock:
+    """The time that a match of `CLOCK` says."""
+    hour12, minute12, half, hour24, minute24 = match.groups()
+    hour = int(hour12 or hour24)
+    minute = int(minute12 or minute24 or 0)
+    if half and hour <= 12:
+        hour = hour % 12 + 12 * (half == "p")
+    return 60 * hour + minute, bool(half) or hour > 12
 
 
 def same_time(clock: Clock, candidate: Clock) -> bool:

@@ -10,7 +10,8 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from gistgate.tasks.facts import Fact, fact, score
+from gistgate.tasks.facts import Fact, fact
+from gistgate.tasks.grader import score
 from gistgate.tasks.task import Document
 
 SIZES = {"train": 6000, "test": 1500}  # documents of each split
@@ -181,6 +182,13 @@ SUBJECTS = {  # how a notice says two values of one kind, and the question about
         ("In which city was the {place} at first?", "In which city is the {place} today?"),
     ),
 }
+MEANT = {  # what the two values of a kind belong to, in the order of `SUBJECTS`
+    "time": ("opening", "closing"),
+    "price": ("adult", "child"),
+    "person": ("director", "guide"),
+    "room": ("large hall", "small hall"),
+    "city": ("first home", "home today"),
+}
 REPLY_REQUESTS = (
     (
         'Write an email of about 80 words to {to}, who asks: "{question}" Answer the question with'
@@ -215,7 +223,7 @@ def passages(**_: Any) -> dict[str, Any]:
 
 def process_results(doc: Document, results: Sequence[str]) -> dict[str, float]:
     """The metric of the tasks: letters.yaml, descriptions.yaml and passages.yaml in data/tasks."""
-    return {"facts": score(doc["facts"], results[0], doc.get("known"))}
+    return {"facts": score(doc["facts"], results[0], doc.get("known"), doc.get("request", ""))}
 
 
 def splits(name: str, make: Callable[[Random], Document]) -> dict[str, Any]:
@@ -317,19 +325,25 @@ def passage(rng: Random) -> Document:
 
 def facts_about(kind: str, rng: Random) -> list[Fact]:
     """Two different facts of a kind of `SUBJECTS`."""
+    form = {"time": "time", "price": "number", "room": "number"}.get(kind, "words")
+    pairs = zip(MEANT[kind], values_of(kind, rng), strict=True)
+    return [fact(form, meant, value) for meant, value in pairs]
+
+
+def values_of(kind: str, rng: Random) -> list[str]:
+    """Two different values of a kind of `SUBJECTS`."""
     if kind == "time":
         opening = rng.randrange(7, 11)
         closing = rng.randrange(4, 9)
         hours = [(opening, "am"), (closing, "pm")]
-        values = [f"{hour}:{rng.choice((0, 15, 30, 45)):02} {half}" for hour, half in hours]
-        return [fact("time", kind, value) for value in values]
+        return [f"{hour}:{rng.choice((0, 15, 30, 45)):02} {half}" for hour, half in hours]
     if kind == "price":
         prices = sorted(rng.sample(range(3, 40), 2), reverse=True)
-        return [fact("number", kind, f"${price}") for price in prices]
+        return [f"${price}" for price in prices]
     if kind == "room":
         sizes = [rng.randrange(120, 600), rng.randrange(15, 90)]
-        return [fact("number", kind, f"{size} people") for size in sizes]
+        return [f"{size} people" for size in sizes]
     if kind == "city":
-        return [fact("words", kind, city) for city in rng.sample(CITIES, 2)]
+        return rng.sample(CITIES, 2)
     names = zip(rng.sample(FIRST, 2), rng.sample(LAST, 2), strict=True)
-    return [fact("words", kind, f"{first} {last}") for first, last in names]
+    return [f"{first} {last}" for first, last in names]
