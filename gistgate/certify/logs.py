@@ -1,31 +1,37 @@
 """Runs of an evaluation as their logs tell them: samples of lm-eval, logs of inspect_ai, tables.
 
 An lm-eval run is a folder or one of its `samples_*.jsonl` files (`--log_samples`); a table is CSV,
-TSV or JSON lines with the columns id and score, and text, prompt and task if it has them.
+TSV or JSON lines with the columns id and score, and text, prompt and task if it has them. Files may
+be compressed by gzip.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.files import fingerprint, parsed, read_json, read_json_lines
+from gistgate.core.files import fingerprint, parsed, read_json, read_json_lines, read_text
 from gistgate.core.utils import UserError, nearest, refusing, shown
 from gistgate.models.options import read_rows
 
 SAMPLES = "samples_*.jsonl"
 """Files that lm-eval writes with `--log_samples`."""
-DATED = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[^_]*))?\.jsonl")
+DATED = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[^_]*?))?\.jsonl(\.gz)?")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The place in memory of a function, which a configuration of lm-eval may hold."""
 SETTINGS = ("num_fewshot", "metric_list", "filter_list", "output_type", "repeats")
 """Entries of a task's configuration that decide what is asked and how answers are scored."""
+ALWAYS = {
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps"),
+    *("doc_hash", "prompt_hash", "target_hash", "filter", "metrics"),
+}
+"""Entries of a sample of lm-eval that are no scores."""
 TABLE = "all"
 """Name of the task of a table that names none."""
 
@@ -133,14 +139,14 @@ def read_run(place: str, metric: str | None) -> Run:
         return read_folder(path, metric)
     if path.suffix == ".eval" or is_inspect_log(path):
         return read_inspect_run([path], place, metric)
-    if path.suffix == ".jsonl" and is_lm_eval(path):
+    if path.name.removesuffix(".gz").endswith(".jsonl") and is_lm_eval(path):
         return read_lm_eval([path], place, metric)
     return read_table(path, metric)
 
 
 def read_folder(folder: Path, metric: str | None) -> Run:
     """Read all samples of lm-eval, or else all logs of inspect_ai, in a folder."""
-    samples = sorted(folder.rglob(SAMPLES))
+    samples = sorted([*folder.rglob(SAMPLES), *folder.rglob(f"{SAMPLES}.gz")])
     if samples:
         return read_lm_eval(samples, str(folder), metric)
     logs = sorted(folder.rglob("*.eval"))
@@ -164,9 +170,8 @@ def is_inspect_log(path: Path) -> bool:
 
 def is_lm_eval(path: Path) -> bool:
     """Whether the first sample of a file is one of lm-eval."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        line = next((line for line in file if line.strip()), "{}")
-    first = parsed(line, f"{path}, line 1,")
+    line, _, _ = read_text(path).lstrip().partition("\n")
+    first = parsed(line or "{}", f"{path}, line 1,")
     return isinstance(first, dict) and "doc_id" in first
 
 
@@ -232,6 +237,7 @@ def lm_eval_task(path: Path, task: str, results: Mapping[str, Any], wish: str | 
     if not rows:
         raise UserError(f"{path} holds no sample. Repeat that evaluation.")
     with refusing(f"{path} holds no samples of lm-eval", "Write them with --log_samples."):
+        complete(rows, results.get("configs", {}).get(task, {}))
         metric, answer_filter = chosen(path, rows, wish)
         if results.get("higher_is_better", {}).get(task, {}).get(metric) is False:
             raise UserError(
@@ -249,6 +255,23 @@ def lm_eval_task(path: Path, task: str, results: Mapping[str, Any], wish: str | 
                 )
                 log.add(row["doc_id"], sample, str(path))
     return log
+
+
+def complete(rows: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> None:
+    """Fill in what earlier versions of lm-eval did not write: hashes, the names of scores, and the
+    filter of answers, which the configuration of the task names.
+    """
+    filters = [entry["name"] for entry in config.get("filter_list") or ()] or ["none"]
+    occurrences = Counter[str]()
+    for row in rows:
+        document = str(row["doc_id"])
+        row.setdefault("filter", filters[min(occurrences[document], len(filters) - 1)])
+        occurrences[document] += 1
+        row.setdefault("prompt_hash", fingerprint(row.get("arguments")))
+        row.setdefault("doc_hash", fingerprint(row.get("doc")))
+        row.setdefault("target_hash", fingerprint(row.get("target")))
+        scores = (name for name in row.keys() - ALWAYS if isinstance(row[name], int | float))
+        row.setdefault("metrics", sorted(scores))
 
 
 def chosen(path: Path, rows: Sequence[Mapping[str, Any]], wish: str | None) -> tuple[str, str]:

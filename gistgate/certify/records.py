@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,18 +48,6 @@ def free_name(folder: Path, kind: str) -> Path:
         number += 1
         path = folder / f"{kind}-{number}.json"
     return path
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that takes no file, before anything is asked or computed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"1")
-    except OSError as error:
-        raise UserError(
-            f"{folder} takes no file ({error.strerror}). Name another folder (--out), or mend that."
-        ) from error
 
 
 def recomputed(path: Path) -> Card:

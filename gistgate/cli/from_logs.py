@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from gistgate.cli.options import needing
 from gistgate.cli.outcome import carded
-from gistgate.core.files import fingerprint
+from gistgate.core.files import check_folder, fingerprint
 from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def certify_logs(options: Options) -> tuple[Card, Path]:
         from gistgate.certify.joint import Design, How, judged
         from gistgate.certify.logs import read_run
         from gistgate.certify.paired import paired
-        from gistgate.certify.records import check_folder, write_card
+        from gistgate.certify.records import write_card
     for name in (options.strict, options.loose):
         if "://" in name or not name:
             raise UserError(

@@ -24,11 +24,11 @@ from gistgate.certify.control import controlled
 from gistgate.certify.endpoint import Endpoint, note, with_model
 from gistgate.certify.joint import Design, judged
 from gistgate.certify.judge import PROMPT, Judge
-from gistgate.certify.records import check_folder, write_card
+from gistgate.certify.records import write_card
 from gistgate.certify.store import AnswerStore
 from gistgate.certify.timing import timed
 from gistgate.cli.certify import Options
-from gistgate.core.files import fingerprint, read_text
+from gistgate.core.files import check_folder, fingerprint, read_text
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task

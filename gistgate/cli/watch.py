@@ -111,7 +111,7 @@ def rows_in(place: str) -> Iterator[tuple[str, Any]]:
     which are parsed when they are called, or texts, by the first line. One that begins an array is
     read to its end.
     """
-    with fileinput.input(place, encoding="utf-8") as lines:
+    with fileinput.input(place, encoding="utf-8-sig") as lines:
         numbered = enumerate(lines, start=1)
         first = next((entry for entry in numbered if entry[1].strip()), (1, ""))
         begins = first[1].strip()

@@ -4,11 +4,15 @@ renamed into it.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +24,15 @@ if TYPE_CHECKING:
 
 POINTER = "version https://git-lfs.github.com/spec/"
 """How the small file begins that Git LFS puts in the place of a file until it is fetched."""
+GZIP = b"\x1f\x8b"
+OTHER_FORMATS = {  # by the first bytes of a file
+    b"PK\x03\x04": ("a ZIP archive or a workbook", "Unpack it, or export it as CSV."),
+    b"PAR1": ("a Parquet table", "Export it as JSON lines."),
+    b"SQLite format 3\0": ("an SQLite database", "Export it as CSV."),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "Unpack it."),
+    b"\xff\xfe": ("UTF-16", "Save it as UTF-8."),
+    b"\xfe\xff": ("UTF-16", "Save it as UTF-8."),
+}
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -56,6 +69,21 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink(missing_ok=True)
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Refuse a folder that takes no file, before anything is asked or computed; `option` names
+    another one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"1")
+    except OSError as error:
+        raise UserError(
+            f"{folder} takes no file ({error.strerror}). Name another folder ({option}), or mend"
+            " that."
+        ) from error
 
 
 def flush(path: Path) -> None:
@@ -98,24 +126,35 @@ def write_json_lines(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file, without the mark that some editors put first.
+    """Read a UTF-8 file, perhaps compressed by gzip, without the mark that some editors put first.
 
     Raises:
         UserError: the file is missing, or no text.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        content = Path(path).read_bytes()
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
+        refuse_other_format(path, content)
+        text = TextIOWrapper(BytesIO(content), encoding="utf-8-sig").read()
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"{path} is no file. Correct the path.") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(
             f"{path} cannot be read as text ({error}). Save it as UTF-8, or restore it."
         ) from error
     if text.startswith(POINTER):
         raise UserError(f"{path} is a pointer of Git LFS, not the file. Run `git lfs pull` there.")
     return text
+
+
+def refuse_other_format(path: str | Path, content: bytes) -> None:
+    """Refuse a file that is no text, by its first bytes."""
+    for mark, (name, remedy) in OTHER_FORMATS.items():
+        if content.startswith(mark):
+            raise UserError(f"{path} is {name}, not a text in UTF-8. {remedy}")
 
 
 def read_json(path: str | Path) -> Any:

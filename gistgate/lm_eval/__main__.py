@@ -40,6 +40,7 @@ def main() -> None:
         return
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
     from gistgate.lm_eval.files import checking_documents
+    from gistgate.lm_eval.settings import checking_settings
     from gistgate.tasks.code import own_code_eval
 
     if ALLOW in sys.argv:
@@ -47,7 +48,12 @@ def main() -> None:
     check_options(sys.argv)
     try:
         # Programs of a model run with our limits.
-        with explaining_consent(), own_code_eval(), checking_documents():
+        with (
+            explaining_consent(),
+            own_code_eval(),
+            checking_documents(),
+            checking_settings(),
+        ):
             harness.cli_evaluate()
     except UserError as error:
         leave(in_their_words(str(error)))

@@ -129,7 +129,7 @@ FORM = (
     " `question`, `context` or `text`, or with the `messages` of a chat."
 )
 JSON = (".json", ".jsonl", ".ndjson")  # no line is a prompt
-TABLES = {".csv": ",", ".tsv": "\t"}  # with the sign between two columns
+TABLES = {".csv": ",", ".tsv": "\t"}  # with the usual sign between two columns
 OTHERS = (".yaml", ".yml", ".xml", ".html")
 
 
@@ -157,9 +157,9 @@ def read_rows(place: str) -> list[tuple[str, Any]]:
 
 def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
     """The entries of a text from such a place, which also says the format by its ending."""
-    suffix = Path(place).suffix.lower()
+    suffix = Path(place.removesuffix(".gz")).suffix.lower()
     if suffix in TABLES:
-        return cells_of(place, text, TABLES[suffix])
+        return cells_of(place, text, separator_of(text, TABLES[suffix]))
     if suffix in OTHERS:
         return []
     document = None
@@ -178,6 +178,15 @@ def entries_of(text: str, place: str) -> list[tuple[str, Any]]:
     if suffix in JSON or first.startswith(('["', "[{", '{"')):
         return [(where, parsed(line, where)) for where, line in rows]
     return rows
+
+
+def separator_of(text: str, usual: str) -> str:
+    """The sign between two columns of a table: semicolons in many countries."""
+    header, _, _ = text.partition("\n")
+    if usual not in header:
+        with suppress(csv.Error):  # a table of one column
+            return csv.Sniffer().sniff(header, ";\t|,").delimiter
+    return usual
 
 
 def cells_of(place: str, text: str, sign: str) -> list[tuple[str, Any]]:

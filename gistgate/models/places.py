@@ -144,7 +144,7 @@ def fault_of_stub(folder: Path, file: str | None) -> str | None:
         stub = stub_in(path)
         if stub is not None:
             return (
-                f"is not there yet: {path.name} is {stub}. Fetch the file with `git lfs pull` or"
+                f"is not there yet: {path} is {stub}. Fetch the file with `git lfs pull` or"
                 " `hf download`"
             )
     return None
@@ -272,7 +272,7 @@ def or_refuse(
         place = name if gguf_file is None else str(Path(name) / gguf_file)
         raise UserError(
             f"The {role} '{place}' could not be loaded ({first_line(error)})."
-            f" {load_remedy(name, error)}"
+            f" {load_remedy(place, error)}"
         ) from error
 
 
@@ -287,6 +287,8 @@ def load_remedy(name: str, error: Exception) -> str:
         return "The folder holds no weights (model.safetensors). Copy them there."
     if "use_safetensors" in text or "no file named model.safetensors" in text:
         return "Only weights in safetensors files are read, because pickled ones may run code."
+    if Path(name).is_file():
+        return "The file is damaged or incomplete; fetch it again."
     return folder_remedy(name, text) if Path(name).is_dir() else hub_remedy(name, text)
 
 

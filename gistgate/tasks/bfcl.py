@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.files import parsed, read_text
+from gistgate.core.files import read_json_lines
 from gistgate.core.utils import UserError
 
 ANY = "any"  # in place of expected calls: some call
@@ -71,10 +71,8 @@ def possible_answers(file: Path) -> dict[str, Any]:
     if not answers.is_file():
         return {}
     truths = {}
-    for at, line in enumerate(read_text(answers).splitlines(), start=1):
-        if line.strip():
-            row = parsed(line, f"{answers}, line {at},")
-            truths[row["id"]] = row["ground_truth"]
+    for row in read_json_lines(answers):
+        truths[row["id"]] = row["ground_truth"]
     return truths
 
 

@@ -209,9 +209,14 @@ def answers_of(doc: Document) -> list[Any]:
         refuse(doc, "its answers are no list. Write one, or a single answer as `answer`")
     answer = doc.get("answer", doc.get("answers"))
     answers = answer if isinstance(answer, list) else [answer]
-    if not answers or any(answer is None or plain(str(answer)) == "" for answer in answers):
+    if not answers or any(map(is_missing, answers)):
         refuse(doc, "its answer is empty. Write one, or leave the line out")
     return answers
+
+
+def is_missing(answer: Any) -> bool:
+    """Whether a right answer says nothing; NaN is what tables have in empty cells."""
+    return answer is None or answer != answer or plain(str(answer)) == ""
 
 
 def answers_in(docs: Sequence[Document]) -> list[Any]:

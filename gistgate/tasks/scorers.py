@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from importlib import import_module
 from typing import Any, ClassVar
 
-from gistgate.core.utils import UserError, nearest
+from gistgate.core.utils import UserError, nearest, shown
 
 LETTERS = "ABCDEFGHIJ"  # of choices
 LONG = 8
@@ -47,8 +47,13 @@ class Scorer(ABC):
     def score(self, text: str, answer: Any) -> float:
         """What `text` is worth in [0, 1], where `answer` is right."""
 
-    def check(self, answer: Any) -> None:  # noqa: B027
+    def check(self, answer: Any) -> None:
         """UserError if no text can be compared with this answer."""
+        if isinstance(answer, bool | dict | list):
+            raise UserError(
+                f"the answer {shown(answer)} is no text, which the scorer '{self.id}' compares. If"
+                " JSON is expected, take --scorer json, else write the text"
+            )
 
 
 class Exact(Scorer):
@@ -127,6 +132,7 @@ class Pattern(Scorer):
         return float(re.search(str(answer), unicodedata.normalize("NFKC", text)) is not None)
 
     def check(self, answer: Any) -> None:
+        super().check(answer)
         try:
             re.compile(str(answer))
         except re.error as error:
@@ -154,11 +160,10 @@ class Json(Scorer):
     id = "json"
 
     def score(self, text: str, answer: Any) -> float:
-        expected = answer
-        if isinstance(answer, str):
-            with suppress(ValueError):
-                expected = json.loads(answer)
-        return float(json_in(text) == expected)
+        return float(json_in(text) == json_of(answer))
+
+    def check(self, answer: Any) -> None:
+        """Every value can be compared."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,9 @@ class Function(Scorer):
         if not 0 <= value <= 1:
             raise UserError(f"{self.place} gave {value}, and a score is from 0 to 1.")
         return value
+
+    def check(self, answer: Any) -> None:
+        """The function knows what it compares."""
 
 
 SCORERS: dict[str, Scorer] = {
@@ -206,7 +214,7 @@ def strictest(answers: Sequence[Any]) -> Scorer:
         return SCORERS["choice"]
     if all(number_of(str(answer)) is not None for answer in answers):
         return SCORERS["number"]
-    if all(isinstance(answer, dict) for answer in answers):
+    if all(isinstance(json_of(answer), dict | list) for answer in answers):
         return SCORERS["json"]
     if any(len(str(answer).split()) > LONG for answer in answers):
         return SCORERS["f1"]
@@ -276,6 +284,14 @@ def numbers_in(text: str) -> list[Decimal]:
         if value is not None:
             numbers.append(value)
     return numbers
+
+
+def json_of(answer: Any) -> Any:
+    """The JSON value that a right answer is or, as a text, holds; else the text."""
+    if isinstance(answer, str):
+        with suppress(ValueError):
+            return json.loads(answer)
+    return answer
 
 
 def json_in(text: str) -> Any:

@@ -1,5 +1,6 @@
 """What is read from logs, how samples are paired, and what is refused by name."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,23 @@ def test_the_first_metric_and_filter_count_unless_the_user_names_others(tmp_path
     run = read_run(str(path), None)
     log = run.tasks["sums"]
     assert log.metric == "exact_match,strict-match" and run.model == f"pretrained={tmp_path.name}"
+    assert [sample.score for sample in log.samples.values()] == [1, 0, 1, 1]
+    log = read_run(str(tmp_path), "exact_match,flexible-extract").tasks["sums"]
+    assert [sample.score for sample in log.samples.values()] == [1, 1, 1, 1]
+
+
+def test_samples_of_earlier_versions_and_compressed_ones_are_read(tmp_path):
+    path = write_samples(tmp_path, n=4, wrong={1})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    later = ("metrics", "filter", "doc_hash", "prompt_hash", "target_hash")
+    old = [{name: value for name, value in row.items() if name not in later} for row in rows]
+    path.unlink()
+    text = "".join(json.dumps(row) + "\n" for row in old)
+    (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(text.encode()))
+    filters = [{"name": name} for name in ("strict-match", "flexible-extract")]
+    write_results(tmp_path, configs={"sums": {"filter_list": filters}})
+    log = read_run(str(tmp_path), None).tasks["sums"]
+    assert log.metric == "exact_match,strict-match"
     assert [sample.score for sample in log.samples.values()] == [1, 0, 1, 1]
     log = read_run(str(tmp_path), "exact_match,flexible-extract").tasks["sums"]
     assert [sample.score for sample in log.samples.values()] == [1, 1, 1, 1]
@@ -104,15 +122,33 @@ def test_tasks_are_chosen_by_name_or_pattern(tmp_path):
     ("t.tsv", f'id\tscore\ttext\ttask\na\tTrue\t{"x" * 140_000}\tx\nb\t0.5\t\ty\n'),
     ("t.jsonl", '{"id": "a", "score": 1, "text": "two\\nlines", "task": "x"}\n'
                 '{"id": "b", "score": 0.5, "task": "y"}\n'),
+    ("german.csv", '\ufeffid;score;text;task\r\na;1;"two\nlines, twice";x\r\nb;0.5;;y\r\n'),
     ("t.json", '[{"id": "a", "score": true, "text": "two\\nlines", "task": "x"},'
                '{"id": "b", "score": 0.5, "task": "y"}]'),
 ])  # fmt: skip
 def test_tables_are_csv_or_json(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
-    run = read_run(str(path), None)
-    scores = {task: log.samples for task, log in run.tasks.items()}
-    assert scores["x"]["a"].score == 1 and scores["y"]["b"].score == 0.5
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    for place in (path, packed):
+        run = read_run(str(place), None)
+        scores = {task: log.samples for task, log in run.tasks.items()}
+        assert scores["x"]["a"].score == 1 and scores["y"]["b"].score == 0.5
+
+
+@pytest.mark.parametrize("content, word", [
+    (b"PK\x03\x04", "ZIP archive or a workbook.*export it as CSV"),
+    (b"PAR1", "Parquet table"),
+    ("id,score\n".encode("utf-16"), "is UTF-16.*Save it as UTF-8"),
+    (b"id,score\nM\xfcller,1\n", "Save it as UTF-8"),
+    (gzip.compress(b"id,score\n" * 9)[:-9], "cannot be read as text"),
+])  # fmt: skip
+def test_files_of_other_formats_are_named(tmp_path, content, word):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=word):
+        read_run(str(path), None)
 
 
 @pytest.mark.parametrize("text, word", [

@@ -4,6 +4,7 @@ metric.
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
 from gistgate.lm_eval import task as tasks
+from gistgate.lm_eval.settings import check_samples
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks import code as code_tasks
 from gistgate.tasks.code import own_code_eval, program_of
@@ -139,6 +141,9 @@ def test_eval_asks_once(monkeypatch, capsys):
         ("--chat", "Write --apply_chat_template."),
         ("--log-samples", "Write --log_samples."),
         ("--draft-revision=v1", "Write --model_args draft_revision=VALUE."),
+        ("--num_fewshot -1", "Write the number of solved examples."),
+        ("--limit 0", "Write a number above 0"),
+        ("--output_path /dev/null/out", "takes no file"),
     ],
 )
 def test_options_that_lm_eval_refuses_are_one_sentence(monkeypatch, capsys, options, sentence):
@@ -148,6 +153,22 @@ def test_options_that_lm_eval_refuses_are_one_sentence(monkeypatch, capsys, opti
         command.main()
     error = capsys.readouterr().err
     assert left.value.code == 1 and sentence in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "sentence"),
+    [
+        ("absent.json", "names no task"),
+        ({"sms": [0]}, "Did you mean 'sums'"),
+        ({"sums": [3]}, "numbered from 0 to 2"),
+        ({"sums": []}, "numbered from 0 to 2"),
+    ],
+)
+def test_chosen_documents_that_the_run_has_not_are_refused(samples, sentence):
+    tasks = {"sums": SimpleNamespace(eval_docs=[{}, {}, {}])}
+    check_samples({"sums": [0, 2]}, tasks)
+    with pytest.raises(UserError, match=sentence):
+        check_samples(samples, tasks)
 
 
 def test_several_programs_of_a_task_count_as_pass_at_k():

@@ -91,7 +91,8 @@ def test_a_folder_is_told_by_what_lies_there(
         ("text.txt", "is a file"),
         ("TINY.GGUF", "is in TINY.GGUF.*Rename it"),
         ("a-00001-of-00002.gguf", "Join the parts"),
-        ("pointer.gguf", "is a pointer of Git LFS"),
+        ("pointer.gguf", "pointer.gguf is a pointer of Git LFS"),
+        ("cut.gguf", "cut.gguf' could not be loaded .*fetch it again"),
     ],
 )
 def test_a_name_of_no_folder_says_what_is_wrong_with_it(
@@ -99,6 +100,7 @@ def test_a_name_of_no_folder_says_what_is_wrong_with_it(
 ) -> None:
     for file in ("text.txt", "TINY.GGUF", "a-00001-of-00002.gguf"):
         (tmp_path / file).write_text("")
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
     (tmp_path / "pointer.gguf").write_text(f"{POINTER}v1\noid sha256:1")
     with pytest.raises(UserError, match=cause):
         load_target(f"{tmp_path}/{name}")

@@ -56,7 +56,7 @@ def test_f1_counts_shared_words() -> None:
     [
         (["A", "(b)"], "choice"),
         (["1,000", 4, "$5"], "number"),
-        ([{"a": 1}], "json"),
+        ([{"a": 1}, '{"a": 2}', [1]], "json"),
         (["Oslo", "4"], "includes"),
         (["one two three four five six seven eight nine"], "f1"),
     ],
@@ -73,3 +73,8 @@ def test_names_of_scorers_and_answers_that_do_not_fit_are_refused() -> None:
     for name, answer in (("number", "four"), ("choice", "Oslo"), ("pattern", "(")):
         with pytest.raises(UserError, match="the answer"):
             SCORERS[name].check(answer)
+    for answer in (True, {"a": 1}, [1, 2]):
+        for name in ("exact", "includes", "match", "pattern", "f1"):
+            with pytest.raises(UserError, match="is no text.*take --scorer json"):
+                SCORERS[name].check(answer)
+        SCORERS["json"].check(answer)
