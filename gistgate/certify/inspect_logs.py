@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,18 +24,14 @@ def read_inspect(path: Path, wish: str | None) -> tuple[str, str, TaskLog]:
     """The task, the model and the samples of one log; the score of a document is its mean over
     epochs.
     """
-    try:
-        log = read_eval_log(str(path), exclude_fields=UNREAD)
-    except Exception as error:  # whatever its parser raises
-        raise UserError(
-            f"{path} cannot be read as a log of inspect_ai ({type(error).__name__}). Restore it, or"
-            " install the version that wrote it."
-        ) from error
+    log = read_log(path, exclude_fields=UNREAD)
     if log.status != "success" or not log.samples:
+        cause = f" ({log.error.message.strip()[:100]})" if log.error else ""
         raise UserError(
-            f"{path} is the log of an evaluation that ended with status '{log.status}' and"
+            f"{path} is the log of an evaluation that ended with status '{log.status}'{cause} and"
             f" {len(log.samples or ())} samples. Repeat it (inspect eval-retry)."
         )
+    check_errors(log.samples, path)
     header = log.eval
     scorer, _, key = (wish or first_scorer(log, path)).partition(",")
     settings = {"task_args": header.task_args, "version": header.task_version}
@@ -54,6 +51,39 @@ def read_inspect(path: Path, wish: str | None) -> tuple[str, str, TaskLog]:
         )
         task.add(document, row, str(path))
     return header.task, header.model, task
+
+
+def read_log(path: Path, **parts: Any) -> Any:
+    """A log, or the `parts` of it that its library is told to read."""
+    try:
+        return read_eval_log(str(path), **parts)
+    except Exception as error:  # whatever its parser raises
+        raise UserError(
+            f"{path} cannot be read as a log of inspect_ai ({type(error).__name__}). Restore it, or"
+            " install the version that wrote it."
+        ) from error
+
+
+def last_attempts(paths: Sequence[Path]) -> list[Path]:
+    """The logs without those of attempts that broke off, if another log of the task is whole."""
+    headers = {path: read_log(path, header_only=True) for path in paths}
+    whole = {log.eval.task for log in headers.values() if log.status == "success"}
+    return [
+        path
+        for path, log in headers.items()
+        if log.status == "success" or log.eval.task not in whole
+    ]
+
+
+def check_errors(samples: Sequence[Any], path: Path) -> None:
+    """Refuse samples that an error ended before they were scored."""
+    broken = [sample for sample in samples if sample.error and not sample.scores]
+    if broken:
+        cause = broken[0].error.message.strip()
+        raise UserError(
+            f"{path} has {len(broken)} samples that ended with an error and have no score, such as"
+            f" '{broken[0].id}' ({cause[:100]}). Repeat them (inspect eval-retry)."
+        )
 
 
 def first_scorer(log: Any, path: Path) -> str:
@@ -83,9 +113,11 @@ def score_of(sample: Any, scorer: str, key: str, path: Path) -> float:
         value = value.get(key)
     score = value_to_float()(value)
     if score == 0 and not is_zero(value):
+        keys = value if isinstance(value, dict) else ["KEY"]
+        names = ", ".join(f"--metric {scorer},{name}" for name in keys)
         raise UserError(
-            f"{where} the score {shown(value)}, which is no number. Name one with --metric"
-            " SCORER,KEY, or score the log again."
+            f"{where} the score {shown(value)}, which is no number. Name one ({names}), or score"
+            " the log again."
         )
     return float(score)
 

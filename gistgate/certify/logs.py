@@ -8,6 +8,7 @@ be compressed by gzip.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,11 @@ class TaskLog:
         if name in self.samples:
             raise UserError(
                 f"{where} holds the document '{name}' twice. Leave one sample of each document."
+            )
+        if math.isnan(sample.score):
+            raise UserError(
+                f"{where} gives the document '{name}' no score (NaN). Score it again, or leave it"
+                " out of both runs."
             )
         if not 0 <= sample.score <= 1:
             raise UserError(
@@ -177,12 +183,12 @@ def is_lm_eval(path: Path) -> bool:
 
 def read_inspect_run(paths: Sequence[Path], place: str, metric: str | None) -> Run:
     """Read logs of inspect_ai, each of one task; its library is imported only here."""
-    from gistgate.certify.inspect_logs import read_inspect
+    from gistgate.certify.inspect_logs import last_attempts, read_inspect
 
     tasks: dict[str, TaskLog] = {}
     places: dict[str, Path] = {}
     models = set()
-    for path in paths:
+    for path in last_attempts(paths):
         task, model, log = read_inspect(path, metric)
         refuse_second(places, task, path)
         tasks[task] = log

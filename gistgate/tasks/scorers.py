@@ -100,10 +100,10 @@ class Number(Scorer):
 
     def score(self, text: str, answer: Any) -> float:
         given = final_number(text)
-        return float(given is not None and given == number_of(str(answer)))
+        return float(given is not None and given == expected_number(answer))
 
     def check(self, answer: Any) -> None:
-        if number_of(str(answer)) is None:
+        if expected_number(answer) is None:
             raise UserError(f"the answer {answer!r} is no number, which the scorer 'number' reads")
 
 
@@ -212,7 +212,7 @@ def strictest(answers: Sequence[Any]) -> Scorer:
     """The strictest scorer that fits all of these right answers."""
     if all(is_letter(answer) for answer in answers):
         return SCORERS["choice"]
-    if all(number_of(str(answer)) is not None for answer in answers):
+    if all(expected_number(answer) is not None for answer in answers):
         return SCORERS["number"]
     if all(isinstance(json_of(answer), dict | list) for answer in answers):
         return SCORERS["json"]
@@ -244,6 +244,11 @@ def chosen_letter(text: str) -> str | None:
         if letters:
             return str(letters[-1]).upper()
     return None
+
+
+def expected_number(answer: Any) -> Decimal | None:
+    """The number that a right answer is or, as in GSM8K, ends with behind ####."""
+    return number_of(str(answer).rpartition("####")[2])
 
 
 def number_of(text: str) -> Decimal | None:

@@ -155,7 +155,7 @@ def test_files_of_other_formats_are_named(tmp_path, content, word):
     ("id,score\na,\n", "line 2, says no score"),
     ("id,score\na,good\n", "no number"),
     ("id,score\na,100\n", "scores from 0 to 1"),
-    ("id,score\na,nan\n", "scores from 0 to 1"),
+    ("id,score\na,nan\n", "'a' no score"),
     ("id,score\na,1\na,1\n", "'a' twice"),
     ("id,score\n", "no row"),
     ("id,score\na,1,b\n", "line 2, has more cells"),
@@ -180,15 +180,15 @@ def inspect_ai(monkeypatch):
         monkeypatch.delitem(sys.modules, "gistgate.certify.inspect_logs", raising=False)
 
 
-def stand_in(path, exclude_fields):
+def stand_in(path, **_):
     """A log with attributes in place of keys, dictionaries of scores aside."""
     log = json.loads(
         Path(path).read_text(),
-        object_hook=lambda entries: SimpleNamespace(**{"choices": None, **entries}),
+        object_hook=lambda entries: SimpleNamespace(**{"choices": None, "error": None, **entries}),
     )
     for sample in log.samples:
-        sample.scores = vars(sample.scores)
-        del sample.scores["choices"]
+        scores = vars(sample.scores).items()
+        sample.scores = {name: score for name, score in scores if score is not None}
     log.eval.task_args = {}
     return log
 
@@ -202,10 +202,21 @@ def test_inspect_ai_counts_the_mean_over_epochs(inspect_ai):
     assert [record.id for record in records if record.differs] == ["2"]
 
 
+def test_a_later_attempt_takes_the_place_of_one_that_broke_off(inspect_ai, tmp_path):
+    whole = (FIXTURES / "baseline.json").read_text()
+    (tmp_path / "1.json").write_text(whole.replace('"success"', '"error"'))
+    (tmp_path / "2.json").write_text(whole)
+    assert len(read_run(str(tmp_path), None).tasks["sums"].samples) == 4
+
+
+ERROR = '{"message": "broke", "traceback": "", "traceback_ansi": ""}'
+
+
 @pytest.mark.parametrize("before, after, word", [
     ('"success"', '"cancelled"', "status 'cancelled'"),
     ('"value": "C"', '"value": "very good"', "no number"),
     ('"match"', '"other"', "no score 'match'"),
+    ('"scores": {', f'"error": {ERROR}, "scores": {{}}, "_": {{', "an error.*'1' .broke."),
 ])  # fmt: skip
 def test_logs_of_inspect_ai_without_whole_scores_are_refused(
     inspect_ai, tmp_path, before, after, word

@@ -24,6 +24,7 @@ from gistgate.tasks.scorers import SCORERS, scorer_named, strictest
             ["It is 1000 of 2000", "#### 10", "", "-1000", "\u22121000", "none"],
         ),
         ("number", 5, ["$5.00", "5", "3 + 2 = 5", "the answer is 5, not 6"], ["15", "5.5", "3-2"]),
+        ("number", "2 + 3 is 5.\n#### 5", ["5"], ["2", "3"]),
         ("number", "-5", ["\u22125", "so -5."], ["5"]),
         ("number", 1.0, ["1", "1.0", "１"], ["10"]),
         ("includes", "Müller", ["It is Mu\u0308ller.", "MÜLLER"], ["Müllers", "Muller"]),
@@ -55,7 +56,7 @@ def test_f1_counts_shared_words() -> None:
     ("answers", "name"),
     [
         (["A", "(b)"], "choice"),
-        (["1,000", 4, "$5"], "number"),
+        (["1,000", 4, "$5", "3 + 2\n#### 5"], "number"),
         ([{"a": 1}, '{"a": 2}', [1]], "json"),
         (["Oslo", "4"], "includes"),
         (["one two three four five six seven eight nine"], "f1"),
