@@ -8,7 +8,7 @@ are exchangeable.
 
 import asyncio
 import fileinput
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -107,23 +107,32 @@ def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[str, PromptFi
 
 
 def rows_in(place: str) -> Iterator[tuple[str, Any]]:
-    """The entries of a file or of standard input (-) as they come, each with its place: JSON lines,
-    which are parsed when they are called, or texts, by the first line. One that begins an array is
-    read to its end.
+    """The entries of a file or of standard input (-) as they come, each with its place."""
+    opened = fileinput.hook_compressed
+    try:
+        with fileinput.input(place, openhook=opened, encoding="utf-8-sig") as lines:
+            yield from entries_in(lines, place)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place} cannot be read as text ({error}). Save it as UTF-8.") from error
+
+
+def entries_in(lines: Iterable[str], place: str) -> Iterator[tuple[str, Any]]:
+    """The entries of lines: JSON lines, which are parsed when they are called, or texts, by the
+    first line. Lines that begin an array or are a table are read to their end.
     """
-    with fileinput.input(place, encoding="utf-8-sig") as lines:
-        numbered = enumerate(lines, start=1)
-        first = next((entry for entry in numbered if entry[1].strip()), (1, ""))
-        begins = first[1].strip()
-        is_whole = begins.startswith("[") or begins == "{"
-        if is_whole or Path(place).suffix.lower() in TABLES:
-            yield from entries_of("".join(line for _, line in chain([first], numbered)), place)
-            return
-        is_json = begins.startswith("{") or Path(place).suffix.lower() in JSON
-        for at, line in chain([first], numbered):
-            where = f"{place}, line {at},"
-            if line.strip():
-                yield where, partial(parsed, line, where) if is_json else line.rstrip("\r\n")
+    numbered = enumerate(lines, start=1)
+    first = next((entry for entry in numbered if entry[1].strip()), (1, ""))
+    begins = first[1].strip()
+    is_whole = begins.startswith("[") or begins == "{"
+    suffix = Path(place.removesuffix(".gz")).suffix.lower()
+    if is_whole or suffix in TABLES:
+        yield from entries_of("".join(line for _, line in chain([first], numbered)), place)
+        return
+    is_json = begins.startswith("{") or suffix in JSON
+    for at, line in chain([first], numbered):
+        where = f"{place}, line {at},"
+        if line.strip():
+            yield where, partial(parsed, line, where) if is_json else line.rstrip("\r\n")
 
 
 class Tests:

@@ -15,6 +15,8 @@ from gistgate.tasks.task import Document, Messages, Task, TaskSpec
 from gistgate.tasks.tool_calls import ToolCalls, calls_of, equal, expected_calls, read, tools_of
 
 EXAMPLE = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
+BESIDE = ("context", "passage", "choices", "options")
+"""Entries of data sets that belong into a prompt."""
 REFERENCE = "f1"  # scorer of the last answer of a conversation that a file holds to its end
 
 
@@ -161,6 +163,7 @@ def document_of(place: str, row: Any) -> Document:
             refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
         doc["prompt"] = texts[0]
         check_text(doc, texts[0], "prompt")
+        check_whole(doc)
     if "system" in doc:
         check_text(doc, doc["system"], "system text")
     if "tools" in doc:
@@ -191,6 +194,17 @@ def check_messages(doc: Document) -> None:
             check_text(doc, turn.get("content"), "message")
     if not doc["messages"] or doc["messages"][-1]["role"] not in ("user", "tool"):
         refuse(doc, "its messages do not end with a turn of the user")
+
+
+def check_whole(doc: Document) -> None:
+    """Refuse a prompt that lacks what stands beside it, which nobody would send."""
+    for name in BESIDE:
+        value = doc.get(name) or []
+        if isinstance(value, dict):  # as data sets on the hub have choices
+            value = value.get("text", [])
+        parts = value if isinstance(value, list) else [value]
+        if any(str(part) not in doc["prompt"] for part in parts):
+            refuse(doc, f"what it has as {name} is not in the prompt. Write it there")
 
 
 def check_text(doc: Document, text: Any, name: str) -> None:

@@ -1,5 +1,6 @@
 """What `gistgate certify` leaves of two servers: cards, records, kept answers, exit statuses."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -134,14 +135,29 @@ def test_the_page_is_whole_and_shows_examples_only_where_texts_are_kept(certify)
     assert '<svg viewBox="0 0 640' in page and "budget 20.0 points" in page
 
 
-@pytest.mark.parametrize("text", ["plain", "array"])
-def test_a_watch_reads_what_a_comparison_reads(certify, tmp_path, text):
-    prompts = [f"{n} + 1?" for n in range(30)]
-    content = "\n".join(prompts) if text == "plain" else json.dumps(prompts, indent=1)
-    (tmp_path / "own.jsonl").rename("lines")
-    (tmp_path / "lines").write_text(content)
+PROMPTS = [f"{n} + 1?" for n in range(30)]
+LINES = "".join(json.dumps({"prompt": prompt}) + "\r\n" for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("lines", "\n".join(PROMPTS).encode()),
+        ("lines", json.dumps(PROMPTS, indent=1).encode()),
+        ("lines.jsonl", f"\ufeff{LINES}".encode()),
+        ("lines.jsonl.gz", gzip.compress(LINES.encode())),
+    ],
+)
+def test_a_watch_reads_what_a_comparison_reads(certify, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    answer = certify(Script(), Script(), "--watch", "--file", name)
+    assert answer[0] == 0 and f"the last in {name}, " in answer[1]
+
+
+def test_a_watch_names_a_file_that_is_no_text(certify, tmp_path):
+    (tmp_path / "lines").write_bytes("für 1 + 1?".encode("latin-1"))
     answer = certify(Script(), Script(), "--watch", "--file", "lines")
-    assert answer[0] == 0 and "the last in lines, " in answer[1]
+    assert answer[0] == 2 and "Save it as UTF-8" in answer[2]
 
 
 @pytest.mark.parametrize("script, status, word", [

@@ -406,6 +406,10 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
         ([{"prompt": "1?", "answers": "Oslo"}], "its answers are no list"),
         ([{"prompt": "1?", "answers": {"text": ["2"]}}], "its answers are no list"),
         ([{"prompt": "1?", "answers": []}], "its answer is empty"),
+        ([{"prompt": "1?", "answer": True}], "True is no text, .* take --scorer json"),
+        ([{"prompt": "1?", "answer": [{"a": 1}, "a"]}], "'a': 1} is no text"),
+        ([{"question": "Is it?", "context": "It is."}], "as context is not in the prompt"),
+        ([{"question": "1?", "choices": {"text": ["one", "two"]}}], "as choices is not in"),
         ([{"prompt": "1?", "system": "Add."}], "a system text needs a chat"),
     ):
         with pytest.raises(UserError, match=words):
