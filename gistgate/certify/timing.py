@@ -14,7 +14,7 @@ import openai
 from gistgate.certify.comparison import BothEndpoints, Request
 from gistgate.certify.endpoint import Endpoint, note
 from gistgate.certify.page import first_choice, parsed_page, tokens_in
-from gistgate.certify.trouble import explained
+from gistgate.certify.trouble import PromptError, explained
 from gistgate.core.utils import UserError
 from gistgate.measure.statistics import ratio_of_pairs
 
@@ -69,6 +69,17 @@ class Clock:
         except UserError:  # some servers refuse streams, or their options
             self.is_streaming = False
             await self.time(request, sampling)
+
+    async def time_again(self, request: Request, sampling: Mapping[str, Any]) -> Timing:
+        """What an answer takes, asked a second time if the connection broke: llama.cpp closes one
+        after some requests.
+        """
+        try:
+            return await self.time(request, sampling)
+        except PromptError:
+            raise
+        except UserError:
+            return await self.time(request, sampling)
 
     async def time(self, request: Request, sampling: Mapping[str, Any]) -> Timing:
         """What an answer takes."""
@@ -149,7 +160,7 @@ async def timed(
         row: dict[int, Timing] = {}
         try:
             for place in places:
-                row[place] = await clocks[place].time(request, sampling)
+                row[place] = await clocks[place].time_again(request, sampling)
         except UserError as error:
             note(f"{error} This prompt is not timed.")
         else:

@@ -73,6 +73,10 @@ def test_a_prompt_that_a_server_refuses_is_timed_at_neither():
     assert time(Script(), Script(statuses={2: 400}))["prompts"] == 3
 
 
+def test_a_prompt_is_timed_anew_where_the_connection_broke():
+    assert time(Script(), Script(drops={2: 1}))["prompts"] == 4
+
+
 def test_nothing_is_said_of_less_than_two_prompts():
     timing = Timing(1.0, 0.5, 9, None)
     assert summary([(timing, timing)])["sentence"].startswith("Fewer than two")
