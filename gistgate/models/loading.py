@@ -24,7 +24,7 @@ from gistgate.core.attention import keep_freed_memory
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models.lighter import Subset
-from gistgate.models.packed import GGUF, check_kind, quantise
+from gistgate.models.packed import GGUF, check_kind, lacks_bfloat16, quantise
 from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import (
     check_draft_tokenizer,
@@ -161,8 +161,7 @@ def warn_slow(model: PreTrainedModel) -> None:
         model.device.type == "cpu"
         and model.dtype == torch.bfloat16
         and getattr(model, "quantised", None) is None
-        and torch.backends.cpu.get_cpu_capability().startswith("AVX")  # an x86 processor
-        and not torch.cpu._is_avx512_bf16_supported()
+        and lacks_bfloat16()
     )
     if is_slow:
         warnings.warn(

@@ -3,7 +3,8 @@ for its weights, and these are fewer bytes.
 
 The products are PyTorch's own (`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are
 fast in bfloat16 alone. Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs
-of a group, R rows, N blocks of outputs in packed order, b outputs of a block.
+of a group, R rows, N blocks of outputs in packed order, b outputs of a block, h outputs of half a
+block, n blocks and o outputs of a portion.
 """
 
 from __future__ import annotations
@@ -31,12 +32,19 @@ PORTION = 512
 """Outputs that are unpacked at a time, so that they stay in the processor's cache."""
 
 
+def lacks_bfloat16() -> bool:
+    """Whether this is an x86 processor without instructions for bfloat16."""
+    is_x86 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return is_x86 and not torch.cpu._is_avx512_bf16_supported()
+
+
 class Packed(nn.Module):
     """A linear layer that reads packed weights for few rows, and unpacks them for many."""
 
     bias: nn.Parameter | None
     most_rows: int
-    """Rows up to which packed weights are read: unpacked ones are faster beyond."""
+    """Rows up to which packed weights are read: unpacked ones are faster beyond, unless the
+    processor lacks instructions for bfloat16."""
 
     @classmethod
     def rounded(cls, layer: nn.Linear) -> Self:
@@ -54,7 +62,8 @@ class Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [..., O] of inputs [..., I]."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        y = self.narrow(rows) if len(rows) <= self.most_rows else self.wide(rows)
+        is_narrow = len(rows) <= self.most_rows or lacks_bfloat16()
+        y = self.narrow(rows) if is_narrow else self.wide(rows)
         y = y.view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
@@ -100,7 +109,7 @@ class Int8Embedding(nn.Module):
 class Int4Linear(Packed):
     """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
 
-    most_rows = 64
+    most_rows = 128
     packed: Tensor
     order: Tensor
 
@@ -140,21 +149,22 @@ class Int4Linear(Packed):
 
     def wide(self, rows: Tensor) -> Tensor:
         block = len(self.order)
-        # The blocks of outputs N stay in packed order, b, and so do scale and middle here.
-        form = (2, len(self.scale_and_middle), -1, block)
-        numbers_2GNb = self.scale_and_middle.permute(2, 0, 1).reshape(form)[..., self.order]
-        scale_NGb, middle_NGb = numbers_2GNb.transpose(1, 2)
-        bytes_NIh = self.packed.view(len(self.packed) // block, -1, block // 2)
-        parts = []
-        for begin in range(0, len(bytes_NIh), PORTION // block):
-            places = slice(begin, begin + PORTION // block)
-            halves_NIb = torch.cat([bytes_NIh[places] & 15, bytes_NIh[places] >> 4], dim=-1)
-            levels_NGgb = halves_NIb.to(rows.dtype).unflatten(1, (-1, GROUP)) - 8
-            scale_NG1b = scale_NGb[places, :, None]
-            weight_NGgb = torch.addcmul(middle_NGb[places, :, None], levels_NGgb, scale_NG1b)
-            parts.append(rows @ weight_NGgb.flatten(1, 2))
-        y_NRb = torch.cat(parts)[..., self.order.argsort()]
-        return y_NRb.transpose(0, 1).flatten(1)
+        groups = len(self.scale_and_middle)
+        # Outputs stay in packed order, and so do scale and middle here.
+        numbers_GNb2 = self.scale_and_middle.view(groups, -1, block, 2)[:, :, self.order]
+        scale_G1O, middle_G1O = numbers_GNb2.flatten(1, 2)[:, None].movedim(-1, 0).contiguous()
+        bytes_INh = self.packed.view(-1, rows.shape[-1], block // 2).transpose(0, 1)
+        parts: list[Tensor] = []
+        for bytes_Inh in bytes_INh.split(PORTION // block, dim=1):
+            halves_Inb = torch.cat([bytes_Inh & 15, bytes_Inh >> 4], dim=-1)
+            levels_Ggo = halves_Inb.flatten(1).to(rows.dtype).unflatten(0, (groups, GROUP)) - 8
+            places = slice(PORTION * len(parts), PORTION * len(parts) + levels_Ggo.shape[-1])
+            scale_G1o, middle_G1o = scale_G1O[..., places], middle_G1O[..., places]
+            weight_Ggo = torch.addcmul(middle_G1o, levels_Ggo, scale_G1o)
+            parts.append(rows @ weight_Ggo.flatten(0, 1))
+        y_RO = torch.cat(parts, dim=-1)
+        y_RNb = y_RO.view(len(rows), -1, block)[..., self.order.argsort()]
+        return y_RNb.flatten(1)
 
 
 def int8_levels(weight_OI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

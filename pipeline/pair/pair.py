@@ -141,6 +141,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         device = None
         options["device_map"] = source.device_map
     model = loading.load_model("model", source.model, device, source.quantise, **options)
+    loading.warn_slow(model)
     loading.warn_generation_config(model)
     return model.requires_grad_(False)
 

@@ -11,6 +11,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
 from gistgate.models.loading import check_smaller, is_finite, load_draft, load_target
 from gistgate.rules import make_rule
+from pipeline.pair.pair import ModelSource, load_model
 from tests.architectures import tiny_model
 from tests.gguf_file import write_gguf
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -101,3 +102,19 @@ def test_loading_a_target_names_entries_that_change_its_text(
     sentences = [str(warning.message) for warning in caught if "GistGate" in str(warning.message)]
     assert len(sentences) == (penalty != 1.0)
     assert all("asks for repetition_penalty=1.2, which" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_on_a_processor_without_instructions_for_it_is_told(
+    has_instructions: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_instructions)
+    source = ModelSource(str(tmp_path), device="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_model(source)
+    told = [str(warning.message) for warning in caught]
+    slow = [sentence for sentence in told if "--quantise int4" in sentence]
+    assert bool(slow) != has_instructions

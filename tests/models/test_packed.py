@@ -88,6 +88,21 @@ def test_quantisation_is_part_of_the_identity():
     check_identity("draft", identities["int8"], identify_model(lighter("int8")))
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_processor_without_bfloat16_reads_packed_weights_for_any_number_of_rows(
+    kind, monkeypatch
+):
+    """It would unpack them to a type in which it computes slowly."""
+    packed = LAYERS[kind].rounded(layer(bias=False))
+    rows = torch.ones(packed.most_rows + 1, 2 * GROUP)
+    monkeypatch.setattr(packed, "narrow", lambda rows: torch.zeros(len(rows), SLAB))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert packed(rows).any()
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert not packed(rows).any()
+
+
 IDENTIFY = """
 import torch
 from gistgate.models.packed import quantise
