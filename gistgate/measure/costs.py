@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
@@ -51,6 +53,17 @@ def measure(
         estimates = [costs_of(part, blocks, longest) for part in parts]
         if len(turns) >= MAX_TURNS or all(is_stable(estimates, block) for block in blocks):
             return estimates
+
+
+def machine_of(device: torch.device) -> str:
+    """What computes, in words: of a processor the instructions that decide what wide reads cost."""
+    if device.type != "cpu":
+        return f"this device ({torch.get_device_module(device).get_device_name(device)})"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    if instructions.startswith("AVX512"):
+        has_amx = torch.cpu._is_amx_tile_supported()
+        instructions += " with AMX" if has_amx else " without AMX"
+    return f"this processor ({instructions})"
 
 
 def take_turn(

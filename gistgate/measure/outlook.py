@@ -22,7 +22,7 @@ from gistgate.core.request import Generation, Row, total
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import BLOCK
 from gistgate.drafters.adaptive import Costs
-from gistgate.measure.costs import measure
+from gistgate.measure.costs import machine_of, measure
 from gistgate.rules import make_rule
 
 BLOCKS = (2, 4, 6, 8, 10, 12)
@@ -38,6 +38,8 @@ ROOM = 1.35
 """How many times as fast as lossless decoding such a gate has to be, to be worth its labels."""
 SAVED = 1.1
 """How many times fewer target forwards the best loose answers have to need."""
+WIDE = 2.0
+"""Cost of verifying K + 1 tokens, in target steps, from which doctor names the processor."""
 SOLVED = 0.5
 """Score of the target below which changed words flip answers both ways."""
 FLIPS = 0.1
@@ -66,9 +68,14 @@ class Outlook:
     ceiling: float  # speed if every draft were accepted: no gate can be faster
 
 
+def round_price(costs: Costs, block: int) -> float:
+    """What a round with K = `block` costs, in target steps."""
+    return costs.verification(block) + block * costs.draft
+
+
 def outlook(costs: Costs, block: int, tau: float, half: float) -> Outlook:
     """What K = `block` promises at these mean accepted lengths."""
-    price = costs.verification(block) + block * costs.draft
+    price = round_price(costs, block)
     return Outlook(block, tau, tau / price, half / price, (block + 1) / price)
 
 
@@ -146,10 +153,22 @@ def change(
     )
 
 
+def loses_by_chance(strict: Change, loose: Change, answers: int) -> bool:
+    """Whether loose answers score no more than one standard error below strict ones, and few scores
+    change.
+    """
+    if strict.score is None or loose.score is None or loose.square is None:
+        return False
+    if loose.square > FLIPS:
+        return False
+    return strict.score - loose.score <= math.sqrt(loose.square / answers)
+
+
 @dataclass(frozen=True)
 class Findings:
     """What some prompts show of a pair."""
 
+    machine: str  # what computes, in words
     costs: Sequence[Costs]  # as `measure` gives them; none where answers are too short
     outlooks: Sequence[Sequence[Outlook]]  # by costs, and by K
     changes: Sequence[Change]  # strict decoding, then each of `RATIOS`
@@ -175,6 +194,30 @@ class Findings:
         """
         speeds = zip(self.best("half"), self.best("strict"), strict=True)
         return [half / max(1.0, strict) for half, strict in speeds]
+
+    def ratio_gains(self, change: Change) -> list[float]:
+        """By costs: speed of whole answers with a setting of `prob-ratio`, against the best
+        decoding without loss.
+        """
+        gains = []
+        for costs, strict in zip(self.costs, self.best("strict"), strict=True):
+            seconds = change.forwards * round_price(costs, BLOCK)
+            gains.append(self.changes[0].tokens / max(1.0, strict) / seconds)
+        return gains
+
+    @property
+    def free_ratio(self) -> Change | None:
+        """The setting of `prob-ratio` with the fewest target forwards whose scores fall no more
+        than by chance (one standard error); None without a task, or where there is none.
+        """
+        strict, *looser = self.changes
+        free = [change for change in looser if loses_by_chance(strict, change, self.answers)]
+        return min(free, key=attrgetter("forwards"), default=None)
+
+    @property
+    def answers(self) -> int:
+        """How many prompts were answered."""
+        return self.lengths["answers"]
 
     def best(self, figure: str) -> list[float]:
         """By costs: the highest of a figure of `Outlook` over all K."""
@@ -214,7 +257,9 @@ def examine(
         outlooks.append(promises)
     agreement = counted.strict / (counted.strict + mismatches.number)
     lengths = lengths_of(strict, request["max_new_tokens"])
-    return Findings(costs, outlooks, changes, agreement, mismatches.number / len(prompts), lengths)
+    labels = mismatches.number / len(prompts)
+    machine = machine_of(decoder.target.device)
+    return Findings(machine, costs, outlooks, changes, agreement, labels, lengths)
 
 
 def changes_of(
@@ -299,16 +344,18 @@ def verdict(findings: Findings) -> tuple[bool | None, str]:
         f"Strict speculation is {ranged(findings.best('strict'))} times as fast as plain decoding"
         f" with K = {' or '.join(map(str, sorted(fastest)))}.\n"
     )
+    speed += wide_reads(findings)
+    ratio = ratio_speed(findings)
     reasons = reasons_against(findings)
     if reasons:
-        return False, f"{speed}No, a gate can hardly pay: {'; '.join(reasons)}."
+        return False, f"{speed}No, a gate can hardly pay: {'; '.join(reasons)}.{ratio}"
     gate = gate_speed(findings)
     if min(findings.gains) < ROOM:
-        return None, f"{speed}Too noisy to say: {gate}. Ask again while the machine is idle."
+        return None, f"{speed}Too noisy to say: {gate}. Ask again while the machine is idle.{ratio}"
     score = "" if strict.score is None else f", and the target scores {strict.score:.2f}"
     return True, (
         f"{speed}Yes, a gate can pay: {strict_length(findings)}, {gate}, {fewer(findings)}{score}."
-        " Let the certificate decide."
+        f" Let the certificate decide.{ratio}"
     )
 
 
@@ -335,9 +382,44 @@ def reasons_against(findings: Findings) -> list[str]:
     return reasons
 
 
-def ranged(values: Sequence[float]) -> str:
-    """A figure by all turns, and its range over both halves of them."""
-    return f"{values[0]:.2f} [{min(values):.2f}, {max(values):.2f}]"
+def ranged(values: Sequence[float], limit: float = math.inf) -> str:
+    """A figure by all turns, and its range over both halves of them, with so many digits that none
+    reads as `limit` that is below it.
+    """
+    digits = 2
+    while any(value < limit <= round(value, digits) for value in values):
+        digits += 1
+    first, low, high = (f"{value:.{digits}f}" for value in (values[0], min(values), max(values)))
+    return f"{first} [{low}, {high}]"
+
+
+def wide_reads(findings: Findings) -> str:
+    """That reading several rows is expensive here, as a line; nothing where it is not."""
+    costs = [each.verification(BLOCK) for each in findings.costs]
+    if min(costs) < WIDE:
+        return ""
+    price = (
+        f"On {findings.machine} reading {BLOCK + 1} rows costs {ranged(costs)} times 1 row"
+        " of this target"
+    )
+    if max(findings.best("half")) < 1:
+        return f"{price}: speculation does not pay, so decode plainly.\n"
+    return f"{price}, which a draft has to save first.\n"
+
+
+def ratio_speed(findings: Findings) -> str:
+    """What a rule without training would gain, as a line; nothing where it gains little or loses
+    more than by chance.
+    """
+    ratio = findings.free_ratio
+    if ratio is None or min(findings.ratio_gains(ratio)) < SAVED:
+        return ""
+    speed = ranged(findings.ratio_gains(ratio))
+    return (
+        f"\nThe rule prob-ratio needs no training and would be {speed} times as fast as decoding"
+        f" without loss at r = {ratio.r:g}, where {ratio.lost} answers score less and"
+        f" {ratio.gained} more. Certify it first."
+    )
 
 
 def strict_length(findings: Findings) -> str:
@@ -351,8 +433,8 @@ def strict_length(findings: Findings) -> str:
 def gate_speed(findings: Findings) -> str:
     """What a good gate would gain, in words."""
     return (
-        f"a gate that passes half of the mismatches would be {ranged(findings.gains)} times as fast"
-        " as decoding without loss"
+        f"a gate that passes half of the mismatches would be {ranged(findings.gains, ROOM)} times"
+        " as fast as decoding without loss"
     )
 
 

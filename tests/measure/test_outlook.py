@@ -52,6 +52,7 @@ def findings(
     tokens=137.0,
     score=0.92,
     square=0.02,
+    lost=0.05,
 ):
     """Findings with these costs (c and v) of all turns and of their halves, by default those of
     letters.
@@ -59,9 +60,10 @@ def findings(
     priced = [Costs(0.1, c, {8: v}) for c, v in costs]
     outlooks = [[outlook(each, 8, *taus)] for each in priced]
     strict = Change(1, taus[0], tokens, forwards[0], 0.0, score, 0, 0, 0.0)
-    loose = Change(0.5, 0.0, tokens, forwards[1], 0.0, score, 3, 2, square)
+    loose_score = None if score is None else score - lost
+    loose = Change(0.5, 0.0, tokens, forwards[1], 0.0, loose_score, 3, 2, square)
     lengths = {"answers": 12, "cut": 0, "longest": 180, "limit": 220}
-    return Findings(priced, outlooks, [strict, loose], 0.75, 10.0, lengths)
+    return Findings("this processor", priced, outlooks, [strict, loose], 0.75, 10.0, lengths)
 
 
 DEAR = ((1.2, 1.2),) * 3
@@ -92,6 +94,41 @@ def test_there_is_one_answer_with_its_reasons_and_none_where_costs_are_not_known
     last = sentence.splitlines()[-1]
     assert answer is pays and reason in last
     assert last.startswith({True: "Yes", False: "No", None: "Too noisy to say"}[pays])
+
+
+@pytest.mark.parametrize(
+    ("seen", "begins"),
+    [
+        (
+            findings(costs=((0.1, 4.123),) * 3, taus=(2.0, 3.0)),
+            ": speculation does not pay, so decode plainly.",
+        ),
+        (findings(costs=((0.1, 2.5),) * 3), ", which a draft has to save first."),
+        (findings(), None),
+    ],
+)
+def test_reads_of_several_rows_that_cost_many_times_one_are_named_with_the_processor(seen, begins):
+    sentence = verdict(seen)[1]
+    price = f"{seen.costs[0].verification(8):.2f}"
+    line = f"On this processor reading 9 rows costs {price} [{price}, {price}] times 1 row"
+    assert (f"{line} of this target{begins}" in sentence) == (begins is not None)
+    assert (line in sentence) == (begins is not None)
+
+
+def test_a_rule_without_training_is_named_where_it_gains_and_loses_no_more_than_by_chance():
+    """A round costs 1.2 + 8 x 0.14 target steps."""
+    speed = 137 / (3.7 / 2.32) / (24 * 2.32)
+    told = f"would be {speed:.2f} [{speed:.2f}, {speed:.2f}] times as fast"
+    few_lost = findings(lost=0.04)  # standard error 0.041
+    assert told in verdict(few_lost)[1] and "at r = 0.5, where 3 answers" in verdict(few_lost)[1]
+    for seen in (findings(lost=0.05), findings(lost=0.04, forwards=(37, 36))):
+        assert "prob-ratio" not in verdict(seen)[1]
+
+
+def test_a_speed_just_below_the_limit_does_not_read_as_the_limit():
+    gain = 1.3496
+    seen = findings(taus=(4.0, 4.0 * gain))
+    assert "would be 1.3496 [1.3496, 1.3496] times" in verdict(seen)[1]
 
 
 def test_a_change_counts_growth_other_answers_and_scores():
