@@ -23,7 +23,7 @@ class GateModel(mlflow.pyfunc.PythonModel):
         """Load both models, and put the decoder together from them."""
         config = dict(context.model_config)
         target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
-        about_draft = ("draft", "draft_revision", "quantise_draft")
+        about_draft = ("draft", "draft_revision", "quantise_draft", "draft_vocabulary")
         named = {name: config[name] for name in about_draft if config[name] is not None}
         options = DecodeOptions(gate=context.artifacts["gate"], **named)
         self.config = config

@@ -39,6 +39,7 @@ class PromptsParams:
     calibration: Count
     draw: Count
     guard: Natural
+    draft: Natural
     test: Count
 
 
@@ -244,6 +245,7 @@ class AdversarialParams:
 LATER = {
     LabelParams: ("longest", "price"),
     PromptingParams: ("arguments",),
+    PromptsParams: ("draft",),
     CalibrateParams: ("growth",),
 }
 """Keys that came after prompts were judged: where they say nothing they are not recorded, so that

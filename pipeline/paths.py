@@ -28,6 +28,11 @@ MODELS = Path("models")
 PAIRS = MODELS / "pairs"  # one .yaml file for each pair
 EMBEDDED = MODELS / "embedded"  # the trained pair: `target` and `draft`
 PAIR_REPORT = MODELS / "pair.json"
+DRAFT = (
+    MODELS / "draft"
+)  # the draft that the stage `draft` trains, where the pair's file asks for it
+VOCABULARY = DRAFT / "vocabulary.json"  # tokens that it may propose
+DRAFT_REPORT = MODELS / "draft.json"
 PILOT = MODELS / "pilot"
 HEADS = MODELS / "heads"
 DATASTORE = MODELS / "datastore"

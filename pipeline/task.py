@@ -51,7 +51,7 @@ def context_length(source: PairSource) -> int:
     """Tokens that all models of the pair can read."""
     from lm_eval.defaults import DEFAULT_MAX_LENGTH
 
-    configs = [load_config(model).get_text_config() for model in source.roles.values()]
+    configs = [load_config(model).get_text_config() for model in source.given.roles.values()]
     return min(context_of(config) or DEFAULT_MAX_LENGTH for config in configs)
 
 

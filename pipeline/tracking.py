@@ -245,7 +245,8 @@ def unnamed(source: PairSource) -> str | None:
     """
     if source.target.revision and not source.target.is_folder:
         return "the target's revision"
-    return "the draft's GGUF file" if source.draft and source.draft.gguf_file else None
+    draft = source.roles.get("draft")
+    return "the draft's GGUF file" if draft and draft.gguf_file else None
 
 
 def configuration(params: Params) -> dict[str, Any]:
@@ -255,13 +256,14 @@ def configuration(params: Params) -> dict[str, Any]:
     source = read_pair(params.pair)
     prompts = prompts_of("test")
     prompt = read_json_lines(prompts)[0] if prompts.is_file() else {}
-    draft = source.draft
+    draft = source.roles.get("draft")
     return {
         "target": place_of(source.target),
         "target_gguf": source.target.gguf_file,
         "draft": draft and place_of(draft),
         "draft_revision": draft and draft.revision,
         "quantise_draft": draft and draft.quantise,
+        "draft_vocabulary": source.vocabulary and str(source.vocabulary.resolve()),
         "dtype": source.target.dtype,
         "chat": params.prompting.chat_template,
         "system": params.prompting.system,

@@ -25,6 +25,8 @@ from gistgate.models.options import parse_template
 OWN_TASK = "own"  # the task whose file is to be filled in
 METHODS = ("exact", "prob-ratio", "autojudge")
 """Methods of a new project; its params.yaml has the others as comments."""
+LESSONS = 1000  # prompts whose answers a trained draft learns
+TOKENS = 8192  # that such a draft may propose
 SAMPLE = {"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}
 HERE = Path(__file__).parent
 SHARED = HERE / "shared"
@@ -64,6 +66,10 @@ class Project:
     quantise_draft: Annotated[
         str, plain_option("Bits of the draft's weights: none, int8 or int4.")
     ] = "none"
+    train_draft: Annotated[
+        bool,
+        plain_option("Cut the draft, or without one the target, and train it on the answers."),
+    ] = False
     dtype: Annotated[str, plain_option("Type of the weights: float32, bfloat16 or float16.")] = (
         "bfloat16"
     )
@@ -94,15 +100,19 @@ class Project:
                 f"There is no drafter '{self.drafter}' for a project. Use one of:"
                 f" {', '.join(RETRIEVAL)}."
             )
-        if bool(self.draft) == bool(self.drafter):
-            raise UserError("A project needs either --draft, or --drafter suffix or lookup.")
+        has_model = bool(self.draft) or self.train_draft
+        if has_model == bool(self.drafter):
+            raise UserError(
+                "A project needs --draft, --train-draft or both, or else --drafter suffix or"
+                " lookup."
+            )
         if self.dtype not in DTYPES[1:]:
             raise UserError(
                 f"There is no dtype '{self.dtype}'. Use one of: {', '.join(DTYPES[1:])}."
             )
         check_kind(self.quantise)
         check_kind(self.quantise_draft)
-        if self.quantise_draft != "none" and not self.draft:
+        if self.quantise_draft != "none" and not has_model:
             raise UserError(
                 "--quantise-draft rounds the weights of a draft model. Name one with --draft, or"
                 " leave it out."
@@ -122,13 +132,22 @@ class Project:
         models: dict[str, Any] = {"target": target}
         if self.drafter:
             models["drafter"] = self.drafter
-        if self.draft:
-            draft = self.model_of(self.draft, self.draft_revision, self.draft_gguf)
-            if self.quantise_draft != "none":
-                draft["quantise"] = self.quantise_draft
-            models["draft"] = draft
+        if self.draft or self.train_draft:
+            models["draft"] = self.draft_entries(target)
         text: str = yaml.safe_dump(models, sort_keys=False)
         return text
+
+    def draft_entries(self, target: dict[str, str]) -> dict[str, Any]:
+        """The draft in the pair's file; one that is trained keeps a third of the layers."""
+        draft: dict[str, Any] = {"dtype": self.dtype}
+        if self.draft:
+            draft = self.model_of(self.draft, self.draft_revision, self.draft_gguf)
+        if self.train_draft:
+            draft |= {"of": "draft" if self.draft else "target"}
+            draft |= cut_of(draft if self.draft else target)
+        if self.quantise_draft != "none":
+            draft["quantise"] = self.quantise_draft
+        return draft
 
     def model_of(self, model: str, revision: str | None, gguf: str | None) -> dict[str, str]:
         """A model in the pair's file; a local folder by its absolute path, since stages run in the
@@ -157,12 +176,30 @@ class Project:
             "prompting.system": self.system,
             "prompting.arguments": parse_template(self.template),
             "prompts.draw": 1,
+            "prompts.draft": LESSONS if self.train_draft else 0,
             "decoding.batch_size": 32,
             "decoding.workers": 1,
         }
         for key, value in values.items():
             text = with_value(text, key, json.dumps(value))
         return text
+
+
+def cut_of(model: dict[str, Any]) -> dict[str, int]:
+    """A third of the layers of a model, and of a large vocabulary the tokens that answers need."""
+    from transformers import AutoConfig
+
+    from gistgate.models.places import or_refuse
+
+    name = model["model"]
+    place = {key: model[key] for key in ("revision", "gguf_file") if key in model}
+    config = or_refuse(
+        "model", name, lambda: AutoConfig.from_pretrained(name, **place), **place
+    ).get_text_config()
+    kept = {"layers": max(1, config.num_hidden_layers // 3)}
+    if config.vocab_size > 2 * TOKENS:
+        kept["vocabulary"] = TOKENS
+    return kept
 
 
 def init(**given: Any) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -18,10 +18,11 @@ from transformers import (
 from gistgate.core.architecture import num_ids
 from gistgate.core.utils import UserError
 from gistgate.models import loading, places, tokenizers
-from gistgate.models.packed import check_kind
-from pipeline.methods import MODEL
+from gistgate.models.lighter import Subset
+from gistgate.models.packed import check_kind, quantise
+from pipeline.methods import MODEL, Count, Natural, Positive
 from pipeline.params import block, build, nearest
-from pipeline.paths import PAIRS, read_yaml
+from pipeline.paths import DRAFT, PAIRS, VOCABULARY, read_yaml
 
 
 @block
@@ -70,11 +71,52 @@ class ModelSource:
 
 
 @block
+class DraftSource(ModelSource):
+    """Where the draft model comes from. With `of` the stage `draft` makes it: it cuts a model and
+    trains the rest on the target's answers.
+    """
+
+    model: str = ""
+    of: Literal["draft", "target"] | None = None
+    """What is cut: the model that is named here, or the target; None: the model drafts as it is."""
+    layers: Natural = 0  # layers that stay
+    vocabulary: Count | None = None
+    """Tokens that it may propose, the most frequent ones of the answers; None: all."""
+    epochs: Count = 5  # passes over the answers
+    batch_size: Count = 8  # answers in an optimiser step
+    lr: Positive = 3e-4  # peak learning rate of AdamW
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.model) == (self.of == "target"):
+            raise UserError(
+                "The pair's draft needs either a `model`, or `of: target`, which cuts the target."
+            )
+        is_trained = self.of is not None
+        if bool(self.layers) != is_trained or (self.vocabulary and not is_trained):
+            raise UserError(
+                "A draft that is trained needs both `of` (draft or target: what is cut) and"
+                " `layers` (how many stay). Write both, or none and no `vocabulary`."
+            )
+
+    @property
+    def trained(self) -> ModelSource:
+        """The draft that the stage `draft` writes."""
+        return ModelSource(
+            str(DRAFT),
+            dtype=self.dtype,
+            device_map=self.device_map,
+            device=self.device,
+            quantise=self.quantise,
+        )
+
+
+@block
 class PairSource:
     """The content of a pair's file."""
 
     target: ModelSource  # the model whose answers count
-    draft: ModelSource | None = None
+    draft: DraftSource | None = None
     """The model that proposes; None where `drafter` proposes without a model."""
     drafter: str = MODEL
     """MODEL for the draft model, or one of loading.RETRIEVAL, which copies from the text."""
@@ -102,9 +144,35 @@ class PairSource:
 
     @property
     def roles(self) -> dict[str, ModelSource]:
-        """The models by "target" and, where there is one, "draft"."""
-        draft = {} if self.draft is None else {"draft": self.draft}
-        return {"target": self.target, **draft}
+        """The models that decode by "target" and, where there is one, "draft"."""
+        if self.draft is None:
+            return {"target": self.target}
+        return {"target": self.target, "draft": self.draft.trained if self.draft.of else self.draft}
+
+    @property
+    def trains_draft(self) -> bool:
+        """Whether the stage `draft` makes the draft model."""
+        return self.draft is not None and self.draft.of is not None
+
+    @property
+    def vocabulary(self) -> Path | None:
+        """The file of the tokens that a trained draft may propose; None where it may all."""
+        return VOCABULARY if self.draft is not None and self.draft.vocabulary else None
+
+    @property
+    def given(self) -> "PairSource":
+        """The pair before its draft is trained; where that is cut from the target there is none."""
+        if self.draft is None or self.draft.of is None:
+            return self
+        if self.draft.of == "target":
+            return replace(self, draft=None, drafter=loading.RETRIEVAL[0])
+        return replace(self, draft=replace(self.draft, of=None, layers=0, vocabulary=None))
+
+    @property
+    def origin(self) -> ModelSource:
+        """The model that a trained draft is cut from, with its weights as they are."""
+        source = self.given.draft or self.target
+        return replace(source, quantise="none")
 
 
 def read_pair(name: str) -> PairSource:
@@ -144,6 +212,18 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     loading.warn_slow(model)
     loading.warn_generation_config(model)
     return model.requires_grad_(False)
+
+
+def load_draft(source: DraftSource, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The draft model of a pair; a trained one has the part of the vocabulary that it learned."""
+    if source.of is None:
+        return load_model(source)
+    if not (DRAFT / "config.json").is_file():
+        raise UserError("The pair's draft is not trained yet. Run `dvc repro draft`.")
+    model = load_model(replace(source.trained, quantise="none"))
+    if source.vocabulary:
+        Subset.load(VOCABULARY).apply(model, tokenizer)
+    return quantise(model, source.quantise)
 
 
 def load_shape(source: ModelSource) -> PreTrainedModel:
@@ -218,15 +298,21 @@ class Pair:
         return self.draft
 
 
-def load_pair(params: Any, weights: bool = True) -> Pair:
+def load_pair(params: Any, weights: bool = True, trained: bool = True) -> Pair:
     """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without
-    `weights` only their shapes. Unknown pairs, models that cannot be read or reached and
-    vocabularies that differ are refused.
+    `weights` only their shapes, and without `trained` the draft that a trained one is cut from.
+    Unknown pairs, models that cannot be read or reached and vocabularies that differ are refused.
     """
     source = read_pair(params.pair)
+    if not trained:
+        source = source.given
     tokenizer = load_tokenizer(source)
-    load = load_model if weights else load_shape
-    models = {role: load(model) for role, model in source.roles.items()}
+    if weights:
+        models = {"target": load_model(source.target)}
+        if source.draft is not None:
+            models["draft"] = load_draft(source.draft, tokenizer)
+    else:
+        models = {role: load_shape(model) for role, model in source.roles.items()}
     sizes = {role: len(model.get_input_embeddings().weight) for role, model in models.items()}
     check_vocabularies(source, tokenizer, sizes)
     target = models["target"]
@@ -243,9 +329,11 @@ def check_pair(name: str) -> dict[str, Any]:
     """
     source = read_pair(name)
     tokenizer = load_tokenizer(source)
+    if source.trains_draft:
+        check_cut(source)
     report = {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter}
     sizes = {}
-    for role, model in source.roles.items():
+    for role, model in source.given.roles.items():
         config = load_config(model).get_text_config()
         sizes[role] = config.vocab_size
         report[role] = {
@@ -256,5 +344,18 @@ def check_pair(name: str) -> dict[str, Any]:
             "layers": config.num_hidden_layers,
             "vocabulary": config.vocab_size,
         }
-    check_vocabularies(source, tokenizer, sizes)
+    check_vocabularies(source.given, tokenizer, sizes)
     return report
+
+
+def check_cut(source: PairSource) -> None:
+    """Refuse (UserError) a draft of more layers or tokens than what it is cut from."""
+    config = load_config(source.origin).get_text_config()
+    limits = {"layers": config.num_hidden_layers - 1, "vocabulary": config.vocab_size}
+    for key, limit in limits.items():
+        number = getattr(source.draft, key)
+        if number is not None and number > limit:
+            raise UserError(
+                f"The draft of the pair is to have {number} `{key}`, and the model that it is cut"
+                f" from allows {limit} at most. Lower the number in {PAIRS}."
+            )

@@ -1,8 +1,4 @@
-"""Teach models with PyTorch Lightning: those of the embedded pair from scratch, and a draft of some
-layers of a larger model to write as a target does. `python -m pipeline.pair.training FOLDER
---layers 6` makes such a draft in a new folder from the training prompts and the strict answers that
-the stage `reference` has written.
-"""
+"""Teach the models of the embedded pair from scratch with PyTorch Lightning."""
 
 import logging
 import random
@@ -10,29 +6,19 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import typer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.core.features import decoder_layers
-from gistgate.core.files import read_json_lines, write_atomic
-from gistgate.core.utils import UserError
-from pipeline.pair.pair import load_model, load_tokenizer, read_pair
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
-from pipeline.params import ModelTraining, PairTrainingParams, read_params
-from pipeline.paths import prompts_of, reference_of
-from pipeline.run import run
+from pipeline.params import ModelTraining, PairTrainingParams
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration: singular values into about [0.7, 1.2] in five steps."""
@@ -182,15 +168,15 @@ def loader(examples: Sequence[Example], planned: Any) -> Any:
     return DataLoader(planned, None, collate_fn=lambda batch: collate([examples[i] for i in batch]))
 
 
-def predictions(model: PreTrainedModel, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits [N, V] at the tokens with a label, and these tokens [N]. Padding stands behind all
-    that counts.
+def labelled_states(model: PreTrainedModel, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Last states [N, D] in front of the tokens with a label, and these tokens [N]. Padding stands
+    behind all that counts.
     """
     ids_BT, labels_BT = batch
     hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
     next_BT = labels_BT[:, 1:]
     counts = next_BT != IGNORED
-    return model.get_output_embeddings()(hidden_BTD[counts]), next_BT[counts]
+    return hidden_BTD[counts], next_BT[counts]
 
 
 def make_model(
@@ -249,7 +235,8 @@ class LanguageModule(pl.LightningModule):
         rise = max(1, round(self.warmup * steps))
         factor = min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
-            logits_NV, tokens_N = predictions(self.model, batch)
+            states_ND, tokens_N = labelled_states(self.model, batch)
+            logits_NV = self.model.get_output_embeddings()(states_ND)
         loss = cross_entropy(logits_NV.float(), tokens_N)
         self.manual_backward(loss)
         for optimizer, peak in zip(self.optimizers(), (self.size.matrix_lr, self.size.lr)):
@@ -302,147 +289,3 @@ def accuracy(
     texts = tokenizer.batch_decode(list(solutions), skip_special_tokens=True)
     right = [answer_of(text) == answer_of(answer) for text, answer in zip(texts, answers)]
     return sum(right) / len(right)
-
-
-PROBED = 24  # texts that show which layers matter
-CHECKED = 10  # one text in so many is not trained on: the agreement is measured on it
-
-
-def cut(model: PreTrainedModel, num: int, examples: Sequence[Example]) -> list[int]:
-    """Leave a model, in place, the layers that turn the states of these texts most (1 minus the
-    cosine of what a layer reads and writes, arXiv 2403.03853), and say which; only they and the
-    last norm are trained, in float32.
-    """
-    layers = decoder_layers(model)
-    if not 0 < num < len(layers):
-        raise UserError(
-            f"The model has {len(layers)} layers, of which {num} cannot be kept. Keep fewer, at"
-            " least 1."
-        )
-    turned = torch.zeros(len(layers), device=model.device)
-    with torch.no_grad():
-        for ids, _ in examples:
-            # The last of these states is behind the norm, which counts as part of the last layer.
-            states = model.base_model(
-                input_ids=torch.tensor([ids], device=model.device),
-                use_cache=False,
-                output_hidden_states=True,
-            ).hidden_states
-            turns = [1 - cosine_similarity(a, b, -1).mean() for a, b in pairwise(states)]
-            turned += torch.stack(turns)
-    places = sorted(turned.argsort(descending=True)[:num].tolist())
-    for place in reversed(range(len(layers))):
-        if place not in places:
-            del layers[place]
-    config = model.config.get_text_config()
-    config.num_hidden_layers = num
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[place] for place in places]
-    model.float().requires_grad_(True)
-    for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
-        embeddings.weight.requires_grad_(False)
-    return places
-
-
-class Student(pl.LightningModule):
-    """Next-token loss on a target's own answers (sequence-level distillation, arXiv 1606.07947)
-    with AdamW.
-    """
-
-    def __init__(self, model: PreTrainedModel, steps: int, lr: float) -> None:
-        super().__init__()
-        self.model = model
-        self.steps = steps
-        self.lr = lr
-
-    def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of a batch."""
-        logits_NV, tokens_N = predictions(self.model, batch)
-        loss = cross_entropy(logits_NV.float(), tokens_N)
-        self.log("loss", loss, prog_bar=True)
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        """AdamW, with a rate that rises for a twentieth of the steps and falls to nothing."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), weight_decay=0.01)
-        rate = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            self.lr,
-            max(2, self.steps),
-            pct_start=0.05,
-        )
-        return [optimizer], [{"scheduler": rate, "interval": "step"}]
-
-
-@torch.inference_mode()
-def match_rate(model: PreTrainedModel, examples: Sequence[Example]) -> float:
-    """In which share of places of these texts the model's first choice is the target's."""
-    right = 0
-    total = 0
-    for example in examples:
-        batch = [part.to(model.device) for part in collate([example])]
-        logits_NV, tokens_N = predictions(model, batch)
-        right += int((logits_NV.argmax(-1) == tokens_N).sum())
-        total += len(tokens_N)
-    return right / total
-
-
-def main(
-    folder: Path,
-    layers: Annotated[
-        int, typer.Option(help="Layers that the draft keeps: those that change states most.", min=1)
-    ],
-    of: Annotated[
-        str, typer.Option(help="Model of the pair that is cut: draft or target.")
-    ] = "draft",
-    epochs: Annotated[int, typer.Option(help="Passes over the answers.", min=1)] = 3,
-    batch_size: Annotated[int, typer.Option(help="Answers in a step.", min=1)] = 8,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
-) -> None:
-    """Cut a model of the pair, train it on the target's answers and write it to a new folder."""
-    source = read_pair(read_params().pair)
-    if folder.exists():
-        raise UserError(f"{folder} exists already. Name a new folder.")
-    if of not in source.roles:
-        raise UserError(
-            f"The pair has no model '{of}' to cut. Use --of with one of: {', '.join(source.roles)}."
-        )
-    training: list[Example] = []
-    checked: list[Example] = []
-    texts = zip(*map(read_json_lines, (prompts_of("train"), reference_of("train"))), strict=True)
-    for place, (prompt, answer) in enumerate(texts):
-        part = training if place % CHECKED else checked
-        part.append(([*prompt["ids"], *answer["ids"]], len(prompt["ids"])))
-    pl.seed_everything(0, verbose=False)
-    model = load_model(replace(source.roles[of], quantise="none"))
-    dtype = model.dtype
-    places = cut(model, layers, training[:PROBED])
-    steps = epochs * max(1, len(training) // batch_size)
-    planned = plan([len(ids) for ids, _ in training], batch_size, steps, seed=0)
-    before = match_rate(model, checked)
-    trainer = lightning(
-        10,
-        max_epochs=1,
-        devices=1,
-        precision="bf16-mixed" if has_fast_bfloat16() else "32-true",
-        enable_checkpointing=False,
-        gradient_clip_val=1.0,
-    )
-    trainer.fit(Student(model, len(planned), lr), loader(training, planned))
-    behind = match_rate(model, checked)
-
-    def write(part: Path) -> None:
-        model.to(dtype).save_pretrained(part)
-        load_tokenizer(source).save_pretrained(part)
-
-    write_atomic(folder, write)
-    print(
-        f"{folder} is written: layers {', '.join(map(str, places))}, trained on {len(training)}"
-        f" answers. On {len(checked)} others its first choice is the target's token in"
-        f" {behind:.1%} of the places, before the training in {before:.1%}."
-    )
-
-
-if __name__ == "__main__":
-    run(main)

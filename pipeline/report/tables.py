@@ -17,7 +17,7 @@ from gistgate.gate import GateConfig
 from gistgate.measure.trace_page import TEMPLATES as SHARED
 from gistgate.measure.trace_page import render, visible
 from pipeline.operating import at_budget
-from pipeline.paths import TASKS, evaluation_folder
+from pipeline.paths import TASKS, VOCABULARY, evaluation_folder
 from pipeline.report.summary import STRICT, Results, Summary
 
 UNKNOWN = "–"
@@ -189,6 +189,7 @@ def card(
         evaluated=evaluated,
         splits={"development": report["development"], "calibration": report["settings"]},
         lighter=config.draft.quantisation if config.draft else None,
+        vocabulary=VOCABULARY if config.draft and config.draft.draft_vocabulary else None,
         partners={"target": config.target, "draft": config.draft},
         task_options=task_options(config.labels.get("task")),
     )

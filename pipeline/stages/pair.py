@@ -122,7 +122,7 @@ def measure(params: Params) -> dict[str, Any]:
     """Accuracy of both models and strict tau, on the last problems of the test file, which no claim
     is made on.
     """
-    pair = load_pair(params)
+    pair = load_pair(params, trained=False)
     tokenizer = pair.tokenizer
     count = params.pair_training.check_problems
     problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []

@@ -1,6 +1,6 @@
-"""Turn the task's documents into prompts for training, development, calibration, guard and test,
-disjoint by problem: `python -m pipeline.stages.prompts` writes data/prompts/*.jsonl. All but test
-come from the task's training split in an order that the seed decides; test is what lm-eval
+"""Turn the task's documents into prompts for training, development, calibration, guard, draft and
+test, disjoint by problem: `python -m pipeline.stages.prompts` writes data/prompts/*.jsonl. All but
+test come from the task's training split in an order that the seed decides; test is what lm-eval
 evaluates, in its own order.
 """
 
@@ -24,7 +24,7 @@ from pipeline.task import context_length, load_task
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
-SPLITS = ("calibration", "development", "train", "guard")
+SPLITS = ("calibration", "development", "train", "guard", "draft")
 """Splits that share the training documents, in the order they are served: more training prompts
 move no split before them. Further draws of calibration prompts come last.
 """
@@ -83,7 +83,8 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     metric = maker.task.metric
     summary = {"prompts": counts, "too_long": too_long, "metric": metric, "note": NOTE}
     write_json(folder / "summary.json", summary)
-    learned = hashes_of(maker.task.problem(prompt["doc"]) for prompt in splits["train"])
+    lessons = itertools.chain(splits["train"], splits["draft"])  # of the gate and of the draft
+    learned = hashes_of(maker.task.problem(prompt["doc"]) for prompt in lessons)
     write_json(folder / LEARNED.name, {"train": learned})
     print(f"prompts: {listed(counts)}")
     if any(too_long.values()):
@@ -91,8 +92,8 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
 
 
 def listed(counts: dict[str, int]) -> str:
-    """Numbers by what they count, in a sentence."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    """Numbers by what they count, in a sentence, without zeros."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def problems_of(maker: PromptMaker, splits: dict[str, list[Prompt]]) -> set[str]:

@@ -11,6 +11,7 @@ import yaml
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks.task import TaskSpec
 from tests.gguf_file import write_gguf
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +80,23 @@ def test_local_models_and_gguf_files_are_named_by_their_whole_path(made, tmp_pat
     assert (project / "requirements.txt").read_text().startswith("gistgate[pipeline,gguf]==")
 
 
+@pytest.mark.parametrize(
+    "models, entries",
+    [
+        ("--target {0}/target --draft {0}/draft --quantise-draft int4", {"of": "draft"}),
+        ("--target {0}/target --quantise-draft int4", {"of": "target"}),
+    ],
+)
+def test_a_draft_that_is_trained_keeps_a_part_of_a_model(made, tmp_path, models, entries):
+    save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
+    project = made("--train-draft", models.format(tmp_path))
+    draft = read(project, "models/pairs/my-gate.yaml")["draft"]
+    named = {} if entries["of"] == "target" else {"model": str(tmp_path / "draft")}
+    kept = {"layers": 1, "quantise": "int4", "dtype": "bfloat16"}
+    assert draft == entries | named | kept
+    assert read(project, "params.yaml")["prompts"]["draft"] == 1000
+
+
 def test_an_own_task_can_be_filled_in_and_knows_a_right_answer(made, monkeypatch):
     monkeypatch.chdir(made())
     task = load_task(TaskSpec("own"), Path("data/tasks"))
@@ -136,7 +154,7 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
     ("options", "cause"),
     [
         ("--target ./nowhere --draft a/b", "The model './nowhere' does not exist"),
-        ("--target a/b", "needs either --draft"),
+        ("--target a/b", "needs --draft, --train-draft or both"),
         ("--target a/b --draft a/c --task nowhere.yaml", "nowhere.yaml is missing"),
         ("--target a/b --draft a/c --task no-such-task", "no task 'no-such-task'"),
         ("--target a/b --draft a/c --dtype int8", "no dtype 'int8'"),
@@ -144,6 +162,7 @@ def test_dvc_is_told_whether_git_is_there(made, tmp_path, has_git):
         ("--target a/b --draft a/c --quantise-draft int2", "cannot be quantised to 'int2'"),
         ("--target a/b --draft a/c --system Briefly.", "A system text needs a chat"),
         ("--target a/b --drafter model", "no drafter 'model'"),
+        ("--target a/b --drafter suffix --train-draft", "or else --drafter suffix"),
     ],
 )
 def test_nothing_is_written_where_something_is_missing(run, tmp_path, options, cause):

@@ -1,21 +1,11 @@
-"""The training of the embedded pair (Muon, batches, the world's tokenizer), and drafts of some
-layers of a model.
-"""
+"""The training of the embedded pair: Muon, batches, the world's tokenizer."""
 
-import random
-from types import SimpleNamespace
-
-import pytest
 import torch
-import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from gistgate.core.utils import UserError
-from pipeline.pair import training
 from pipeline.pair.training import IGNORED, Muon, collate, encode, orthogonalise, plan
 from pipeline.pair.world import documents, padded_size, prompt_text, train_tokenizer, words
 from tests.pipeline.parameters import block
-from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_rows
 
 TOKENIZER = train_tokenizer()
 WORLD = block("world")
@@ -94,53 +84,3 @@ def test_a_pass_deals_each_document_once_in_batches_of_like_lengths():
         of_batch = [lengths[i] for i in batch]
         assert max(of_batch) - min(of_batch) < 10
     assert plan(lengths, 10, 40, seed=1)[:32] == batches != plan(lengths, 10, 32, seed=2)
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A folder with a tiny pair of two layers, prompts, and one answer to all of them."""
-    save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
-    monkeypatch.chdir(tmp_path)
-    for folder in ("models/pairs", "data/prompts", "data/reference"):
-        (tmp_path / folder).mkdir(parents=True)
-    settings = {"dtype": "float32", "device": "cpu"}
-    pair = {role: {"model": role, **settings} for role in ("target", "draft")}
-    (tmp_path / "models/pairs/mine.yaml").write_text(yaml.safe_dump(pair))
-    rng = random.Random(0)
-    prompts = [{"ids": [1, *rng.choices(range(3, 259), k=5)]} for _ in range(60)]
-    write_rows(tmp_path / "data/prompts/train.jsonl", prompts)
-    write_rows(tmp_path / "data/reference/train.jsonl", [{"ids": [*range(50, 62), 2]}] * 60)
-    monkeypatch.setattr(training, "read_params", lambda: SimpleNamespace(pair="mine"))
-    return tmp_path
-
-
-def test_the_layers_of_a_model_that_matter_learn_to_write_as_the_target(project, capsys):
-    target = AutoModelForCausalLM.from_pretrained("target")
-    first = target.model.layers[0]
-    for product in (first.self_attn.o_proj, first.mlp.down_proj):
-        torch.nn.init.zeros_(product.weight)  # now the first layer changes nothing
-    target.save_pretrained("target")
-    training.main(project / "student", layers=1, of="target", epochs=10, lr=0.01)
-    report = capsys.readouterr().out
-    behind, before = (float(part.rstrip("%.,")) for part in report.split() if "%" in part)
-    assert "layers 1, trained" in report
-    assert before < 20
-    assert behind > 90
-    student = AutoModelForCausalLM.from_pretrained("student")
-    assert len(student.model.layers) == student.config.num_hidden_layers == 1
-    assert torch.equal(student.lm_head.weight, target.lm_head.weight), "only the layers are trained"
-    assert AutoTokenizer.from_pretrained("student").eos_token_id == 2
-
-
-@pytest.mark.parametrize(
-    "folder, layers, of, message",
-    [
-        ("student", 2, "draft", "2 layers, of which 2 cannot"),
-        ("student", 1, "teacher", "no model 'teacher'"),
-        ("target", 1, "draft", "exists"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(project, folder, layers, of, message):
-    with pytest.raises(UserError, match=message):
-        training.main(project / folder, layers, of)
-    assert not (project / "student").exists()
