@@ -127,12 +127,14 @@ class Plan:
         numbers = []
         for rate in PLANNED:
             need = self.needed(rate, lost * rate)
-            numbers.append(f"{need or 'too many'} at {rate:.0%}")
+            numbers.append(f"{need or 'too many'} if {rate:.0%}")
+        first, *others = numbers
+        premise = "every answer that differs is lost" if lost else "nothing is lost"
         fewer = "" if planned in (None, n) else f" of the {planned} asked for"
         return (
-            f"A budget of {self.budget:.2%} at {self.confidence:.0%} confidence needs, were"
-            f" {'all' if lost else 'nothing'} lost, about so many prompts by the share of answers"
-            f" that differ: {', '.join(numbers)}; twice as many to be safe. There are {n}{fewer}."
+            f"If {premise}, a budget of {self.budget:.2%} at {self.confidence:.0%} confidence takes"
+            f" about so many prompts: {first} of the answers differ, {', '.join(others)}; plan for"
+            f" twice as many. There are {n}{fewer}."
         )
 
     def usual_n(self, available: int) -> int:

@@ -101,28 +101,39 @@ class Card:
             f"{name_of(self.candidate)} {promise} {name_of(self.baseline)}, on average over prompts"
             f" like these{sampled}"
         )
-        sure = f"{100 * self.confidence:.4g} %"
+        sure = f"{100 * self.confidence:.4g} % confidence"
         if self.verdict == "PASS":
-            return f"Shown with {sure} confidence: {claim}."
+            return f"With {sure}, {claim}."
         if self.verdict == "FAIL":
-            return f"Refuted with {sure} confidence: that {claim}."
-        return f"Neither shown nor refuted with {sure} confidence: that {claim}."
+            return f"With {sure}, it is not true that {claim}."
+        return f"These prompts do not show, with {sure}, whether {claim}."
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader should know before anything else."""
+        warnings = []
+        if not any(row.differing for row in self.rows):
+            warnings.append("No answer differs: make sure that baseline and candidate are two.")
+        if self.refused:
+            warnings.append(
+                f"Prompts that a server refused, which are left out: {len(self.refused)}."
+            )
+        if self.looks > 1:
+            warnings.append(
+                f"The ledger knows {self.looks} looks at these prompts, this one included."
+            )
+        return warnings
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know beside the figures."""
-        notes = []
-        if not any(row.differing for row in self.rows):
-            notes.append("No answer differs: make sure that baseline and candidate are two.")
-        if self.refused:
-            notes.append(f"Prompts that a server refused, which are left out: {len(self.refused)}.")
-        if self.looks > 1:
-            notes.append(
-                f"The ledger knows {self.looks} looks at these prompts, this one included."
-            )
-        for entries in (self.speed, self.control):
-            notes += [entries["sentence"]] if entries else []
-        return notes
+        measured = [entries["sentence"] for entries in (self.speed, self.control) if entries]
+        return [*self.warnings, *measured]
+
+    @property
+    def unit(self) -> str:
+        """Of losses and bounds."""
+        return CLAIMS[self.design["claim"]].unit
 
     @property
     def headline(self) -> str:
@@ -143,12 +154,14 @@ class Card:
         """The verdict, a table of the tasks and all further entries as a page of Markdown."""
         heading = " | ".join(COLUMNS)
         rules = "|".join("---" if name in LEFT else "---:" for name in COLUMNS)
-        lines = [f"# {self.headline}", "", self.promise, *self.notes, "", f"| {heading} |"]
-        lines.append(f"|{rules}|")
+        lines = [f"# {self.headline}", ""]
+        for paragraph in (self.promise, *self.notes):
+            lines += [paragraph, ""]
+        lines += [f"| {heading} |", f"|{rules}|"]
         for row in self.rows:
             cells = (cell.replace("|", "&#124;") for cell in table_row(row).values())
             lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", "Losses and bounds are in hundredths.", ""]
+        lines += ["", f"Losses and bounds are in {self.unit}.", ""]
         entries = asdict(self)
         del entries["tasks"]
         lines += [f"- {name}: {in_cell(entry)}" for name, entry in entries.items()]

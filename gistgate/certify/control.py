@@ -63,10 +63,11 @@ def sentence(
     claim: Claim, entries: dict[str, int], baseline: dict[str, Any], candidate: dict[str, Any]
 ) -> str:
     """The control in words."""
+    pace = "one at a time" if entries["concurrent"] == 1 else f"{entries['concurrent']} at a time"
     text = (
-        f"Control: of {entries['prompts']} prompts, asked again with {entries['concurrent']} under"
-        f" way, the baseline answered {figures_in_words(claim, baseline)} than before; the"
-        f" candidate answered {figures_in_words(claim, candidate)} than the baseline."
+        f"Control: the baseline answered {entries['prompts']} of the prompts again, {pace}."
+        f" From its first answers {figures_in_words(claim, baseline)}; of the candidate's answers"
+        f" {figures_in_words(claim, candidate)} from the baseline's."
     )
     if baseline["differing"]:
         text += (
@@ -79,7 +80,5 @@ def sentence(
 def figures_in_words(claim: Claim, side: dict[str, Any]) -> str:
     """The figures of one side in words."""
     loss, worse, _ = claim.words
-    return (
-        f"{side['differing']} otherwise ({side['worse']} {worse}, {loss} {100 * side['loss']:.2f}"
-        f" {claim.unit})"
-    )
+    lost = f"{side['worse']} {worse}, {loss} {100 * side['loss']:.2f} {claim.unit}"
+    return f"{side['differing']} differ ({lost})"

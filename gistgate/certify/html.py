@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,21 @@ from markupsafe import Markup
 
 from gistgate.certify.card import COLUMNS, Card, table_row
 from gistgate.certify.claims import CLAIMS
-from gistgate.certify.joint import Row, figures, points
+from gistgate.certify.joint import Row, figures, limit_of, points
 from gistgate.certify.paired import Record
 from gistgate.core.utils import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
-LEFT = 20.0  # ends of the axis in the picture
-RIGHT = 620.0
-STEP = 44  # height of a bar with its label
+LEFT = 2.0  # ends of the axis in the picture, in hundredths of its width
+RIGHT = 98.0
 MOST_BARS = 30
+SPEEDS = {
+    "answer": "seconds for an answer",
+    "token": "seconds for a token",
+    "first token": "seconds to the first token",
+    "forwards": "target forwards for an answer",
+}
+"""What was timed, as it is said in the table."""
 WORST = 10
 """Examples that the page shows."""
 
@@ -45,15 +51,53 @@ def html_of(card: Card, records: Sequence[Record]) -> str:
         card=card,
         style=Markup(style),
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
+        tiles=list(tiles(card)),
         picture=picture(card),
         columns=COLUMNS,
         rows=[table_row(row) for row in card.rows],
         sides=sides,
         facts=list(dict.fromkeys([*sides["baseline"], *sides["candidate"]])),
-        tables={name: flat(getattr(card, name)) for name in ("speed", "control", "scope")},
+        speeds=speeds(card.speed),
+        scope=flat(card.scope),
         examples=worst(card, records),
+        has_scores=CLAIMS[card.design["claim"]].is_scored,
         has_texts=any(record.texts for record in records),
     )
+
+
+def tiles(card: Card) -> Iterator[dict[str, str]]:
+    """The figures that decide, each with its name and with what belongs to it."""
+    claim = CLAIMS[card.design["claim"]]
+    loss, worse, better = claim.words
+    counts = [(row.n, row.losses, row.gains) for row in card.rows]
+    n, losses, gains = map(sum, zip(*counts, strict=True))
+    yield tile("budget", f"{points(card.budget)} {card.unit}", "fixed before the test")
+    yield tile(loss, f"{points(card.loss)} {card.unit}", limit_of(card))
+    yield tile("prompts", f"{n:,}", f"{losses:,} {worse}, {gains:,} {better}")
+    if "answer" in card.speed:
+        times = card.speed["answer"]
+        low, high = times["interval"]
+        interval = f"[{low:.2f}, {high:.2f}] at {100 * card.speed['confidence']:.4g} %"
+        yield tile("speed", f"{times['ratio']:.2f} times as fast", interval)
+
+
+def tile(name: str, figure: str, hint: str) -> dict[str, str]:
+    """A figure as the page shows it."""
+    return {"name": name, "figure": figure, "hint": hint}
+
+
+def speeds(speed: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for each thing that was timed."""
+    rows = []
+    for name, words in SPEEDS.items():
+        if name in speed:
+            times = speed[name]
+            low, high = times["interval"]
+            row = {side: f"{times[side]:.3g}" for side in ("baseline", "candidate")}
+            rows.append(
+                {"name": words, "ratio": f"{times['ratio']:.2f} [{low:.2f}, {high:.2f}]", **row}
+            )
+    return rows
 
 
 def picture(card: Card) -> dict[str, Any]:
@@ -73,26 +117,25 @@ def picture(card: Card) -> dict[str, Any]:
         return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, share)), 1)
 
     shown = []
-    for number, bar in enumerate(bars):
+    for bar in bars:
         begin = place(bar.lower)
         shown.append(
             {
                 "name": bar.task if isinstance(bar, Row) else f"{card.joint} of all tasks",
                 "verdict": bar.verdict,
                 "label": bar.sentence if isinstance(bar, Card) else figures(bar),
-                "top": 34 + STEP * number,
                 "begin": begin,
                 "width": round(place(bar.bound) - begin, 1),
                 "loss": place(bar.loss),
             }
         )
-    unit = CLAIMS[card.design["claim"]].unit
+    budget = place(card.budget)
     return {
         "bars": shown,
-        "height": 40 + STEP * len(shown),
         "zero": place(0.0),
-        "budget": place(card.budget),
-        "label": f"budget {points(card.budget)} {unit}",
+        "budget": budget,
+        "label": f"budget {points(card.budget)} {card.unit}",
+        "side": "start" if budget < (LEFT + RIGHT) / 2 else "end",  # where the label has room
     }
 
 
@@ -119,14 +162,16 @@ def worst(card: Card, records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested entries as one level with dotted names and texts, numbers in four digits."""
+    """Nested entries as one level, with the names of all levels, numbers in four digits."""
     rows: dict[str, str] = {}
     for key, entry in entries.items():
         name = f"{prefix}{key}"
         if isinstance(entry, Mapping):
-            rows |= flat(entry, f"{name}.")
+            rows |= flat(entry, f"{name}: ")
         elif isinstance(entry, float):
             rows[name] = f"{entry:.4g}"
+        elif isinstance(entry, Sequence) and not isinstance(entry, str):
+            rows[name] = printable(", ".join(map(str, entry)))
         elif entry is not None:
             text = entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)
             rows[name] = printable(text)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from gistgate.certificates.planning import Stop
 from gistgate.certify.claims import CLAIMS, Claim, Verdict
 from gistgate.certify.paired import Record, named
 from gistgate.core.utils import UserError
+
+if TYPE_CHECKING:
+    from gistgate.certify.card import Card
 
 How = Literal["each", "mean"]
 """Whether each task keeps the budget, or the mean of the tasks' losses does."""
@@ -112,18 +115,23 @@ class Joint:
 
 def figures(verdict: Row | Joint) -> str:
     """The loss with the bound that counts, and what would decide an open verdict."""
-    limit = "not bounded"
-    if verdict.bound is not None:
-        limit = f"at most {points(verdict.bound, up=True)}"
-    if verdict.verdict == "FAIL":
-        limit = f"at least {points(verdict.lower, up=False)}"
     quantity = CLAIMS[verdict.claim].words[0]
-    line = f"{quantity} {points(verdict.loss)}, {limit} at {100 * verdict.confidence:.4g} %"
+    line = f"{quantity} {points(verdict.loss)}, {limit_of(verdict)}"
     if verdict.verdict != "UNDECIDED":
         return line
     if verdict.needed is None:
         return f"{line}; more prompts would not show it kept, take a larger budget"
     return f"{line}; about {verdict.needed:,} prompts would do"
+
+
+def limit_of(verdict: Row | Joint | Card) -> str:
+    """The bound that counts, with its confidence."""
+    limit = "not bounded"
+    if verdict.bound is not None:
+        limit = f"at most {points(verdict.bound, up=True)}"
+    if verdict.verdict == "FAIL":
+        limit = f"at least {points(verdict.lower, up=False)}"
+    return f"{limit} at {100 * verdict.confidence:.4g} %"
 
 
 def points(share: float, up: bool | None = None) -> str:

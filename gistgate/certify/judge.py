@@ -6,13 +6,15 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gistgate.certify.answers import Pair
-from gistgate.certify.endpoint import Endpoint
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
 from gistgate.tasks.task import Messages
+
+if TYPE_CHECKING:
+    from gistgate.certify.endpoint import Endpoint
 
 PROMPT = """Compare two answers to the same request. Judge whether they are right, helpful and as \
 asked for. Neither their order nor their length counts.

@@ -45,11 +45,14 @@ class Options(Promise):
     recompute: Annotated[
         Path | None, plain_option("Card that is computed again from its records.")
     ] = None
-    junit: Annotated[Path | None, plain_option("File for the verdict as a report of tests.")] = None
+    junit: Annotated[
+        Path | None, plain_option("File for the verdict in JUnit's form, which CI systems show.")
+    ] = None
     file: Annotated[
         str | None,
         plain_option(
-            "In place of a task, .jsonl with `prompt` or `messages`, and `answer` if one is known."
+            "Your prompts: .jsonl or a table with `prompt` or `messages`, and `answer` if you know"
+            " it."
         ),
     ] = None
     replay: Annotated[
@@ -159,7 +162,9 @@ class Options(Promise):
     resume: Annotated[
         bool,
         plain_option(
-            "Use the answers that are kept of earlier runs, both servers unchanged.", "--resume"
+            "Go on with a run that was stopped, with the answers that it got; both servers have to"
+            " be unchanged.",
+            "--resume",
         ),
     ] = False
     skip_refused: Annotated[
@@ -167,7 +172,11 @@ class Options(Promise):
         plain_option("Prompts that a server may refuse; they are left out and counted.", min=0),
     ] = 0
     keep_texts: Annotated[
-        bool, plain_option("Keep prompts and answers beside the card.", "--keep-texts")
+        bool,
+        plain_option(
+            "Keep prompts and answers beside the card, which then shows the worst ten.",
+            "--keep-texts",
+        ),
     ] = False
     watch: Annotated[
         bool, plain_option("Test exchangeable prompts as they come, until a loss.", "--watch")
@@ -190,22 +199,24 @@ SettingsFile = Annotated[
     ),
 ]
 GROUPS = {
-    "What is compared (--baseline, --candidate, and --file or --task)": (
-        *("strict", "loose", "file", "task", "budget", "quick", "out", "as_json"),
+    "What is compared: --baseline, --candidate, and --file or --task": (
+        *("strict", "loose", "file", "task"),
+    ),
+    "Often used": (
+        *("budget", "chat", "max_new_tokens", "quick", "time", "keep_texts", "resume", "out"),
+        *("junit", "as_json"),
     ),
     "The claim": ("claim", "scorer", "metric", "confidence", "joint"),
     "Prompts and the form of requests": (
-        *("prompts", "chat", "system", "template", "num_fewshot", "max_new_tokens"),
-        *("temperature", "samples", "seed", "replay", "task_data", "allow_code", "gate"),
+        *("prompts", "system", "template", "num_fewshot", "temperature", "samples", "seed"),
+        *("replay", "task_data", "allow_code", "gate"),
     ),
     "Servers": (
         *("strict_model", "loose_model", "same_model", "strict_body", "loose_body"),
-        *("strict_header", "loose_header", "concurrent", "skip_refused", "resume"),
+        *("strict_header", "loose_header", "concurrent", "skip_refused", "control"),
     ),
     "Judge": ("judge", "judge_model", "judge_prompt", "judge_body", "judge_header"),
-    "Control and speed": ("control", "time"),
-    "Plan and looks": ("changed", "stop", "draw", "looks", "ledger"),
-    "Reports": ("junit", "keep_texts", "recompute"),
+    "Plan and looks": ("changed", "stop", "draw", "looks", "ledger", "recompute"),
     "Prompts as they come": ("watch", "share"),
 }
 """Fields of the options in help."""

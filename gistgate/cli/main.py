@@ -21,15 +21,15 @@ from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory, printa
 WITH_GATE = "--draft models/draft --gate models/export"
 VOCABULARY = "models/target answers.txt --draft models/draft"
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "init": (
-        init,
-        "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k",
-    ),
-    "doctor": (doctor, "models/target prompts.txt --draft models/draft"),
     "certify": (
         certify,
         "--baseline http://HOST:8000/v1 --candidate http://HOST:8001/v1 --file prompts.jsonl"
         " --budget 0.02",
+    ),
+    "doctor": (doctor, "models/target prompts.txt --draft models/draft"),
+    "init": (
+        init,
+        "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k",
     ),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
     "tune": (tune, f"models/target prompts.txt {WITH_GATE}"),
@@ -57,10 +57,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """How some commands read their arguments."""
 
 app = typer.Typer(
-    help="Speculative decoding that keeps a draft token when it keeps the meaning.",
+    help=(
+        "Certify what a faster decoder costs, and decode faster: speculative decoding that keeps a"
+        " draft token when it keeps the meaning."
+    ),
     epilog=(
         "Exit status: 0 success, 1 an error in one sentence, 2 wrong options, 130 interrupted with"
-        " Ctrl-C."
+        " Ctrl-C; that of certify says the verdict (gistgate certify --help)."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -98,8 +101,9 @@ def main() -> None:
     """Run a command; errors that a person can mend and warnings become one sentence each."""
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # half characters in a file must not end a command
-            stream.reconfigure(errors="backslashreplace")
+        # Half characters in a file must not end a command, and both streams may go to one file.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         app()
     except UserError as error:

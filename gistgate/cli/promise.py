@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gistgate.certificates.planning import Plan
     from gistgate.gate import Gate
 
-TASK = "Task that judges: a file in data/tasks or any lm-eval task."
+TASK = "Task that asks and scores: any lm-eval task, or a file in data/tasks."
 ENDS = (
     "When a test ends early: planned (never), lost (once the budget is lost), clear (once it is"
     " lost or kept)."
@@ -52,7 +52,8 @@ class Promise:
         bool, plain_option("Run programs that the model writes.", "--allow-code")
     ] = False
     chat: Annotated[
-        bool | None, plain_option("Ask in the form of a chat; default: the gate's way.")
+        bool | None,
+        plain_option("Ask in the form of a chat; default: the gate's way, else plain text."),
     ] = None
     system: Annotated[
         str | None,
@@ -65,7 +66,9 @@ class Promise:
     ] = None
     metric: Annotated[
         str | None,
-        plain_option("Metric and filter, such as exact_match,strict-match; default: the gate's."),
+        plain_option(
+            "Metric and filter, such as exact_match,strict-match; default: the gate's or the first."
+        ),
     ] = None
     max_new_tokens: Annotated[
         int | None,

@@ -62,7 +62,7 @@ def watch(options: Options) -> str:
     if not tests.pairs:
         raise UserError("No prompt was tested. Look at the notes above, or at --share.")
     if tests.verdict is None:
-        print(tests.report(), flush=True)
+        print(tests.report())
     return "PASS" if tests.kept else "UNDECIDED"
 
 
@@ -83,7 +83,7 @@ def test_all(
             continue
         verdict = tests.add(Answered(task, doc, pairs), where)
         if verdict or len(tests.pairs) % EVERY == 0:
-            print(tests.report(), flush=True)
+            print(tests.report())
         if verdict == "beyond":
             return
 
