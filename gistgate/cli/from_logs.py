@@ -39,14 +39,14 @@ def from_logs(options: Options, as_json: bool) -> str:
 
 def certify_again(path: Path) -> tuple[Card, Path]:
     """Compute a card from its records, whether it is about servers or about runs."""
-    with needing("calibrate"):
+    with needing("endpoints"):
         from gistgate.certify.records import recomputed
     return recomputed(path), path
 
 
 def certify_logs(options: Options) -> tuple[Card, Path]:
     """Read both runs, pair them, take the look, test and write the card."""
-    with needing("calibrate"):
+    with needing("endpoints"):
         from gistgate.certificates.ledger import Ledger, Look
         from gistgate.certify.card import Card, fingerprint_of
         from gistgate.certify.joint import Design, How, judged

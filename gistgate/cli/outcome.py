@@ -44,7 +44,7 @@ def carded(make: Callable[[], tuple[Card, Path]], as_json: bool, junit: Path | N
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan is no JSON
         card, path = make()
     if junit:
-        with needing("calibrate"):
+        with needing("endpoints"):
             from gistgate.certify.records import write_junit
         write_junit(junit, card)
     text = f"{card.text}\ncard: {path}"

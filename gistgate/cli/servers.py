@@ -262,9 +262,10 @@ def documents(options: Options, task: Task, taken: set[str], need: int | None) -
     distinct = (train[place] for place in places)
     unused = [doc for doc in distinct if hashes_of([task.problem(doc)]) not in taken]
     if options.time >= len(unused):
+        wish = "--quick" if options.quick else "--time"
         raise UserError(
-            f"--time {options.time} takes prompts beside those of the test, and there are"
-            f" {len(unused)} in all. Lower it, or take further prompts."
+            f"{wish} takes {options.time} prompts beside those of the test, and there are"
+            f" {len(unused)} in all. Take further prompts, or leave {wish} out."
         )
     further = unused[len(unused) - options.time :]
     unused = unused[: len(unused) - options.time]

@@ -42,7 +42,7 @@ def test_a_bar_ends_before_the_budget_if_it_is_kept_and_begins_behind_it_if_not(
     for bar in drawn["bars"]:
         assert LEFT <= bar["begin"] <= bar["loss"] <= bar["begin"] + bar["width"] <= RIGHT
     page = html_of(card, records)
-    assert page.count('<rect class="range"') == 4 and "base&lt;b&gt;" in page
+    assert page.count('<svg class="bar"') == 4 and "base&lt;b&gt;" in page
     assert "The ledger knows 2 looks" in page
 
 
@@ -55,8 +55,10 @@ def test_a_bound_that_there_is_not_reaches_to_the_end_of_the_axis():
 
 def test_speed_and_control_are_shown_where_there_are_any():
     card, records = card_of({"all": shuffled(2)})
-    assert not re.search("<summary>(speed|control)", html_of(card, records))
-    entries = {"sentence": "1.4 times as fast", "ratio": {"mean": 1.4}}
-    page = html_of(replace(card, speed=entries, control=entries), records)
-    assert "<summary>speed" in page and "<summary>control" in page
-    assert '<th scope="row">ratio.mean</th><td>1.4</td>' in page
+    assert not re.search("<h2>(Speed|Control)", html_of(card, records))
+    times = {"baseline": 2.0, "candidate": 1.25, "ratio": 1.6, "interval": [1.5, 1.75]}
+    speed = {"prompts": 10, "confidence": 0.95, "answer": times}
+    page = html_of(replace(card, speed=speed, control={"sentence": "0 differ"}), records)
+    assert "<h2>Control</h2>\n<p>0 differ</p>" in page
+    assert "<td>2</td><td>1.25</td><td>1.60 [1.50, 1.75]</td>" in page
+    assert ">1.60 times as fast</dd>" in page

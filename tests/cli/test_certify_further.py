@@ -56,7 +56,7 @@ def test_further_prompts_are_timed_and_the_speed_stands_beside_the_verdict(run):
     assert card.speed["prompts"] == 4 and card.speed["answer"]["ratio"] > 1
     assert card.headline == f"{card.sentence}; {card.speed['verdict']}"
     assert card.headline in path.with_suffix(".md").read_text()
-    with pytest.raises(UserError, match="--time 80 takes prompts beside those of the test"):
+    with pytest.raises(UserError, match="--time takes 80 prompts beside those of the test"):
         run(Script(), Script(), time=80)
 
 

@@ -74,6 +74,16 @@ def test_entries_may_be_mappings_lists_or_one_of_several(folder, monkeypatch):
     assert options.chat is False and options.file == "-"
 
 
+def test_the_example_of_the_documentation_is_read(folder, monkeypatch):
+    taken: list[Options] = []
+    monkeypatch.setattr("gistgate.cli.certify.verdict_of", lambda o, _: taken.append(o) or "PASS")
+    page = (Path(__file__).parents[2] / "docs/certificates.md").read_text()
+    [text] = [part for part in page.split("```") if part.startswith("yaml\n# certify.yaml")]
+    status, said = certify(**yaml.safe_load(text.removeprefix("yaml")))
+    assert status == 0, said
+    assert taken[0].file == "ci/prompts.jsonl" and taken[0].keep_texts and taken[0].time == 30
+
+
 def test_help_begins_with_what_is_required_and_cuts_no_word(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["certify", "--help"]).output
