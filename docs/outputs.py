@@ -1,9 +1,9 @@
 """Renew what the pages show, behind a run of `make repro`: python docs/outputs.py [PAGE ...], or
---picture.
+--pictures.
 
 Commands of a `console` block behind the line `<!-- run -->` are run, all those of a page in one
 shell, and their output is pasted under them; a line `...` goes on standing for what it stood for.
-$PROMPT is the question of the tour. The picture needs Chromium (`apt-get install chromium`) and the
+$PROMPT is the question of the tour. The pictures need Chromium (`apt-get install chromium`) and the
 package playwright.
 """
 
@@ -15,10 +15,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gistgate.certify.card import Card
+from gistgate.certify.html import html_of
+from gistgate.core.files import read_json
+from gistgate.core.utils import dataclass_from
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- run -->\n```console\n)(.*?)(?=```\n)", re.DOTALL)
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 """A command, which a backslash continues, and its output."""
+CARD = ROOT / "docs/results/cards/qwen2.5-coder-0.5b-for-1.5b-sums.json"
 END = "-- end of a command --"
 MODELS = "models/embedded/target --draft models/embedded/draft --gate models/export"
 PROMPT = "\n".join(re.findall(r"PROMPT=\$'(.*)\\n(.*)'", (ROOT / "docs/tour.md").read_text())[0])
@@ -68,24 +74,40 @@ def shortened(output: str, before: str) -> str:
     return "".join([*head, dots, *tail])
 
 
-def take_picture(path: Path) -> None:
-    """Write the page of a trace as Chromium shows it."""
+def write_trace(page: Path) -> None:
+    """The page of a trace."""
+    command = ["gistgate", "trace", *MODELS.split(), "--html", page, "--", PROMPT]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def write_certificate(page: Path) -> None:
+    """The page of a published card."""
+    entries = read_json(CARD)
+    del entries["checksum"]
+    page.write_text(html_of(dataclass_from(Card, entries), []))
+
+
+def take_pictures() -> None:
+    """Write the pages as Chromium shows them."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as place, sync_playwright() as driver:
-        trace = Path(place) / "trace.html"
-        command = ["gistgate", "trace", *MODELS.split(), "--html", trace, "--", PROMPT]
-        subprocess.run(command, cwd=ROOT, check=True)
         chromium = shutil.which("chromium")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 1000})
-        page.goto(trace.as_uri())
-        page.screenshot(path=path)
+        for write, name, height in (
+            (write_certificate, "certificate", 830),
+            (write_trace, "trace", 1000),
+        ):
+            path = Path(place) / "page.html"
+            write(path)
+            page = browser.new_page(viewport={"width": 1100, "height": height})
+            page.goto(path.as_uri())
+            page.screenshot(path=ROOT / f"docs/images/{name}.png")
 
 
 def main(arguments: list[str]) -> None:
-    if arguments == ["--picture"]:
-        take_picture(ROOT / "docs/images/trace.png")
+    if arguments == ["--pictures"]:
+        take_pictures()
         return
     pages = arguments or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for page in map(Path, pages):

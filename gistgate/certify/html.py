@@ -69,9 +69,11 @@ def tiles(card: Card) -> Iterator[dict[str, str]]:
     """The figures that decide, each with its name and with what belongs to it."""
     claim = CLAIMS[card.design["claim"]]
     loss, worse, better = claim.words
-    counts = [(row.n, row.losses, row.gains) for row in card.rows]
-    n, losses, gains = map(sum, zip(*counts, strict=True))
-    yield tile("budget", f"{points(card.budget)} {card.unit}", "fixed before the test")
+    rows = list(card.rows)
+    n = sum(row.n for row in rows)
+    losses = sum(row.losses for row in rows)
+    gains = sum(row.gains for row in rows)
+    yield tile("budget", f"{points(card.budget)} {card.unit}", "the most that is allowed")
     yield tile(loss, f"{points(card.loss)} {card.unit}", limit_of(card))
     yield tile("prompts", f"{n:,}", f"{losses:,} {worse}, {gains:,} {better}")
     if "answer" in card.speed:
