@@ -95,7 +95,7 @@ def take_pictures() -> None:
         chromium = shutil.which("chromium")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for write, name, height in (
-            (write_certificate, "certificate", 830),
+            (write_certificate, "certificate", 740),
             (write_trace, "trace", 1000),
         ):
             path = Path(place) / "page.html"
