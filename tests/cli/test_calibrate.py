@@ -109,7 +109,7 @@ def chosen(options: Options, gate: Any = None) -> set[str]:
 
 def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(sums, folders, capsys):
     kept, path = certify(sums(prompts=60))
-    assert "A budget of 20.00%" in capsys.readouterr().out
+    assert "a budget of 20.00%" in capsys.readouterr().out
     assert path.parts[-2:] == ("proof", "certificate.json") and read_certificate(path) == kept
     found = kept.operating_point(0.2)
     assert (kept.rule, found.n, kept.score) == ("prob-ratio", 60, "task") and found.bound <= 0.2

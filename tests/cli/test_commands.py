@@ -110,7 +110,7 @@ def test_calibrate_writes_a_certificate_that_generate_keeps(run, place, tmp_path
         " --out {here}/proof --json"
     )
     status, out, err = run("calibrate", *place(line))
-    assert status == 0 and "A budget of 20.00%" in err
+    assert status == 0 and "a budget of 20.00%" in err
     assert json.loads(out)["certificate"]["rule"] == "prob-ratio"
     status, out, _ = run("generate", *place(f"{PAIR} 'Tom has' --certificate {{here}}/proof"))
     assert status == 0 and out.strip("\n")
