@@ -2,14 +2,20 @@
 through it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import torch
+
+import gistgate
 from gistgate.build import assemble
 from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
+from gistgate.core.files import fingerprint
 from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
@@ -99,6 +105,14 @@ def load_gate(method: MethodParams | Operating, pair: Pair) -> Gate | None:
     return Gate.load(method.gate, pair.target, pair.draft, pair.tokenizer) if method.gate else None
 
 
+def surroundings(pair: Pair) -> tuple[Any, ...]:
+    """What decides besides decoder and prompts whether answers come again: device, threads and
+    code.
+    """
+    code = fingerprint(Path(gistgate.__file__).parent)
+    return (str(pair.target.device), torch.__version__, torch.get_num_threads(), code)
+
+
 def decode_split(
     decoder: Decoder,
     pair: Pair,
@@ -107,15 +121,37 @@ def decode_split(
     title: str,
     memory: PromptCache | None = None,
     first: int = 0,
+    batch_size: int | None = None,
 ) -> list[Generation]:
-    """Answers to prompts of a split; the place `first` of the first one decides the seeds."""
+    """Answers to prompts of a split, `batch_size` rows at a time (None: as in params.yaml); the
+    place `first` of the first one decides the seeds.
+    """
+    rows = batch_size or params.decoding.batch_size
+    texts = [prompt["ids"] for prompt in prompts]
+    request = request_of(prompts, pair) | {"seeds": seeds_of(params, prompts, first)}
     with bar(title=title, unit="prompt", total=len(prompts)) as progress:
-        return decode_all(
-            decoder,
-            [prompt["ids"] for prompt in prompts],
-            batch_size=params.decoding.batch_size,
-            seeds=seeds_of(params, prompts, first),
-            progress=progress.update,
-            memory=memory,
-            **request_of(prompts, pair),
-        )
+        if rows == 1:
+            return single_requests(decoder, texts, progress.update, **request)
+        job = {"batch_size": rows, "progress": progress.update, "memory": memory}
+        return decode_all(decoder, texts, **job, **request)
+
+
+def single_requests(
+    decoder: Decoder,
+    texts: Sequence[Sequence[int]],
+    progress: Callable[[int], object],
+    *,
+    seeds: Sequence[int],
+    **request: Any,
+) -> list[Generation]:
+    """Answers to one request after the other, exactly as a benchmark decodes and times them;
+    `seconds["answer"]` of an answer is its time, reading the prompt included.
+    """
+    answers = []
+    for ids, seed in zip(texts, seeds):
+        started = perf_counter()
+        (answer,) = decoder.generate([ids], seeds=[seed], **request)
+        answer.statistics.seconds["answer"] = perf_counter() - started
+        answers.append(answer)
+        progress(1)
+    return answers

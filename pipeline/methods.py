@@ -11,6 +11,7 @@ from types import UnionType
 from typing import (
     Annotated,
     Any,
+    Literal,
     TypeVar,
     Union,
     dataclass_transform,
@@ -105,6 +106,8 @@ class MethodParams:
     variants: tuple[dict[str, Any], ...] = ({},)
     knob: str | None = None
     grid: tuple[Number, ...] = ()
+    batch_size: Count | None = None
+    engine: Literal["eager", "compiled"] | None = None
 
     @property
     def gate(self) -> Path | None:

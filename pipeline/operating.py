@@ -10,7 +10,7 @@ from gistgate.core.files import read_json
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
-from pipeline.params import Params
+from pipeline.params import EAGER, Params
 from pipeline.paths import calibration_file
 
 
@@ -28,6 +28,8 @@ class Operating:
     budget: float | None = None  # certified loss, a share of prompts; None without a knob
     certified: bool = True  # False where nothing is certified at the budget, so that it is strict
     after: str = MethodParams.after  # where the method's parts come from
+    batch_size: int | None = None  # rows decoded together; None: as decoding.batch_size
+    engine: str = EAGER  # engine on which its answers are judged
 
     @property
     def choice(self) -> Choice:
@@ -53,6 +55,8 @@ def operating_point(params: Params, name: str) -> Operating:
         method.fixed,
         head=method.head,
         after=method.after,
+        batch_size=method.batch_size,
+        engine=params.engine_of(name),
     )
     if method.knob is None:
         return point

@@ -2,10 +2,8 @@
 strict reference.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,35 +11,48 @@ from typing import Any
 import torch
 
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
-from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.ledger import Look, hash_of, level
-from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore
+from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, cached
 from gistgate.core.batches import PromptCache
-from gistgate.core.files import fingerprint, read_json_lines, write_text
+from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
-from gistgate.core.request import Statistics, eos_ids
+from gistgate.core.request import Generation, Statistics, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
 from gistgate.lm_eval.files import files_of
 from gistgate.tasks.prompts import Prompt, hashes_of
 from gistgate.tasks.task import Task
-from pipeline.decode import KNOWN, asks_draft, decode_split, load_gate, make_decoder
+from pipeline.decode import (
+    KNOWN,
+    asks_draft,
+    decode_split,
+    load_gate,
+    make_decoder,
+    surroundings,
+)
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import FORMER, Params, recorded
+from pipeline.params import EAGER, FORMER, Params, recorded
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.task import load_task, read_prompts
 
 TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
+SINGLE = 16  # the same in prompts, where one row is decoded at a time
 SPLITS = ("development", "calibration")
 
 
-def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
-    """Prompts between two looks at whether a setting is lost; None where all are decoded in any
-    case. Outside float32 the stage `reference` decodes in the same pieces, because there a row's
+def piece_of(rows: int) -> int:
+    """Prompts between two looks at whether a setting is lost, and that an interruption loses at
+    most. Outside float32 the stage `reference` decodes in the same pieces, because there a row's
     rounding depends on its batch.
     """
-    whole = params.calibrate.stop == "planned" and dtype == torch.float32
-    return None if whole else TOGETHER * params.decoding.batch_size
+    return SINGLE if rows == 1 else TOGETHER * rows
+
+
+def chunk_of(params: Params, name: str, dtype: torch.dtype) -> int | None:
+    """Such a piece for a method; None where all prompts are decoded in any case, and together."""
+    rows = params.rows_of(name)
+    whole = params.calibrate.stop == "planned" and dtype == torch.float32 and rows > 1
+    return None if whole else piece_of(rows)
 
 
 class Setup:
@@ -69,13 +80,16 @@ class Setup:
         """The strict answers to these prompts."""
         return [self.reference[prompt["id"]] for prompt in prompts]
 
-    def outcomes(self, name: str, chunk: int | None = None) -> Outcomes:
-        """A method against the strict reference; each of its settings is decoded once."""
+    def outcomes(self, name: str, scratch: Path, chunk: int | None = None) -> Outcomes:
+        """A method against the strict reference; each of its settings is decoded once, and its
+        answers wait in the folder `scratch`, so that an interruption loses a chunk at most.
+        """
         params = self.params
         method = method_of(params, name)
         gate = load_gate(params.method(name), self.pair)
-        is_reference = method == Method("exact", "model", params.decoding.block)
-        decoded: dict[str, list[Answer]] = {}
+        rows = params.rows_of(name)
+        engine = params.engine_of(name)
+        memory = self.memory if engine == EAGER else None
 
         def strict(prompts: Sequence[Prompt], _start: int) -> list[list[int]]:
             return [row["ids"] for row in self.strict_rows(prompts)]
@@ -85,21 +99,37 @@ class Setup:
             prompts: Sequence[Prompt],
             start: int,
         ) -> list[Answer]:
-            if is_reference:
-                rows = self.strict_rows(prompts)
-                return [Answer(row["ids"], Statistics.from_dict(row["statistics"])) for row in rows]
-            key = fingerprint(settings, start, [prompt["id"] for prompt in prompts])
-            if key not in decoded:
-                choice = Choice(method.rule, settings, method.block, method.drafter)
-                decoder = make_decoder(self.pair, choice, gate)
-                values = ", ".join(f"{key} {value}" for key, value in settings.items())
-                job = (decoder, self.pair, prompts, params, f"{name} {values}", self.memory, start)
-                decoded[key] = [
-                    Answer(answer.ids, answer.statistics) for answer in decode_split(*job)
-                ]
-            return decoded[key]
+            choice = Choice(method.rule, settings, method.block, method.drafter)
+            decoder = make_decoder(self.pair, choice, gate, engine=engine)
+            values = ", ".join(f"{key} {value}" for key, value in settings.items())
+            job = (decoder, self.pair, prompts, params, f"{name} {values}", memory, start)
+            return [answer_of(answer) for answer in decode_split(*job, rows)]
 
-        return Outcomes(self.prompts, self.scorer, strict, loose, chunk)
+        def reference(
+            _settings: dict[str, Any],
+            prompts: Sequence[Prompt],
+            _start: int,
+        ) -> list[Answer]:
+            return [reference_answer(row) for row in self.strict_rows(prompts)]
+
+        if params.is_reference(name):
+            return Outcomes(self.prompts, self.scorer, strict, reference, chunk)
+        scope = scope_of(params, name, self.pair, self.task)
+        kept = cached(loose, scratch, name, scope, *surroundings(self.pair))
+        return Outcomes(self.prompts, self.scorer, strict, kept, chunk)
+
+
+def answer_of(answer: Generation) -> Answer:
+    """A decoded answer, as outcomes have it."""
+    return Answer(answer.ids, answer.statistics, answer.finish)
+
+
+def reference_answer(row: dict[str, Any]) -> Answer:
+    """The answer in a row of the strict reference."""
+    counted = Statistics.from_dict(row["statistics"])
+    if "seconds" in row:
+        counted.seconds["answer"] = row["seconds"]
+    return Answer(row["ids"], counted, row["finish"])
 
 
 def method_of(params: Params, name: str) -> Method:
@@ -157,39 +187,11 @@ def scope_of(
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     gate = load_gate(params.method(name), pair)
-    rows = params.decoding.batch_size
+    rows = params.rows_of(name)
     data = KNOWN.get(method.drafter, ())
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
+    decoding["engine"] = params.engine_of(name)
     return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
-
-
-COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")
-"""Place in the sequence, prompt, scores of strict and loose decoding in [0, 1], length of the loose
-answer in tokens, and 1 where the answer reached its longest length.
-"""
-
-
-def write_records(
-    path: Path,
-    tested: Sequence[Tested],
-    prompts: Sequence[Prompt],
-    strict: Sequence[float],
-) -> None:
-    """Write the outcomes of a sequence on the calibration prompts, whose strict scores are `strict
-    [N]`.
-    """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for place, setting in enumerate(tested):
-        decoded = setting.decoded
-        # A setting that was left early has the first prompts alone.
-        rows = zip(prompts, strict, decoded.differences.tolist(), decoded.statistics)
-        for prompt, score, difference, counted in rows:
-            scores = (f"{score:.12g}", f"{score - difference:.12g}")
-            capped = int(counted.tokens >= prompt["max_new_tokens"])
-            table.writerow([place, prompt["id"], *scores, counted.tokens, capped])
-    write_text(path, text.getvalue())
 
 
 APART = {
@@ -230,7 +232,7 @@ def choice_of(params: Params, name: str) -> str:
     for key, value in values.items():
         if is_dataclass(value):
             values[key] = recorded(value)
-    method = asdict(params.method(name))
+    method = recorded(params.method(name))
     files = [PAIRS / f"{params.pair}.yaml", *files_of(TASKS / f"{params.task}.yaml")]
     if params.task_data:
         files.append(Path(params.task_data))

@@ -223,7 +223,7 @@ class CalibrateParams:
     looks: Count
     growth: Positive | None
     stop: Literal["planned", "lost"]
-    settings: Count
+    settings: Natural
     evaluations: Count
     reserve: Annotated[Number, between(0, 3)]
 
@@ -247,12 +247,15 @@ LATER = {
     PromptingParams: ("arguments",),
     PromptsParams: ("draft",),
     CalibrateParams: ("growth",),
+    MethodParams: ("batch_size", "engine"),
 }
 """Keys that came after prompts were judged: where they say nothing they are not recorded, so that
 gates keep their bytes, and looks their fingerprints.
 """
 
 
+EAGER = "eager"
+"""The engine of all that says no other."""
 FORMER: dict[Any, dict[str, Any]] = {
     "choice": {
         "verify": 1.6,
@@ -320,6 +323,22 @@ class Params:
     def block_of(self, name: str) -> int:
         """K of a method, in tokens."""
         return self.method(name).block or self.decoding.block
+
+    def is_reference(self, name: str) -> bool:
+        """Whether a method decodes exactly as the stage `reference` does."""
+        method = self.method(name)
+        is_strict = method.rule == "exact" and method.drafter == MODEL
+        decoder = (self.block_of(name), self.rows_of(name), self.engine_of(name))
+        reference = (self.decoding.block, self.decoding.batch_size, EAGER)
+        return is_strict and decoder == reference
+
+    def engine_of(self, name: str) -> str:
+        """The engine on which a method decodes where its answers are judged."""
+        return self.method(name).engine or EAGER
+
+    def rows_of(self, name: str) -> int:
+        """Rows that a method decodes together where its answers are judged."""
+        return self.method(name).batch_size or self.decoding.batch_size
 
 
 def read_params(path: Path = PARAMS) -> Params:

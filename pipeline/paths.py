@@ -38,6 +38,7 @@ HEADS = MODELS / "heads"
 DATASTORE = MODELS / "datastore"
 SEGMENTS = MODELS / "segments"
 SEGMENTS_EXPORT = MODELS / "segments-export"
+COUNTS = MODELS / "counts.safetensors"  # refused pairs of tokens, for the rule `csd`
 EXPORT = MODELS / "export"
 
 REPORTS = Path("reports")
@@ -56,6 +57,11 @@ def reference_of(split: str) -> Path:
 def calibration_file(method: str) -> Path:
     """Where the calibration of a method is written."""
     return REPORTS / "calibration" / f"{method}.json"
+
+
+def records_folder(method: str) -> Path:
+    """Where the records of a method's tested settings lie."""
+    return REPORTS / "records" / method
 
 
 def evaluation_folder(method: str) -> Path:

@@ -1,7 +1,5 @@
-"""What two other methods learn from mismatches: `python -m pipeline.spans judge` trains
-models/judge on labels of whole spans, the mismatch and the draft tokens behind it in its block
-(arXiv 2501.19309); `pairs` counts in models/pairs.safetensors how often which draft token was
-refused for which target token (CSD, arXiv 2604.13634).
+"""What the rule `judge` learns from mismatches: `python -m pipeline.spans` trains models/judge on
+labels of whole spans, the mismatch and the draft tokens behind it in its block (arXiv 2501.19309).
 """
 
 import torch
@@ -9,7 +7,6 @@ import torch
 from gistgate.core.block import Block
 from gistgate.core.features import extract
 from gistgate.core.files import save_tensors
-from gistgate.rules.history import PairCounts
 from pipeline.decode import strict_decoder
 from pipeline.heads.train import train_head
 from pipeline.labels import schema
@@ -20,18 +17,11 @@ from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.task import read_prompts, request_of
 
-PAIRS = MODELS / "pairs.safetensors"
 
-
-def main(part: str) -> None:
-    if part == "judge":
-        params = read_params()
-        read_spans(params)
-        train_head(
-            "logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features
-        )
-    else:
-        count_pairs()
+def main() -> None:
+    params = read_params()
+    read_spans(params)
+    train_head("logistic", MODELS / "judge", [SPANS], "judge", params, params.train.span_features)
 
 
 def read_spans(params: Params) -> None:
@@ -65,19 +55,6 @@ def span_rows(
     rows["position"] = part["position"][at_B] + at_K.cpu()
     rows |= {name: part[name][at_B] for name in ("problem", "policy", "kept")}
     return {name: column.cpu() for name, column in rows.items()}
-
-
-def count_pairs() -> None:
-    """Count over all shards of the strict pass, whose own rule refuses every draft token that
-    differs.
-    """
-    counts = PairCounts()
-    refusals = 0
-    for records, _ in schema.read_records(schema.MISMATCH_FOLDER / "strict", schema.MISMATCHES):
-        counts.add(records["draft_id"], records["target_id"])
-        refusals += schema.num_rows(records)
-    counts.save(PAIRS)
-    print(f"{len(counts)} pairs in {refusals} refusals")
 
 
 if __name__ == "__main__":

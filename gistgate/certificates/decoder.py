@@ -128,7 +128,7 @@ def decode_prompts(
         eos_ids=eos_ids(decoder.target, decoder.tokenizer),
         **batches,
     )
-    return [Answer(answer.ids, answer.statistics) for answer in answers]
+    return [Answer(answer.ids, answer.statistics, answer.finish) for answer in answers]
 
 
 @dataclass(frozen=True)

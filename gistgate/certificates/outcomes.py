@@ -175,7 +175,8 @@ class Answer:
     """One decoded prompt."""
 
     ids: Ids  # the new tokens
-    statistics: Statistics  # what was counted, without seconds
+    statistics: Statistics  # what was counted
+    finish: str = ""  # why it ended, as of `Generation`
 
 
 Decode = Callable[[Settings, Sequence[Prompt], int], list[Answer]]
@@ -195,6 +196,7 @@ class Decoded:
     """Tokens of the strict answer, of the loose answer, and the most that an answer may have [N,
     3].
     """
+    differs: list[bool] = field(default_factory=list)  # whether the answers differ, by prompt
 
     @property
     def counted(self) -> Statistics:
@@ -207,6 +209,7 @@ class Decoded:
             np.concatenate([self.differences, later.differences]),
             self.statistics + later.statistics,
             np.concatenate([self.tokens, later.tokens]),
+            self.differs + later.differs,
         )
 
     @property
@@ -262,6 +265,7 @@ class Outcomes:
             self.scorer.differences(prompts, strict, loose),
             [answer.statistics for answer in answers],
             np.array(lengths, float).T,
+            [strict_ids != loose_ids for strict_ids, loose_ids in zip(strict, loose, strict=True)],
         )
 
     def chunks(self, split: str, settings: Settings, n: int) -> Iterator[Decoded]:
@@ -286,12 +290,12 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
         path = folder / f"{name}-{key}.jsonl"
         if not path.exists():
             rows = [
-                {"ids": answer.ids, "statistics": answer.statistics.as_dict(timed=False)}
+                {**vars(answer), "statistics": answer.statistics.as_dict()}
                 for answer in decode(settings, prompts, start)
             ]
             write_json_lines(path, rows)
         return [
-            Answer(row["ids"], Statistics.from_dict(row["statistics"]))
+            Answer(**{**row, "statistics": Statistics.from_dict(row["statistics"])})
             for row in read_json_lines(path)
         ]
 

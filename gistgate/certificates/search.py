@@ -40,7 +40,8 @@ class Request:
     confidence: float = 0.95  # probability with which each certificate holds
     n: int = 1000  # most calibration prompts to decode for a setting
     stop: Stop = "lost"  # when to leave a setting early
-    settings: int = 3  # most settings to test behind the strictest
+    # most settings to test behind the strictest; 0: one alone, the best for the headline budget
+    settings: int = 3
     # most settings to measure on development prompts, plus one for each variant behind the first
     evaluations: int = 6
     reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
@@ -195,8 +196,11 @@ def choose_settings(
             break
         best.measure(index, evaluate)
     loosest = [best.open_range(budget)[0] for budget in budgets]
-    chosen = list(dict.fromkeys(index for index in loosest if index >= 0))[: request.settings]
+    most = max(request.settings, 1)
+    chosen = list(dict.fromkeys(index for index in loosest if index >= 0))[:most]
     if len(chosen) < request.settings:
         chosen += best.between(headline, chosen)
+    if request.settings or not chosen:
+        chosen.append(0)
     measured = [curve.setting(index) for curve in curves for index in sorted(curve.measured)]
-    return Selection([best.setting(index) for index in sorted({0, *chosen})], measured)
+    return Selection([best.setting(index) for index in sorted(set(chosen))], measured)

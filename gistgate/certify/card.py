@@ -15,7 +15,7 @@ from gistgate.certify.paired import Record
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import dataclass_from
 
-Kind = Literal["served-certificate", "certificate-logs"]
+Kind = Literal["served-certificate", "certificate-logs", "setting"]
 """What a card calls itself, and the name of its files without a number."""
 
 

@@ -34,6 +34,10 @@ class Record:
     """Mean lengths of the answers of both servers; None where one does not say it."""
     finishes: tuple[str, ...] = ()
     """Why the answers of the baseline and then those of the candidate ended."""
+    forwards: tuple[float | None, ...] = ()
+    """Target forwards of both answers."""
+    seconds: tuple[float | None, ...] = ()
+    """Of both answers, where each was a request by itself."""
     texts: tuple[str, ...] = ()
     """The prompt, then the answers of the baseline and then those of the candidate, if they were
     to be kept."""

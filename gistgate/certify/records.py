@@ -29,15 +29,20 @@ def write_card(card: Card, records: Sequence[Record], folder: Path) -> Path:
     """Write a card as JSON, Markdown and HTML with its records beside it, under a name that is
     free.
     """
+    path = free_name(folder, card.kind)
+    write_files(card, records, path)
+    return path
+
+
+def write_files(card: Card, records: Sequence[Record], path: Path) -> None:
+    """Write a card to `path`, and beside it as Markdown and HTML and its records."""
     from gistgate.certify.html import html_of
 
-    path = free_name(folder, card.kind)
     write_json_lines(path.with_suffix(RECORDS), [record.entries for record in records])
     write_text(path.with_suffix(".md"), card.page)
     write_text(path.with_suffix(".html"), html_of(card, records))
     entries = asdict(card)
     write_json(path, {**entries, "checksum": checksum(entries)})
-    return path
 
 
 def free_name(folder: Path, kind: str) -> Path:

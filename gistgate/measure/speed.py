@@ -5,7 +5,8 @@ answers with a loop is dropped for all of them, unless every batch loops."""
 import platform
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 from zlib import crc32
@@ -15,6 +16,7 @@ import transformers
 from tqdm import tqdm
 
 from gistgate.core.decoder import Decoder
+from gistgate.core.files import read_json, write_json
 from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError, first_line
@@ -122,16 +124,33 @@ def race(
     batches: Sequence[Prompts],
     repeats: int = 1,
     title: str | None = None,
+    folder: Path | None = None,
 ) -> list[Lap]:
     """Time every contender on every batch; the first batch warms up. `title` shows a progress
-    bar.
+    bar; finished laps wait in `folder`, from which a later start takes them.
     """
     for entrant in field:  # the first call of everything pays for what later calls find done
         entrant.decode(batches[0])
     laps = []
     for place, batch in enumerate(tqdm(batches, desc=title, unit="batch", disable=title is None)):
-        laps.append(lap(field, batch, range(place, place + repeats)))
+        path = None if folder is None else folder / f"lap-{place:05d}.json"
+        if path is None or not path.exists():
+            laps.append(lap(field, batch, range(place, place + repeats)))
+            if path is not None:
+                write_json(path, {name: list(map(asdict, runs)) for name, runs in laps[-1].items()})
+        else:
+            laps.append({name: list(map(read_run, runs)) for name, runs in read_json(path).items()})
     return laps
+
+
+def read_run(entries: dict[str, Any]) -> Timed:
+    """A decoded batch as a lap's file has it."""
+    counted = entries["statistics"]
+    return Timed(
+        entries["seconds"],
+        entries["answers"],
+        None if counted is None else Statistics.from_dict(counted),
+    )
 
 
 def lap(field: Sequence[Contender], batch: Prompts, turns: Sequence[int]) -> Lap:

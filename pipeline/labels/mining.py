@@ -349,7 +349,7 @@ def collect_gated(
     settings = {"risk": params.collect.pilot_risk}
     choice = Choice("autojudge", settings, params.decoding.block, MODEL)
     decoder = make_decoder(pair, choice, gate)
-    slots = Slots(params.decoding.batch_size)
+    slots = Slots(params.label.batch_size)
     request = request_of(prompts, pair)
     tables, texts = written(decoder, prompts, problems, Policy.GATED, slots, **request)
     return concatenated(tables), texts

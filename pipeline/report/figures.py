@@ -116,6 +116,8 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
     figure, axes = new_axes(6.4, 4.2, "speed against plain decoding, same engine", LOSS)
     for name, method in summary["methods"].items():
         colour, marker = look[name]
+        if not method["speed"]:
+            continue
         speed = method["speed"]["vs_plain"]
         change = method["accuracy_difference"]
         below = 100 * (change["high"] - change["mean"])

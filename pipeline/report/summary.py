@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from gistgate.certificates.ledger import level
@@ -19,19 +20,20 @@ ByName = dict[str, dict[str, Any]]
 
 PLAIN = "plain"  # evaluation of plain decoding
 STRICT = "exact"  # evaluation of the lossless reference
-LEVEL = 0.9  # two-sided confidence of the intervals; their lower ends hold with 95 %
+LEVEL = 0.95  # two-sided confidence of all intervals
 REFERENCES = {
     "vs_plain": "plain",
     "vs_strict": "strict",
     "vs_static": "transformers_static",
     "vs_assisted": "transformers_assisted",
     "vs_lookup": "transformers_lookup",
+    "vs_llama_cpp": "llama_cpp",
 }
-"""Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot
+"""Speed ratio -> baseline it compares with, each at its own best K; those of other libraries cannot
 run everywhere.
 """
-PER_TOKEN = "per_token"
-"""Ratio of tokens per second to those of plain decoding: answers may differ in length."""
+PER_TOKEN = {"per_token": "plain", "per_token_strict": "strict"}
+"""Ratio of tokens per second -> baseline that it compares with: answers may differ in length."""
 SPECULATION = ("transformers_assisted", "transformers_lookup")
 """The baselines whose K development prompts chose."""
 EVALUATED = ("block", "knob", "accuracy", "mean_accepted_length", "loose_per_100", "cut", "n")
@@ -141,6 +143,10 @@ def summarise(params: Params, results: Results) -> Summary:
             **{name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")},
         },
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
+        "baselines": {
+            name: {"block": times["block"], "speed": speeds(name, params, results)}
+            for name, times in results.benchmark["baselines"].items()
+        },
         "methods": {name: method_summary(name, params, results) for name in params.methods},
         "heads": heads,
     }
@@ -168,15 +174,33 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "certified_bound": certified_bound(name, params, results),
         "certificates": certificates,
         "accuracy_difference": asdict(accuracy_difference(*scores, level=LEVEL, seed=params.seed)),
-        "speed": speeds(name, params, results),
+        "speed": speeds(name, params, results) if is_as_certified(name, params, results) else {},
         "adversarial": misled and {key: value for key, value in misled.items() if key != "by_kind"},
         "target_forwards": evaluation["statistics"]["forwards"],
     }
 
 
+def is_as_certified(name: str, params: Params, results: Results) -> bool:
+    """Whether the decoder that was timed, with single requests, is the one that is certified. Only
+    in float32 answers depend neither on the rows decoded together nor on the engine nor, if they
+    are strict, on K.
+    """
+    calibration = results.calibration.get(name)
+    if calibration is None:  # a method without a knob
+        return True
+    if certified_bound(name, params, results) is None:
+        return False
+    scope = calibration["proof"]["scope"]
+    if scope["target"]["dtype"] == "float32":
+        return True
+    certified = (scope["batching"]["rows"], scope["engine"], scope["block"])
+    timed = (1, results.benchmark["engine"], results.times[name]["block"])
+    return bool(certified == timed)
+
+
 def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
-    """How much less time a method's answers take than those of the baselines, and its tokens per
-    second to plain's.
+    """How much less time the answers of a method or baseline take than those of the baselines, per
+    answer and per token, and the mean seconds of one.
     """
     drawn: dict[str, Any] = {"level": LEVEL, "seed": params.seed}
     seconds = results.seconds(name)
@@ -185,16 +209,19 @@ def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
         for key, baseline in REFERENCES.items()
         if baseline in results.times
     }
-    plain, tokens = (results.times[contender]["tokens"] for contender in (PLAIN, name))
-    ratios[PER_TOKEN] = ratio_of_rates(results.seconds(PLAIN), plain, seconds, tokens, **drawn)
-    return {key: asdict(ratio) for key, ratio in ratios.items()}
+    tokens = results.times[name]["tokens"]
+    for key, baseline in PER_TOKEN.items():
+        rate = (results.seconds(baseline), results.times[baseline]["tokens"])
+        ratios[key] = ratio_of_rates(*rate, seconds, tokens, **drawn)
+    values: dict[str, Any] = {key: asdict(ratio) for key, ratio in ratios.items()}
+    return {**values, "seconds": fmean(seconds) / len(results.times[name]["seconds"][0])}
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
     """Upper bound on the loss that calibration proved for the headline budget; 0 for strict
     decoding itself.
     """
-    if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
+    if params.is_reference(name) or name not in results.calibration:
         return 0.0
     entry = at_budget(results.calibration[name]["budgets"], params.headline_budget)
     return entry["bound"] if entry and entry["certified"] else None

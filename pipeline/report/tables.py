@@ -30,24 +30,59 @@ COLUMNS = {
     "difference": "accuracy difference, points",
     "tau": "mean accepted length",
     "loose/100": None,
+    "seconds": "seconds per answer",
     "vs plain": "speed to plain",
     "per token": "speed per token to plain",
-    "vs strict": None,
+    "vs strict": "speed to strict",
+    "per token vs strict": "speed per token to strict",
     "vs static": "speed to `generate`, static cache, compiled",
     "vs assisted": "speed to assisted",
     "vs lookup": "speed to prompt lookup",
+    "vs llama.cpp": "speed to llama.cpp, plain",
     "capped": "capped (strict), %",
     "tokens": "tokens (strict)",
     "adversarial": "adversarial: differing, opened, length, capped",
 }
 """Columns of the report's table, and what the README's table calls those that it has too."""
-SPEEDS = ("vs_plain", "per_token", "vs_strict", "vs_static", "vs_assisted", "vs_lookup")
+SPEEDS = (
+    *("vs_plain", "per_token", "vs_strict", "per_token_strict"),
+    *("vs_static", "vs_assisted", "vs_lookup", "vs_llama_cpp"),
+)
 """Speeds of a method, in the order of their columns."""
+BASELINES = {
+    "plain": "plain",
+    "llama_cpp": "llama.cpp, plain",
+    "transformers_generate": "transformers",
+    "transformers_static": "transformers, static cache, compiled",
+    "transformers_assisted": "assisted generation of transformers",
+    "transformers_lookup": "prompt lookup of transformers",
+}
+"""Baselines that have a row, and how they are called; strict decoding is a method."""
 
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
-    """One tuple of texts per method."""
-    return [cells(name, method) for name, method in summary["methods"].items()]
+    """One tuple of texts for each baseline and method."""
+    lines = []
+    for key, name in BASELINES.items():
+        baseline = summary["baselines"].get(key)
+        if baseline is not None or key in (summary["timed"]["failed"] or {}):
+            lines.append(baseline_cells(name, baseline or {"block": 0, "speed": {}}))
+    return lines + [cells(name, method) for name, method in summary["methods"].items()]
+
+
+def baseline_cells(name: str, baseline: dict[str, Any]) -> tuple[str, ...]:
+    """The line of a baseline, of which seconds alone are measured."""
+    values = dict.fromkeys(COLUMNS, UNKNOWN) | {"method": name, "K": str(baseline["block"])}
+    places = list(COLUMNS).index("seconds")
+    texts = speed_cells(baseline["speed"])
+    values |= dict(zip(list(COLUMNS)[places:], texts))
+    return tuple(values.values())
+
+
+def speed_cells(speeds: dict[str, Any]) -> tuple[str, ...]:
+    """Seconds of an answer, and speeds with their intervals; unknown where nothing was timed."""
+    seconds = f"{speeds['seconds']:.3g}" if speeds else UNKNOWN
+    return (seconds, *(speed(speeds.get(key)) for key in SPEEDS))
 
 
 def cells(name: str, method: dict[str, Any]) -> tuple[str, ...]:
@@ -63,7 +98,7 @@ def cells(name: str, method: dict[str, Any]) -> tuple[str, ...]:
         f"{change['mean']} [{change['low']}, {change['high']}]",
         f"{method['mean_accepted_length']:.2f}",
         f"{method['loose_per_100']:.1f}",
-        *(speed(method["speed"].get(key)) for key in SPEEDS),
+        *speed_cells(method["speed"]),
         *lengths(method),
         adversarial(method["adversarial"]),
     )

@@ -55,7 +55,7 @@ def shards_of(params: Params, pair: Pair, task: Task) -> Shards:
     settings = asdict(params.segments)
     for name in LEARNING:
         del settings[name]
-    deciding = (settings, params.seed, params.decoding.batch_size, task_hash(task))
+    deciding = (settings, params.seed, params.label.batch_size, task_hash(task))
     return Shards("segments", *deciding, *pair.files, prompts_of("train"), REFERENCE)
 
 
@@ -111,7 +111,7 @@ class Sampler:
         * samples + r`.
         """
         settings = self.params.segments
-        size = self.params.decoding.batch_size
+        size = self.params.label.batch_size
         ends = {"eos_ids": self.request["eos_ids"], "stops": self.request["stops"]}
         writer = SegmentWriter(model, self.pair.tokenizer, self.boundaries, settings.limit, **ends)
         sampling = Sampling(settings.temperature)
@@ -141,7 +141,7 @@ class Sampler:
         ordered = sorted(keys)
         decoder = strict_decoder(self.pair, self.params.decoding.block)
         texts = [[*prefixes[index].text, *ids] for index, *ids in ordered]
-        size = self.params.decoding.batch_size
+        size = self.params.label.batch_size
         done = decode_all(decoder, texts, batch_size=size, **self.request)
         answers = {}
         for key, text, generation in zip(ordered, texts, done):

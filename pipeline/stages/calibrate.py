@@ -1,9 +1,10 @@
 """Find for a method and every budget the loosest setting whose loss is certified
 (docs/certificates.md): `python -m pipeline.stages.calibrate fly` writes
-reports/calibration/fly.json, without dates, so that equal runs give equal bytes, and fly.csv, the
-outcome of every prompt at every tested setting.
+reports/calibration/fly.json, without dates, so that equal runs give equal bytes, and the records of
+every tested setting to reports/records/fly.
 """
 
+import shutil
 from dataclasses import asdict
 from typing import Any
 
@@ -16,9 +17,10 @@ from gistgate.certificates.ledger import Ledger, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
-from pipeline.outcomes import Setup, chunk_of, look_of, method_of, scope_of, write_records
+from pipeline.outcomes import Setup, chunk_of, look_of, method_of, scope_of
 from pipeline.params import Params, read_params
-from pipeline.paths import calibration_file
+from pipeline.paths import SCRATCH, calibration_file, records_folder
+from pipeline.records import write_records
 from pipeline.run import run
 
 
@@ -27,7 +29,8 @@ def main(name: str) -> None:
     setup = Setup(params)
     method = method_of(params, name)
     request = request_of(params)
-    outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
+    scratch = SCRATCH / f"calibrate-{name}"
+    outcomes = setup.outcomes(name, scratch, chunk_of(params, name, setup.pair.target.dtype))
     scope = scope_of(params, name, setup.pair, setup.task)
     look = look_of(setup, name)
     finding = engine.calibrate(method, outcomes, request, look, scope, Ledger())
@@ -70,11 +73,9 @@ def main(name: str) -> None:
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
     }
-    path = calibration_file(name)
-    prompts = setup.prompts["calibration"]
-    scores = [float(row["score"]) for row in setup.strict_rows(prompts)]
-    write_records(path.with_suffix(".csv"), tested, prompts, scores)
-    write_json(path, report)
+    write_records(records_folder(name), setup, finding, scope)
+    write_json(calibration_file(name), report)
+    shutil.rmtree(scratch, ignore_errors=True)
     print(f"{name}: {summary(report)}")
 
 

@@ -61,12 +61,12 @@ def main() -> None:
             f"The pair trains a draft, and 'prompts.draft' in params.yaml is {num}. Set it to 1000,"
             f" or at least to {FEWEST}."
         )
-    count = math.ceil(num / params.decoding.batch_size)
+    count = math.ceil(num / params.label.batch_size)
     target = source.target
     files = [prompts_of("draft")]
     if target.is_folder:
         files.append(Path(target.model) / (target.gguf_file or ""))
-    shards = Shards("draft", params.decoding.batch_size, target, *files)
+    shards = Shards("draft", params.label.batch_size, target, *files)
     job = (answering, params, params.decoding.workers)
     if shards.fill(count, *job, "answers of the target", {}):
         tables = [load_tensors(shards.path(index)) for index in range(count)]
@@ -82,12 +82,13 @@ def answering(params: Params) -> Callable[[int], Table]:
     pair = Pair(load_model(source.target), None, load_tokenizer(source), params.pair)
     decoder = make_decoder(pair, PLAIN)
     prompts = read_prompts("draft")
-    size = params.decoding.batch_size
+    size = params.label.batch_size
 
     def produce(index: int) -> Table:
         begin = time.perf_counter()
         part = prompts[index * size : (index + 1) * size]
-        answers = decode_split(decoder, pair, part, params, f"shard {index + 1}")
+        title = f"shard {index + 1}"
+        answers = decode_split(decoder, pair, part, params, title, batch_size=size)
         return {
             "ids": torch.tensor([token for answer in answers for token in answer.ids]),
             "lengths": torch.tensor([len(answer.ids) for answer in answers]),

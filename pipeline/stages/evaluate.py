@@ -40,9 +40,9 @@ def main(name: str) -> None:
             )
     lm = GatedLM(
         pair.target,
-        decoder=decoder_at(pair, point),
+        decoder=decoder_at(pair, point, engine=point.engine),
         tokenizer=pair.tokenizer,
-        batch_size=params.decoding.batch_size,
+        batch_size=point.batch_size or params.decoding.batch_size,
         max_length=context_length(read_pair(params.pair)),
         seed=params.seed,
         chat_template_args=params.prompting.arguments,

@@ -71,7 +71,7 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], schema.Table]:
             rows["trial"] = records["trial"]
         if not schema.num_rows(records):
             return {**rows, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
-        rows |= reader.read(records, texts, params.decoding.batch_size, **request)
+        rows |= reader.read(records, texts, params.label.batch_size, **request)
         return schema.checked(rows, columns, f"Shard {index}", OVERFLOW)
 
     return read

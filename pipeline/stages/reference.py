@@ -1,30 +1,37 @@
 """Decode every split strictly, once for all methods that are compared with it: `python -m
-pipeline.stages.reference` writes data/reference/<split>.jsonl. The splits that calibration decodes
-come in its own pieces wherever numbers are rounded more than in float32: there a row's rounding
-depends on its batch.
+pipeline.stages.reference` writes data/reference/<split>.jsonl. Wherever numbers are rounded more
+than in float32 a split comes in the pieces of calibration: there a row's rounding depends on its
+batch. Answers wait in .scratch, so that an interruption loses a piece at most.
 """
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from gistgate.certificates.outcomes import Answer, cached
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
-from pipeline.decode import decode_split, strict_decoder
-from pipeline.outcomes import TOGETHER, maker_of, mark
+from gistgate.tasks.prompts import Prompt
+from pipeline.decode import decode_split, strict_decoder, surroundings
+from pipeline.outcomes import answer_of, maker_of, mark, piece_of
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import reference_of
+from pipeline.paths import SCRATCH, reference_of
+from pipeline.plan import announce
 from pipeline.run import run, side_by_side
-from pipeline.task import load_task, read_prompts
+from pipeline.task import load_task, read_prompts, request_of
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
+KEPT = SCRATCH / "reference"
 
 
 def main() -> None:
     params = read_params()
     side_by_side(referring, params, SPLITS, params.decoding.workers, "reference", "split")
+    shutil.rmtree(KEPT, ignore_errors=True)
 
 
 def referring(params: Params) -> Callable[[str], None]:
@@ -33,31 +40,44 @@ def referring(params: Params) -> Callable[[str], None]:
     task = load_task(params)
     decoder = strict_decoder(pair, params.decoding.block)
     maker = maker_of(pair)
+    if params.decoding.workers == 1:
+        training = read_prompts("train")
+        announce(params, decoder, training, **request_of(training, pair))
 
     def work(split: str) -> None:
         prompts = read_prompts(split)
-        in_pieces = pair.target.dtype != torch.float32 and split != "train"
-        size = TOGETHER * params.decoding.batch_size if in_pieces else len(prompts)
+        batch_size = params.decoding.batch_size
+        if split == "train":  # no certificate is about its answers
+            batch_size = params.label.batch_size
+        is_rounded = pair.target.dtype != torch.float32
+        in_pieces = is_rounded or batch_size == 1
+        size = piece_of(batch_size) if in_pieces else len(prompts)
+
+        def decode(_: dict[str, Any], piece: Sequence[Prompt], start: int) -> list[Answer]:
+            memory = PromptCache(0) if is_rounded else None
+            job = (decoder, pair, piece, params, f"strict, {split}", memory, start, batch_size)
+            return [answer_of(answer) for answer in decode_split(*job)]
+
+        kept = cached(decode, KEPT, split, maker, decoder.block, batch_size, *surroundings(pair))
         rows = []
         for start in range(0, len(prompts), size):
-            memory = PromptCache(0) if in_pieces else None
-            part = prompts[start : start + size]
-            title = f"strict, {split}"
-            answers = decode_split(decoder, pair, part, params, title, memory, start)
-            for answer, prompt in zip(answers, part):
+            piece = prompts[start : start + size]
+            for answer, prompt in zip(kept({}, piece, start), piece):
                 text = task.text(pair.tokenizer, answer.ids)
                 row = {
                     "id": prompt["id"],
                     "ids": answer.ids,
                     "text": text,
                     "score": task.score(prompt["doc"], text),
-                    "cut": answer.finish == "length",
+                    "finish": answer.finish,
                     "statistics": answer.statistics.as_dict(timed=False),
                     "mark": mark(maker, prompt["ids"]),  # DVC does not see weights that change
                 }
+                if batch_size == 1:
+                    row["seconds"] = answer.statistics.seconds["answer"]
                 rows.append(row)
         write_json_lines(reference_of(split), rows)
-        cut = sum(row["cut"] for row in rows)
+        cut = sum(row["finish"] == "length" for row in rows)
         print(f"{split}: {cut} of {len(rows)} strict answers are cut at the limit")
 
     return work

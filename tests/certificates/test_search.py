@@ -75,6 +75,8 @@ def test_no_more_settings_are_chosen_than_wanted_and_the_headline_budget_comes_f
 
     assert [len(chosen(n, World(n=4000))) for n in (1, 2, 3)] == [2, 3, 4]
     assert chosen(1, World()) == chosen(3, World())[:2]
+    assert chosen(0, World()) == chosen(1, World())[1:]
+    assert [setting.value for setting in chosen(0, World(loss=lambda x: 0.3))] == [GRID[0]]
 
 
 def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen():

@@ -87,3 +87,15 @@ def test_plain_strict_and_loose_run_side_by_side(
     with console.capture() as shown:
         console.print(timed(clocks, loops))
     assert ("1 prompts were answered with a loop" in shown.get()) == (len(looping) == 1)
+
+
+def test_a_race_goes_on_behind_its_finished_laps(tmp_path):
+    asked: list[Any] = []
+    field = [scripted("plain", lambda batch: asked.append(batch) or [[1, 2]])]
+    batches = [[[1]], [[2]]]
+    laps = race(field, batches, folder=tmp_path)
+    (tmp_path / "lap-00001.json").unlink()
+    asked.clear()
+    again = race(field, batches, folder=tmp_path)
+    assert asked == [[[1]], [[2]]]  # the first only warms up
+    assert again[0] == laps[0] and times_of(field, again)["plain"]["tokens"] == [2, 2]

@@ -1,20 +1,13 @@
-"""Spans and pairs: what judges and CSD learn from mismatches, and the round that shows a mismatch
-again.
-"""
+"""Spans: what judges learn from mismatches, and the round that shows a mismatch again."""
 
 import pytest
 import torch
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import extract
-from gistgate.core.files import save_tensors
 from gistgate.core.rule import Exact
 from gistgate.drafters.model import ModelDrafter
-from gistgate.rules.history import PairCounts
-from pipeline import spans
 from pipeline.labels.features import Replay
-from pipeline.labels.mining import stamped
-from pipeline.labels.schema import Policy, pack
 from pipeline.spans import span_rows
 from tests.pipeline.labels.test_features import NAMES, REQUEST, prompts, recorded_by  # noqa: F401
 from tests.tiny import tiny_pair
@@ -60,22 +53,3 @@ def test_a_span_shares_the_label_of_its_mismatch(decoder, mismatches, prompts): 
         first = part["position"].repeat_interleave(lengths)
         assert {*(rows["position"] - first).tolist()} <= {0, 1, 2}
         assert torch.equal(rows["h_tok:pre"][0], block.hidden["pre"][0, 1].float())
-
-
-def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
-        x, t = torch.tensor(pairs).T.contiguous()
-        records = {
-            "position": x,
-            "draft_id": x.clone(),
-            "target_id": t.clone(),
-            "accepted": torch.zeros(len(x), dtype=torch.int8),
-            "behind": torch.full((len(x), 3), -1, dtype=torch.int32),
-        }
-        shard = pack(stamped(records, 0, Policy.STRICT), {})
-        save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", shard)
-    spans.count_pairs()
-    table = PairCounts.load(spans.PAIRS)
-    counts = table.look_up(torch.tensor([1, 3, 4, 2]), torch.tensor([2, 4, 3, 1]))
-    assert counts.tolist() == [3, 1, 1, 0]

@@ -12,7 +12,7 @@ PARAMS = parameters(
     methods={
         "exact": {"rule": "exact"},
         "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.1]},
-        "judge": {"rule": "prob-ratio", "knob": "r", "grid": [0.05, 0.2]},
+        "judge": {"rule": "prob-ratio", "knob": "r", "grid": [0.5, 0.2]},
     },
 )
 CORRECT = {
@@ -61,9 +61,11 @@ def evaluation(name):
 def calibration(name, knob, verdict):
     verdict = {**verdict, **COUNTS, "confidence": 0.95, **LENGTHS}
     settings = [{"knob": knob, **SETTING}]
+    scope = {"target": {"dtype": "float32"}}
     return {
         "method": name,
         "rule": PARAMS.methods[name].rule,
+        "proof": {"scope": scope, "source": "made up"},
         "budgets": {"0.1": verdict},
         "settings": settings,
         "development": settings,
@@ -93,6 +95,7 @@ def folder(tmp_path, monkeypatch):
         "methods": {name: timing(seconds) for name, seconds in METHODS.items()},
         "baselines": {name: timing(seconds) for name, seconds in BASELINES.items()},
         "chosen_on": 16,
+        "engine": "eager",
         "failed": {"transformers_static": "RuntimeError: no"},
     }
     benchmark["baselines"]["transformers_assisted"]["block"] = 0

@@ -76,6 +76,7 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
     assert written["chosen_on"] == 8 and written["failed"] == {
         "transformers_static": "no",
         LOOKUP: "unable",
+        "llama_cpp": "The target comes from no GGUF file.",
     }
     assert written["baselines"][ASSISTED] == {"block": 4}
     assert written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gistgate.certificates import calibration as scope
-from gistgate.certificates.outcomes import Answer
+from gistgate.certify.records import recomputed
 from gistgate.core.files import read_json, write_json_lines, write_text
 from gistgate.core.identity import ModelIdentity
-from gistgate.core.request import Statistics
+from gistgate.core.request import Generation, Statistics
 from gistgate.core.utils import UserError
 from gistgate.tasks.task import Prompting
 from pipeline import outcomes
@@ -46,6 +46,7 @@ PARAMS = {
 STRICT = {
     "score": 1.0,
     "ids": [1],
+    "finish": "eos",
     "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False),
 }
 
@@ -78,12 +79,13 @@ def world(tmp_path, monkeypatch):
             ],
         )
 
-    def decode_split(choice, pair, prompts, params, title, memory, start):
+    def decode_split(choice, pair, prompts, params, title, memory, start, rows):
         calls.append((choice.rule, prompts[0]["id"].split("-")[0], choice.settings))
         looseness = {"prob": 0.5 - choice.settings.get("r", 0.5), "fly": 0.5}[choice.rule]
         lost = round(looseness / 4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
-        return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
+        kept = [int(index >= lost) for index in range(len(prompts))]
+        return [Generation([right], [], "eos", counted) for right in kept]
 
     identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
     task = SimpleNamespace(
@@ -98,13 +100,16 @@ def world(tmp_path, monkeypatch):
         problem=lambda doc: str(doc),
     )
     pair = SimpleNamespace(
-        target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None
+        target=SimpleNamespace(dtype=torch.float32, device="cpu"),
+        draft=None,
+        models=[None, None],
+        tokenizer=None,
     )
     for module, name, stand_in in (
         (outcomes, "maker_of", lambda _pair: "maker"),
         (outcomes, "load_pair", lambda params: pair),
         (outcomes, "load_task", lambda params: task),
-        (outcomes, "make_decoder", lambda _pair, choice, _gate: choice),
+        (outcomes, "make_decoder", lambda _pair, choice, _gate, **_parts: choice),
         (outcomes, "decode_split", decode_split),
         (scope, "identify_model", lambda model: identity),
         (scope, "eos_ids", lambda target, tokenizer: [2]),
@@ -183,5 +188,18 @@ def test_a_setting_that_is_lost_is_left_early(world, monkeypatch):
     [lost] = fly["settings"]
     assert lost["n"] == 256 and lost["accuracy"] == 1 - 0.125
     assert "leave no doubt" in fly["budgets"]["0.05"]["refusal"]
-    assert len(Path("reports/calibration/fly.csv").read_text().splitlines()) == 1 + 256
+    (row,) = recomputed(Path("reports/records/fly/setting-1.json")).tasks
+    assert row["n"] == 256
     assert kept["budgets"]["0.05"]["knob"] == 0.4 and kept["budgets"]["0.05"]["n"] == 1200
+
+
+def test_every_bound_is_computed_again_from_its_records(world, monkeypatch):
+    report = start(world, monkeypatch, "prob")
+    cards = [
+        recomputed(Path(f"reports/records/prob/setting-{number}.json"))
+        for number in range(1, len(report["settings"]) + 1)
+    ]
+    assert len(cards) > 1
+    assert [card.bound for card in cards] == [setting["bound"] for setting in report["settings"]]
+    assert [card.verdict for card in cards] == ["PASS", "FAIL"]  # the headline budget is 3 %
+    assert not Path(".scratch/calibrate-prob").exists()

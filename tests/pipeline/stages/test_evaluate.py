@@ -20,7 +20,7 @@ from pipeline.operating import operating_point
 from pipeline.outcomes import SPLITS, TOGETHER, Setup, chunk_of, read_reference, scope_of
 from pipeline.pair.pair import load_pair
 from pipeline.paths import prompts_of, reference_of
-from pipeline.stages import evaluate, prompts, reference
+from pipeline.stages import calibrate, evaluate, prompts, reference
 from pipeline.task import load_task, read_prompts
 from tests.pipeline.parameters import content, parameters
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
@@ -170,7 +170,7 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
     for split in reference.SPLITS:
         rows = read_json_lines(reference_of(split))
         assert [row["id"] for row in rows] == [prompt["id"] for prompt in read_prompts(split)]
-        assert all(row["cut"] == (len(row["ids"]) == 12) for row in rows)
+        assert all((row["finish"] == "length") == (len(row["ids"]) == 12) for row in rows)
         texts = [setup.pair.tokenizer.decode(row["ids"]) for row in rows]
         assert [row["score"] for row in rows] == [
             setup.task.score(prompt["doc"], text)
@@ -205,7 +205,8 @@ def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(
     reference.main()
     params = parameters(**more)
     setup = Setup(params)
-    decode, size = setup.outcomes("never").loose, chunk_of(params, setup.pair.target.dtype)
+    decode = setup.outcomes("never", Path(".scratch")).loose
+    size = chunk_of(params, "never", setup.pair.target.dtype)
     assert size == TOGETHER * params.decoding.batch_size
     for split in SPLITS:
         asked = setup.prompts[split]
@@ -216,3 +217,22 @@ def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(
         ]
         rows = read_reference(split, asked, setup.pair)
         assert [answer.ids for piece in found for answer in piece] == [row["ids"] for row in rows]
+
+
+@slow
+def test_single_requests_have_seconds_and_a_control_has_another_batch(project: Path) -> None:
+    methods = {**PARAMS["methods"], "control": {"rule": "exact", "batch_size": 3}}
+    more = {**PARAMS, "methods": methods, "decoding": {**PARAMS["decoding"], "batch_size": 1}}
+    Path("params.yaml").write_text(yaml.safe_dump(content(**more)))
+    reference.main()
+    assert not reference.KEPT.exists()
+    setup = Setup(parameters(**more))
+    rows = setup.strict_rows(setup.prompts["calibration"])
+    assert all(row["seconds"] > 0 for row in rows)
+    calibrate.main("exact")
+    calibrate.main("control")
+    scope = read_json(Path("reports/calibration/control.json"))["proof"]["scope"]
+    assert scope["batching"]["rows"] == 3
+    card = Path("reports/records/exact/setting-1.json")
+    record, *_ = read_json_lines(card.with_suffix(".records.jsonl"))
+    assert record["seconds"][0] == rows[0]["seconds"] and record["forwards"][0] > 0

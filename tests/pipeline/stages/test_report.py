@@ -55,11 +55,15 @@ def test_the_summary_has_the_promised_numbers(folder):
 
 def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured(folder):
     lines = {row[0]: dict(zip(tables.COLUMNS, row, strict=True)) for row in tables.rows(found())}
-    assert {name: line["bound"] for name, line in lines.items()} == {
+    assert {name: lines[name]["bound"] for name in PARAMS.methods} == {
         "exact": "0.0",
         "prob": "refused",
         "judge": "4.0",
     }
+    assert (lines["plain"]["seconds"], lines["plain"]["vs strict"]) == ("1", "0.75 [0.75, 0.75]")
+    assert lines["judge"]["per token vs strict"] == "1.50 [1.50, 1.50]"
+    unmeasured = lines["transformers, static cache, compiled"]
+    assert {lines["prob"]["vs plain"], unmeasured["seconds"]} == {tables.UNKNOWN}
     assert (lines["judge"]["capped"], lines["judge"]["tokens"]) == ("2.0 (1.0)", "41.5 (40.0)")
     assert (
         lines["prob"]["capped"] == "1.0 (1.0)"
@@ -70,6 +74,19 @@ def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured
         " generation with " in text
     )
     assert tables.COLUMNS["vs static"] not in text  # nobody measured it
+
+
+@pytest.mark.parametrize(
+    ("rows", "block", "is_timed"), [(1, 8, True), (32, 8, False), (1, 4, False)]
+)
+def test_a_speed_needs_the_certificate_of_the_same_decoder(folder, rows, block, is_timed):
+    """In bfloat16 answers depend on the rows decoded together, on the engine and on K."""
+    path = calibration_file("judge")
+    report = read_json(path)
+    scope = {"target": {"dtype": "bfloat16"}, "batching": {"rows": rows}, "engine": "eager"}
+    report["proof"]["scope"] = scope | {"block": block}
+    write_json(path, report)
+    assert bool(found()["methods"]["judge"]["speed"]) is is_timed
 
 
 def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folder):
@@ -90,7 +107,8 @@ def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folde
     assert tables.markdown(summary).count(
         "25.0 %, 2.5 %, 1.10, 5.0 %"
     ) == 3 and title in tables.markdown(summary)
-    assert all(row[-1] == "25.0 %, 2.5 %, 1.10, 5.0 %" for row in tables.rows(summary))
+    told = [row[-1] for row in tables.rows(summary) if row[0] in PARAMS.methods]
+    assert told == ["25.0 %, 2.5 %, 1.10, 5.0 %"] * 3
 
 
 def test_the_frontier_holds_every_setting_with_the_budgets_it_is_certified_for(folder):
