@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.core.files import fingerprint, read_json_lines
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, first_line
 from pipeline.pair.pair import ModelSource, PairSource, read_pair
 from pipeline.params import Params
 from pipeline.paths import prompts_of
@@ -153,7 +153,9 @@ def connect(params: Params) -> Any:
 
 def unusable(uri: str, error: Exception) -> UserError:
     """What is said of a store that cannot be used."""
-    message = f"The tracking store {uri} cannot be used ({error}). Check MLFLOW_TRACKING_URI."
+    remedy = "Install what is missing, or check" if isinstance(error, ImportError) else "Check"
+    cause = first_line(error)
+    message = f"The tracking store {uri} cannot be used ({cause}). {remedy} MLFLOW_TRACKING_URI."
     return UserError(without_password(message))
 
 

@@ -145,9 +145,11 @@ class Endpoint:
         client = self.client.with_options(max_retries=2, timeout=HELLO)  # perhaps a wrong door
         try:
             page = await self.patiently(client.models.list)
-            models = [model.id for model in page.data]
+            models = list(dict.fromkeys(model.id for model in page.data if model.id))
         except (openai.APIConnectionError, OSError):
             raise
+        except (AttributeError, TypeError):  # of what the client makes of another page
+            cause = "it sent no list of them"
         except Exception as error:
             if getattr(error, "status_code", 0) in DOORS:
                 raise

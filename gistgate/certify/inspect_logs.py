@@ -14,7 +14,7 @@ from inspect_ai.scorer import value_to_float
 
 from gistgate.certify.logs import Sample, TaskLog
 from gistgate.core.files import fingerprint
-from gistgate.core.utils import UserError, nearest, shown
+from gistgate.core.utils import UserError, first_line, nearest, shown
 
 UNREAD = {"messages", "events", "store"}
 """Parts of a sample that nobody needs here, and that are large."""
@@ -40,6 +40,8 @@ def read_inspect(path: Path, wish: str | None) -> tuple[str, str, TaskLog]:
     for sample in log.samples:
         epochs[str(sample.id)].append(sample)
     for document, samples in epochs.items():
+        if len({sample.epoch for sample in samples}) < len(samples):
+            raise UserError(f"{path} has two samples with the id '{document}'. Give each its own.")
         samples.sort(key=lambda sample: sample.epoch)
         scores = [score_of(sample, scorer, key, path) for sample in samples]
         first = samples[0]
@@ -59,8 +61,8 @@ def read_log(path: Path, **parts: Any) -> Any:
         return read_eval_log(str(path), **parts)
     except Exception as error:  # whatever its parser raises
         raise UserError(
-            f"{path} cannot be read as a log of inspect_ai ({type(error).__name__}). Restore it, or"
-            " install the version that wrote it."
+            f"{path} cannot be read as a log of inspect_ai ({first_line(error)}). It may be cut:"
+            " restore it, or install the version that wrote it."
         ) from error
 
 
@@ -106,19 +108,23 @@ def score_of(sample: Any, scorer: str, key: str, path: Path) -> float:
     """The score of a sample as a number, by the library's own table of words."""
     where = f"{path} gives the sample '{sample.id}' of epoch {sample.epoch}"
     scores = sample.scores or {}
+    again = "Score the log again (inspect score)."
+    if not scores:
+        raise UserError(f"{where} no score. {again}")
     if scorer not in scores:
         raise UserError(f"{where} no score '{scorer}'. {nearest(scorer, scores)}")
     value = scores[scorer].value
-    if key and isinstance(value, dict):
-        value = value.get(key)
-    score = value_to_float()(value)
+    if isinstance(value, dict):
+        if not key:
+            names = ", ".join(f"--metric {scorer},{name}" for name in value)
+            raise UserError(f"{where} several scores. Name one: {names}.")
+        if key not in value:
+            raise UserError(f"{where} no score '{scorer},{key}'. {nearest(key, value)}")
+        value = value[key]
+    is_readable = isinstance(value, str | int | float)
+    score = value_to_float()(value) if is_readable else 0.0
     if score == 0 and not is_zero(value):
-        keys = value if isinstance(value, dict) else ["KEY"]
-        names = ", ".join(f"--metric {scorer},{name}" for name in keys)
-        raise UserError(
-            f"{where} the score {shown(value)}, which is no number. Name one ({names}), or score"
-            " the log again."
-        )
+        raise UserError(f"{where} the score {shown(value)}, which is no number. {again}")
     return float(score)
 
 

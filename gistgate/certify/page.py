@@ -14,6 +14,8 @@ BROKEN = (None, "content_filter", "abort", "error")
 """Reasons for which an answer ends that is not what the model would say; servers have several words
 for "stop".
 """
+MOST_TOKENS = 10**9
+"""More than that is no length of an answer."""
 CALLED = ("tool_calls", "function_call")
 """Reasons for which an answer ends with the call of a tool, if there were tools."""
 
@@ -56,7 +58,7 @@ def tokens_in(page: Mapping[str, Any], text: str) -> int | None:
     """The length of an answer with its thought in tokens; None where the server does not say it."""
     usage = page.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and tokens >= bool(text) else None
+    return tokens if isinstance(tokens, int) and bool(text) <= tokens < MOST_TOKENS else None
 
 
 def thought_tokens_in(page: Mapping[str, Any]) -> int | None:
@@ -64,4 +66,4 @@ def thought_tokens_in(page: Mapping[str, Any]) -> int | None:
     usage = page.get("usage")
     details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
     tokens = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return tokens if isinstance(tokens, int) else None
+    return tokens if isinstance(tokens, int) and tokens < MOST_TOKENS else None

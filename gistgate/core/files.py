@@ -32,6 +32,7 @@ OTHER_FORMATS = {  # by the first bytes of a file
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", "Unpack it."),
     b"\xff\xfe": ("UTF-16", "Save it as UTF-8."),
     b"\xfe\xff": ("UTF-16", "Save it as UTF-8."),
+    b"{\0": ("UTF-16", "Save it as UTF-8."),
 }
 
 

@@ -38,7 +38,8 @@ INTERRUPTED = 130  # status with which Typer ends a program after Ctrl-C
 
 def first_line(error: BaseException) -> str:
     """The beginning of a message, without its full stop; the error's name where it says nothing."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = f"no entry {error}" if isinstance(error, KeyError) else str(error)
+    lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0][:200].rstrip(".: ")
 
 

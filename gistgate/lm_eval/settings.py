@@ -20,6 +20,13 @@ SAMPLES = """Write --samples '{"gsm8k": [0, 5]}', or name a JSON file with that.
 def checking_settings() -> Iterator[None]:
     """While open, settings that lm-eval would ignore, or fail on after all answers, are refused."""
     resolve = EvaluatorConfig.process_tasks
+    load = TaskManager.load
+    loaded: list[Any] = []
+
+    def load_once(manager: TaskManager, names: Any) -> Any:
+        if not loaded:
+            loaded.append(load(manager, names))
+        return loaded[0]
 
     def resolve_and_check(config: EvaluatorConfig, *arguments: Any) -> TaskManager:
         check_numbers(config)
@@ -29,9 +36,14 @@ def checking_settings() -> Iterator[None]:
         manager = resolve(config, *arguments)
         if config.samples is not None:
             check_samples(config.samples, manager.load(config.tasks)["tasks"])
+        if config.num_fewshot:
+            check_examples(config.num_fewshot, manager.load(config.tasks)["tasks"])
         return manager
 
-    with replaced(EvaluatorConfig, "process_tasks", resolve_and_check):
+    with (
+        replaced(EvaluatorConfig, "process_tasks", resolve_and_check),
+        replaced(TaskManager, "load", load_once),
+    ):
         yield
 
 
@@ -45,6 +57,20 @@ def check_numbers(config: EvaluatorConfig) -> None:
         raise UserError(
             f"--limit {config.limit:g} leaves no document. Write a number above 0, or leave it out."
         )
+
+
+def check_examples(number: int, tasks: dict[str, Any]) -> None:
+    """Refuse (UserError) more solved examples than a task has documents for them."""
+    for name, task in tasks.items():
+        takes_examples = task.get_config("num_fewshot") != 0  # else lm-eval keeps to that
+        if not takes_examples or not hasattr(task, "sampler"):
+            continue
+        size = len(task.sampler.fewshot_docs())
+        if size < number:
+            raise UserError(
+                f"--num_fewshot {number} is above the {size} documents that '{name}' has for solved"
+                " examples. Lower it."
+            )
 
 
 def check_samples(samples: Any, tasks: dict[str, Any]) -> None:

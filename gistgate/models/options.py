@@ -241,7 +241,8 @@ def prompt_of(where: str, row: Any) -> EncodedPrompt:
 
 def messages_of(where: str, entry: Mapping[str, Any]) -> list[dict[str, str]]:
     """The messages of an entry up to the answer that is asked for, behind its system text."""
-    messages = entry["messages"] if isinstance(entry["messages"], list) else []
+    turns = entry["messages"] if isinstance(entry["messages"], list) else []
+    messages = [as_text(turn) for turn in turns]
     roles = [turn["role"] for turn in messages if is_turn(turn)]
     if roles and roles[-1] == "assistant":  # the answer, in a file for fine-tuning
         messages = messages[:-1]
@@ -251,6 +252,18 @@ def messages_of(where: str, entry: Mapping[str, Any]) -> list[dict[str, str]]:
     if entry.get("system"):
         return [{"role": "system", "content": str(entry["system"])}, *messages]
     return messages
+
+
+def as_text(turn: Any) -> Any:
+    """A message whose content is a list of texts, as the OpenAI protocol allows, with one text;
+    others, such as those with images, as they are.
+    """
+    parts = turn.get("content") if isinstance(turn, dict) else None
+    if not isinstance(parts, list):
+        return turn
+    texts = [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
+    is_text = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+    return {**turn, "content": "".join(texts)} if is_text else turn
 
 
 def is_turn(turn: Any) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from gistgate.core.utils import UserError
-from gistgate.models.options import TEXTS, read_rows
+from gistgate.core.utils import UserError, shown
+from gistgate.models.options import TEXTS, as_text, read_rows
 from gistgate.tasks.bfcl import from_bfcl, is_bfcl
 from gistgate.tasks.scorers import SCORERS, Scorer, plain, scorer_named, strictest
 from gistgate.tasks.task import Document, Messages, Task, TaskSpec
@@ -160,7 +160,8 @@ def document_of(place: str, row: Any) -> Document:
         texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
         texts += turns if isinstance(turns, list) else []
         if not texts:
-            refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
+            names = shown(list(row))
+            refuse(doc, f"it holds {names} and no prompt. Write lines such as {EXAMPLE}")
         doc["prompt"] = texts[0]
         check_text(doc, texts[0], "prompt")
         check_whole(doc)
@@ -182,6 +183,7 @@ def check_messages(doc: Document) -> None:
     is_list = isinstance(messages, list) and messages
     if not is_list or not all(isinstance(turn, dict) and "role" in turn for turn in messages):
         refuse(doc, "its messages are no list of turns with role and content")
+    messages = doc["messages"] = [as_text(turn) for turn in messages]
     if messages[-1]["role"] == "assistant":
         doc["messages"] = messages[:-1]
         if "tools" in doc:

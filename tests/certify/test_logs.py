@@ -215,7 +215,9 @@ ERROR = '{"message": "broke", "traceback": "", "traceback_ansi": ""}'
 @pytest.mark.parametrize("before, after, word", [
     ('"success"', '"cancelled"', "status 'cancelled'"),
     ('"value": "C"', '"value": "very good"', "no number"),
+    ('"value": "C"', '"value": [1, 0]', "no number"),
     ('"match"', '"other"', "no score 'match'"),
+    ('"epoch": 2', '"epoch": 1', "two samples with the id"),
     ('"scores": {', f'"error": {ERROR}, "scores": {{}}, "_": {{', "an error.*'1' .broke."),
 ])  # fmt: skip
 def test_logs_of_inspect_ai_without_whole_scores_are_refused(

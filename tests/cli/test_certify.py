@@ -395,7 +395,7 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
     with pytest.raises(UserError, match="belong to a task"):
         run(Script(), Script(), **asked, num_fewshot=1)
     for rows, words in (
-        ([{"query": "1 + 1?"}], "entry 1, cannot be used: it holds something else than a prompt"),
+        ([{"query": "1 + 1?"}], "entry 1, cannot be used: it holds .'query'. and no prompt"),
         ([{"prompt": ""}], "its prompt is empty"),
         ([3], "its prompt is empty or no text"),
         ([{"messages": [{"role": "user"}]}], "its message is empty or no text"),
@@ -419,9 +419,10 @@ def test_own_prompts_are_scored_by_their_answers_or_by_agreement(run, tmp_path):
 def test_entries_bring_their_own_system_text_scorer_and_last_answer():
     """A file for fine-tuning ends with the assistant's answer, which is the reference."""
     turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "In Oslo."}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}, turns[1]]
     rows = [
         {"prompt": "2?", "answer": ["2", "two"], "scorer": "exact", "system": "Add."},
-        {"messages": turns},
+        {"messages": parts},
     ]
     spec = TaskSpec("own", prompting=Prompting(chat_template=True))
     task = PromptFile([(f"line {at}", row) for at, row in enumerate(rows)], spec)

@@ -12,7 +12,7 @@ import pytest
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
 from gistgate.lm_eval import task as tasks
-from gistgate.lm_eval.settings import check_samples
+from gistgate.lm_eval.settings import check_examples, check_samples
 from gistgate.lm_eval.task import load_task
 from gistgate.tasks import code as code_tasks
 from gistgate.tasks.code import own_code_eval, program_of
@@ -169,6 +169,14 @@ def test_chosen_documents_that_the_run_has_not_are_refused(samples, sentence):
     check_samples({"sums": [0, 2]}, tasks)
     with pytest.raises(UserError, match=sentence):
         check_samples(samples, tasks)
+
+
+def test_more_examples_than_a_task_has_are_refused():
+    sampler = SimpleNamespace(fewshot_docs=lambda: [{}, {}, {}])
+    tasks = {"sums": SimpleNamespace(sampler=sampler, get_config={"num_fewshot": None}.get)}
+    check_examples(3, tasks)
+    with pytest.raises(UserError, match="above the 3 documents that 'sums' has"):
+        check_examples(4, tasks)
 
 
 def test_several_programs_of_a_task_count_as_pass_at_k():
