@@ -12,7 +12,14 @@ import torch
 
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
 from gistgate.certificates.ledger import Look, hash_of, level
-from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, cached
+from gistgate.certificates.outcomes import (
+    READ_TOGETHER,
+    Answer,
+    LogProbability,
+    Outcomes,
+    TaskScore,
+    cached,
+)
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
@@ -67,6 +74,8 @@ class Setup:
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.memory = PromptCache(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
+        is_read = params.calibrate.fluency is not None
+        self.reader = LogProbability(self.pair.target, READ_TOGETHER) if is_read else None
 
     @cached_property
     def reference(self) -> dict[str, dict[str, Any]]:
@@ -113,10 +122,10 @@ class Setup:
             return [reference_answer(row) for row in self.strict_rows(prompts)]
 
         if params.is_reference(name):
-            return Outcomes(self.prompts, self.scorer, strict, reference, chunk)
+            return Outcomes(self.prompts, self.scorer, strict, reference, chunk, self.reader)
         scope = scope_of(params, name, self.pair, self.task)
         kept = cached(loose, scratch, name, scope, *surroundings(self.pair))
-        return Outcomes(self.prompts, self.scorer, strict, kept, chunk)
+        return Outcomes(self.prompts, self.scorer, strict, kept, chunk, self.reader)
 
 
 def answer_of(answer: Generation) -> Answer:

@@ -222,6 +222,7 @@ class CalibrateParams:
     confidence: Annotated[Number, between(0.5, 0.9999)]
     looks: Count
     growth: Positive | None
+    fluency: Positive | None
     stop: Literal["planned", "lost"]
     settings: Natural
     evaluations: Count
@@ -246,7 +247,7 @@ LATER = {
     LabelParams: ("longest", "price"),
     PromptingParams: ("arguments",),
     PromptsParams: ("draft",),
-    CalibrateParams: ("growth",),
+    CalibrateParams: ("growth", "fluency"),
     MethodParams: ("batch_size", "engine"),
 }
 """Keys that came after prompts were judged: where they say nothing they are not recorded, so that

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from gistgate.certificates.bounds import Array
 from gistgate.certificates.fixed_sequence import Verdicts, fixed_sequence
 from gistgate.certificates.ledger import Ledger, Look, digest
 from gistgate.certificates.outcomes import Outcomes
-from gistgate.certificates.search import Request, Selection, Setting, choose_settings
+from gistgate.certificates.search import (
+    Evaluation,
+    Request,
+    Selection,
+    Setting,
+    choose_settings,
+)
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -87,6 +92,9 @@ class Finding:
             growth=shown.decoded.growth,
             growth_bound=shown.growth_bound,
             growth_limit=self.request.growth,
+            fluency_loss=shown.decoded.fluency_loss if shown.fluency_bound is not None else None,
+            fluency_bound=shown.fluency_bound,
+            fluency_limit=self.request.fluency,
             refusal=self.verdicts.refusal(budget),
         )
 
@@ -135,9 +143,10 @@ def calibrate(
     it, then test them on calibration prompts.
     """
 
-    def evaluate(setting: Setting) -> tuple[Array, float, float]:
+    def evaluate(setting: Setting) -> Evaluation:
         decoded = outcomes.decoded("development", method.settings(setting))
-        return decoded.differences, decoded.counted.mean_accepted_length, decoded.growth
+        tau = decoded.counted.mean_accepted_length
+        return Evaluation(decoded.differences, tau, decoded.growth, decoded.fluency_loss)
 
     if method.knob is None:
         selection = Selection([Setting(None, method.variants[0])], [])
@@ -148,7 +157,13 @@ def calibrate(
     ledger.record(replace(look, tested=hypothesis(sequence, request, ternary, scope)))
     chunks = (outcomes.chunks("calibration", settings, request.n) for settings in sequence)
     verdicts = fixed_sequence(
-        chunks, request.budgets, request.confidence, request.stop, ternary, request.growth
+        chunks,
+        request.budgets,
+        request.confidence,
+        request.stop,
+        ternary,
+        request.growth,
+        request.fluency,
     )
     return Finding(method, request, selection, verdicts)
 
@@ -180,6 +195,8 @@ def hypothesis(
     sequence: list[Any] = [list(settings), sorted(request.budgets), f"{bound} {request.stop}"]
     if request.growth is not None:
         sequence.append(request.growth)
+    if request.fluency is not None:
+        sequence.append(f"fluency {request.fluency}")
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
     return digest([digest(sequence)[:16], decoding])[:16]

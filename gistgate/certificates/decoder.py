@@ -12,7 +12,15 @@ import gistgate
 from gistgate.build import Builder
 from gistgate.certificates.calibration import Method, decoding_scope
 from gistgate.certificates.ledger import hash_of
-from gistgate.certificates.outcomes import Answer, Decode, Ids, Outcomes, Scorer, cached
+from gistgate.certificates.outcomes import (
+    Answer,
+    Decode,
+    Ids,
+    LogProbability,
+    Outcomes,
+    Scorer,
+    cached,
+)
 from gistgate.core.architecture import context_of
 from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
@@ -168,7 +176,11 @@ class OwnDecoder:
         )
 
     def outcomes(
-        self, prompts: Mapping[str, Sequence[Prompt]], scorer: Scorer, scratch: Path
+        self,
+        prompts: Mapping[str, Sequence[Prompt]],
+        scorer: Scorer,
+        scratch: Path,
+        reader: LogProbability | None = None,
     ) -> Outcomes:
         """The method and strict decoding on these prompts, both with the method's drafter and K;
         decoded answers wait in the folder `scratch`, so that an interruption loses a chunk at most.
@@ -193,4 +205,5 @@ class OwnDecoder:
         def strict_ids(prompts: Sequence[Prompt], start: int) -> list[Ids]:
             return [answer.ids for answer in strict({}, prompts, start)]
 
-        return Outcomes(prompts, scorer, strict_ids, decode_with(self.method.rule))
+        loose = decode_with(self.method.rule)
+        return Outcomes(prompts, scorer, strict_ids, loose, reader=reader)

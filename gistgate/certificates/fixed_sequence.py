@@ -19,11 +19,12 @@ from gistgate.certificates.bounds import (
     Bound,
     Decision,
     SequentialTest,
+    betting_bound,
     longer_bound,
     refutes,
     upper_bound,
 )
-from gistgate.certificates.outcomes import NOTHING, Decoded
+from gistgate.certificates.outcomes import MOST_LOST, NOTHING, Decoded
 from gistgate.certificates.planning import Stop, confidence_of_test, fewest, needed_n
 
 
@@ -39,6 +40,9 @@ class Tested:
     growth_bound: float | None = None
     """Upper bound on the growth of answers, as a share; None where nothing bounds it."""
     may_grow: bool = True  # whether it keeps the largest growth
+    fluency_bound: float | None = None
+    """Upper bound on the loss of log-probability in nats per token; None where nobody asked."""
+    is_fluent: bool = True  # whether it keeps the largest such loss
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,12 @@ class Verdicts:
                 f"At the strictest setting tested {growth}, more than is allowed. Take more"
                 " prompts, or allow more."
             )
+        if not strictest.is_fluent:
+            return (
+                "At the strictest setting tested a token may be"
+                f" {strictest.fluency_bound:.3f} nats less probable, more than is allowed. Take"
+                " more prompts, or allow more."
+            )
         bound = self.bound(budget)
         seen = (
             f"{bound.n} prompts with a loss of {bound.mean:.2%} and"
@@ -116,16 +126,18 @@ def fixed_sequence(
     stop: Stop = "planned",
     ternary: bool = True,
     growth: float | None = None,
+    fluency: float | None = None,
 ) -> Verdicts:
     """Test settings, given by their chunks from strict to loose, which are read lazily; the first
     that fails the largest budget is the last.
 
     `ternary` says whether the score can only differ by -1, 0 or 1, so that the exact bound may be
-    used. `growth` is the largest growth of the mean length, a claim beside every budget; None: any.
+    used. `growth`, the largest growth of the mean length, and `fluency`, the largest loss of
+    log-probability in nats per token, are claims beside every budget; None: any.
     """
     tested: list[Tested] = []
     for chunks in settings:
-        tested.append(try_setting(chunks, budgets, confidence, stop, ternary, growth))
+        tested.append(try_setting(chunks, budgets, confidence, stop, ternary, growth, fluency))
         if not tested[-1].within[max(budgets)]:
             break
     return Verdicts(tuple(budgets), tuple(tested))
@@ -138,6 +150,7 @@ def try_setting(
     stop: Stop,
     ternary: bool = True,
     growth: float | None = None,
+    fluency: float | None = None,
 ) -> Tested:
     """Take in chunks until no budget is open any more, then test what the sequential tests left
     open.
@@ -152,17 +165,19 @@ def try_setting(
     }
     usual = upper_bound(decoded.differences, sure, ternary)
     longer = growth_bound(decoded, sure)
-    # Both claims have to hold, each at its confidence, so that neither needs a correction for the
-    # other.
+    lost = fluency_bound(decoded, sure)
+    # All claims have to hold, each at its confidence, so that none needs a correction for the
+    # others.
     may_grow = growth is None or (longer is not None and longer <= growth)
+    is_fluent = fluency is None or (lost is not None and lost <= fluency)
     bounds = dict.fromkeys(budgets, usual)
     within = {}
     for budget, answer in answers.items():
         if answer == "within":
             bounds[budget] = upper_bound(decoded.differences, sure, ternary=False)
         is_kept = usual.within(budget) if answer is None else answer == "within"
-        within[budget] = may_grow and is_kept
-    return Tested(decoded, bounds, within, answers, longer, may_grow)
+        within[budget] = may_grow and is_fluent and is_kept
+    return Tested(decoded, bounds, within, answers, longer, may_grow, lost, is_fluent)
 
 
 def decode_until_clear(
@@ -185,3 +200,10 @@ def growth_bound(decoded: Decoded, confidence: float) -> float | None:
     """Upper bound on the growth of the mean length, as a share; None where no lengths are known."""
     strict, loose, limit = decoded.tokens.T
     return longer_bound(strict, loose, limit.max(), confidence) if len(limit) else None
+
+
+def fluency_bound(decoded: Decoded, confidence: float) -> float | None:
+    """Upper bound on the loss of log-probability in nats per token; None where nobody asked."""
+    if not len(decoded.fluency):
+        return None
+    return MOST_LOST * betting_bound(decoded.fluency / MOST_LOST, 1 - confidence)

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 
 # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
 CLIP = 5.0
+MOST_LOST = 1.0  # nats per token; an answer that loses or gains more counts as much
 WORSE = -1e4  # stands for the log-probability of no token at all
+READ_TOGETHER = (
+    4  # finished answers in one read, whose logits take a gigabyte in large vocabularies
+)
 CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 Prompt = dict[str, Any]
 Ids = list[int]
+Text = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt and its answer
 
 
 def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
@@ -82,11 +87,13 @@ class TaskScore(Scorer):
 @dataclass(frozen=True)
 class LogProbability(Scorer):
     """The mean log-probability per token under the target, clipped to [-CLIP, 0] nats and moved to
-    [0, 1].
+    [0, 1]; or the loss of it in nats, as a second claim beside another score.
     """
 
     target: PreTrainedModel
     batch_size: int = 32
+    read: dict[Text, float] = field(default_factory=dict, repr=False)
+    """Means of answers: strict ones serve several settings."""
     id: ClassVar[str] = "logprob"
     ternary: ClassVar[bool] = False
 
@@ -96,16 +103,40 @@ class LogProbability(Scorer):
         """Return d [N]; the answers that differ are read in batches."""
         d = np.zeros(len(prompts))
         rows = where_different(strict, loose)
-        texts = [(prompts[row]["ids"], side[row]) for row in rows for side in (strict, loose)]
-        means: list[float] = []
-        for start in range(0, len(texts), self.batch_size):
-            means += self.means(texts[start : start + self.batch_size])
-        scores = 1 + np.clip(np.array(means, float), -CLIP, 0.0) / CLIP
-        d[rows] = scores[::2] - scores[1::2]
+        means_2R = self.both_means(rows, prompts, strict, loose)
+        scores_2R = np.clip(means_2R, -CLIP, 0.0) / CLIP
+        d[rows] = scores_2R[0] - scores_2R[1]
         return d
 
+    def losses(
+        self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]
+    ) -> Array:
+        """Return strict - loose mean [N] in nats per token, each clipped to MOST_LOST at most."""
+        lost = np.zeros(len(prompts))
+        rows = where_different(strict, loose)
+        means_2R = self.both_means(rows, prompts, strict, loose)
+        lost[rows] = np.clip(means_2R[0] - means_2R[1], -MOST_LOST, MOST_LOST)
+        return lost
+
+    def both_means(
+        self,
+        rows: Sequence[int],
+        prompts: Sequence[Prompt],
+        strict: Sequence[Ids],
+        loose: Sequence[Ids],
+    ) -> Array:
+        """Return the means of both answers of these rows [2, R]; nothing is read twice."""
+        keys: list[Text] = []
+        for side in (strict, loose):
+            keys += [(tuple(prompts[row]["ids"]), tuple(side[row])) for row in rows]
+        fresh = [key for key in dict.fromkeys(keys) if key not in self.read]
+        for start in range(0, len(fresh), self.batch_size):
+            batch = fresh[start : start + self.batch_size]
+            self.read.update(zip(batch, self.means(batch), strict=True))
+        return np.array([self.read[key] for key in keys], float).reshape(2, len(rows))
+
     @torch.no_grad()
-    def means(self, texts: Sequence[tuple[Ids, Ids]]) -> list[float]:
+    def means(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         """Mean log-probability of every answer behind its prompt, in nats; of an empty one the
         worst there is.
         """
@@ -197,6 +228,8 @@ class Decoded:
     3].
     """
     differs: list[bool] = field(default_factory=list)  # whether the answers differ, by prompt
+    fluency: Array = field(default_factory=lambda: np.zeros(0))
+    """Strict - loose mean log-probability in nats per token [N]; empty where nobody asked."""
 
     @property
     def counted(self) -> Statistics:
@@ -210,6 +243,7 @@ class Decoded:
             self.statistics + later.statistics,
             np.concatenate([self.tokens, later.tokens]),
             self.differs + later.differs,
+            np.concatenate([self.fluency, later.fluency]),
         )
 
     @property
@@ -219,6 +253,11 @@ class Decoded:
         """
         strict, loose, _ = self.tokens.sum(0)
         return float(loose / strict - 1) if strict else 0.0
+
+    @property
+    def fluency_loss(self) -> float:
+        """Mean loss of log-probability in nats per token; 0 where nobody asked."""
+        return float(self.fluency.mean()) if len(self.fluency) else 0.0
 
     @property
     def lengths(self) -> dict[str, float]:
@@ -250,6 +289,8 @@ class Outcomes:
     loose: Decode  # the method
     chunk: int | None = CHUNK
     """Prompts that are decoded at once; None decodes a whole split at once."""
+    reader: LogProbability | None = None
+    """What reads the answers for a claim on their log-probability; None: no such claim."""
 
     def decoded(
         self, split: str, settings: Settings, start: int = 0, stop: int | None = None
@@ -266,6 +307,7 @@ class Outcomes:
             [answer.statistics for answer in answers],
             np.array(lengths, float).T,
             [strict_ids != loose_ids for strict_ids, loose_ids in zip(strict, loose, strict=True)],
+            self.reader.losses(prompts, strict, loose) if self.reader else np.zeros(0),
         )
 
     def chunks(self, split: str, settings: Settings, n: int) -> Iterator[Decoded]:

@@ -28,8 +28,17 @@ class Setting:
     """Settings that override the method's fixed ones."""
 
 
-Evaluate = Callable[[Setting], tuple[Array, float, float]]
-"""Of the development prompts: differences [N], tau, and the growth of the mean length."""
+@dataclass(frozen=True)
+class Evaluation:
+    """What was seen on the development prompts."""
+
+    differences: Array  # d = strict - loose score [N]
+    tau: float  # mean accepted length
+    growth: float  # of the mean length, as a share
+    fluency_loss: float = 0.0  # of log-probability, in nats per token
+
+
+Evaluate = Callable[[Setting], Evaluation]
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Request:
     reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
     # largest growth of the mean length, as a share, a claim beside each budget; None: any
     growth: float | None = None
+    # largest loss of log-probability in nats per token, another such claim; None: any
+    fluency: float | None = None
     # the budget that decides between variants; None takes the largest
     headline: float | None = None
 
@@ -83,6 +94,7 @@ class Measurement:
     spread: float  # mean of d squared
     tau: float  # mean accepted length
     growth: float  # of the mean length, as a share
+    fluency_loss: float  # of log-probability, in nats per token
 
 
 @dataclass
@@ -102,8 +114,11 @@ class Curve:
 
     def measure(self, index: int, evaluate: Evaluate) -> None:
         """Evaluate the setting at an index and take in what it shows."""
-        d, tau, growth = evaluate(self.setting(index))
-        self.measured[index] = Measurement(float(d.mean()), float((d**2).mean()), tau, growth)
+        seen = evaluate(self.setting(index))
+        d = seen.differences
+        self.measured[index] = Measurement(
+            float(d.mean()), float((d**2).mean()), seen.tau, seen.growth, seen.fluency_loss
+        )
         self.seen = len(d)
         self.exact &= right_or_wrong(d)
 
@@ -115,10 +130,11 @@ class Curve:
         measured = [self.measured[index] for index in indices]
         losses = smooth(indices, [entry.loss for entry in measured])
         spreads = smooth(indices, [entry.spread for entry in measured])
-        limit = math.inf if self.request.growth is None else self.request.growth
+        longest = math.inf if self.request.growth is None else self.request.growth
+        most_lost = math.inf if self.request.fluency is None else self.request.fluency
         for place, (entry, loss, spread) in enumerate(zip(measured, losses, spreads, strict=True)):
             is_kept = self.request.keeps(budget, loss, spread, self.seen, self.exact)
-            if not is_kept or entry.growth > limit:
+            if not is_kept or entry.growth > longest or entry.fluency_loss > most_lost:
                 return indices[:place]
         return indices
 

@@ -55,6 +55,15 @@ class Options(Promise):
             min=0,
         ),
     ] = None
+    fluency: Annotated[
+        float | None,
+        option(
+            "Most nats by which a token of answers may be less probable to the target, to certify"
+            " beside the loss; default: any.",
+            min=0,
+            max=1,
+        ),
+    ] = None
     judge: Annotated[str | None, option("Judge model, for --score judge.")] = None
     batch_size: Annotated[int, option("Rows decoded together.", min=1)] = 32
     decoding: DecodeOptions = field(default_factory=DecodeOptions)  # the gate and `PARTS`

@@ -12,6 +12,7 @@ from gistgate.certificates.calibration import Request, calibrate, task_scope
 from gistgate.certificates.decoder import OwnDecoder, load_parts, maker_for, marks_of, method_of
 from gistgate.certificates.ledger import Ledger, Look
 from gistgate.certificates.outcomes import (
+    READ_TOGETHER,
     Capped,
     LogProbability,
     Outcomes,
@@ -56,7 +57,8 @@ def certify(options: Options) -> tuple[Certificate, Path]:
     plan.check(n)
     method = method_of(parts)
     decoder = OwnDecoder(parts, method, options.batch_size)
-    outcomes = decoder.outcomes(prompts, scorer, SCRATCH)
+    reader = None if options.fluency is None else LogProbability(parts.target, READ_TOGETHER)
+    outcomes = decoder.outcomes(prompts, scorer, SCRATCH, reader)
     scope = decoder.scope()
     scope |= task_scope(task, [prompt["ids"] for prompt in calibration], parts.tokenizer)
     if isinstance(scorer, PairwiseJudge):
@@ -71,7 +73,14 @@ def certify(options: Options) -> tuple[Certificate, Path]:
         error=1 - options.confidence,
         remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
     )
-    request = Request((options.budget,), plan.confidence, n, plan.stop, growth=options.growth)
+    request = Request(
+        (options.budget,),
+        plan.confidence,
+        n,
+        plan.stop,
+        growth=options.growth,
+        fluency=options.fluency,
+    )
     finding = calibrate(method, outcomes, request, look, scope, ledger)
     refusal = finding.verdicts.refusal(options.budget)
     if refusal is not None:

@@ -128,6 +128,11 @@ def point_line(score: str, point: OperatingPoint) -> str:
             f"; answers grow by {point.growth:.2%}, at most {point.growth_bound:.2%} (allowed:"
             f" {point.growth_limit:.2%})"
         )
+    if point.fluency_limit is not None:
+        line += (
+            f"; a token is {point.fluency_loss:.3f} nats less probable, at most"
+            f" {point.fluency_bound:.3f} (allowed: {point.fluency_limit:g})"
+        )
     return line
 
 

@@ -49,6 +49,9 @@ class OperatingPoint:
     growth: float | None = None  # by what share answers were longer than the strict ones on average
     growth_bound: float | None = None  # upper bound on that share; None: no lengths were known
     growth_limit: float | None = None  # largest growth that was to be certified, too; None: any
+    fluency_loss: float | None = None  # by how many nats a token was less probable on average
+    fluency_bound: float | None = None  # upper bound on that loss; None: it was not measured
+    fluency_limit: float | None = None  # largest loss that was to be certified, too; None: any
     refusal: str | None = None  # why nothing is certified and what would help; None: certified
 
     def keeps(self, budget: float) -> bool:

@@ -91,6 +91,7 @@ def request_of(params: Params) -> Request:
         evaluations=block.evaluations,
         reserve=block.reserve,
         growth=block.growth,
+        fluency=block.fluency,
         headline=params.headline_budget,
     )
 

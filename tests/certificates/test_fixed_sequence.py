@@ -87,6 +87,38 @@ def test_the_bound_on_growth_covers_it():
     assert missed <= 11
 
 
+def test_a_setting_has_to_keep_the_budget_and_the_fluency():
+    rng = np.random.default_rng(0)
+    lost = rng.normal(0.02, 0.05, 500)  # nats per token
+    for fluency, kept in ((None, True), (0.05, True), (0.02, False)):
+        decoded = Decoded(np.zeros(500), fluency=lost)
+        verdicts = fixed_sequence([[decoded]], [0.02], 0.95, fluency=fluency)
+        assert (verdicts.passed(0.02) == 0) is kept
+        assert 0.02 < verdicts.tested[0].fluency_bound < 0.05
+    assert "nats less probable" in verdicts.refusal(0.02)
+    assert not fixed_sequence([[Decoded(np.zeros(500))]], [0.02], 0.95, fluency=0.05).passed(0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "shares"),
+    [
+        ([1.0, 0.0], [0.05, 0.95]),  # rare answers that lose all
+        ([0.25, -0.15], [0.5, 0.5]),
+        ([0.1, 0.0], [0.5, 0.5]),
+    ],
+)
+def test_two_claims_share_one_error(values, shares):
+    """1,000 draws that lose as much log-probability as is allowed and no score: at most 5 % may
+    certify, binomial at the 1 % level.
+    """
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(1000):
+        decoded = Decoded(np.zeros(200), fluency=rng.choice(values, 200, p=shares))
+        wrong += try_setting([decoded], [0.02], 0.95, "planned", fluency=0.05).within[0.02]
+    assert wrong <= binom.isf(0.01, 1000, 0.05)
+
+
 @pytest.mark.slow
 def test_clear_shares_the_error():
     """On the edge of the budget no more than 5 % of the sequences may certify; 150 draws, binomial

@@ -7,7 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistgate.certificates.outcomes import WORSE, Capped, LogProbability, PairwiseJudge, TaskScore
+from gistgate.certificates.outcomes import (
+    MOST_LOST,
+    WORSE,
+    Capped,
+    LogProbability,
+    PairwiseJudge,
+    TaskScore,
+)
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -73,6 +80,13 @@ def test_log_probabilities_do_not_depend_on_the_rows_beside_them(size, monkeypat
     expected = [1 + mean / 10 for mean in singly]
     expected[1] = 0.0
     assert d == pytest.approx(expected, abs=1e-5)
+    others = [answers[0], answers[1], answers[2][:3], []]
+    lost = score.losses(prompts, answers, others)
+    shorter = score.means([(prompts[2]["ids"], others[2])])[0]
+    expected = [0, 0, min(max(singly[2] - shorter, -MOST_LOST), MOST_LOST), MOST_LOST]
+    assert lost == pytest.approx(expected, abs=1e-5)
+    monkeypatch.delattr(LogProbability, "means")  # nothing is read twice
+    assert score.losses(prompts, answers, others).tolist() == lost.tolist()
 
 
 def test_an_answer_is_cut_where_it_is_as_long_as_it_may_be():

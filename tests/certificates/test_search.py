@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gistgate.certificates.search import Curve, Request, Setting, choose_settings, smooth
+from gistgate.certificates.search import (
+    Curve,
+    Evaluation,
+    Request,
+    Setting,
+    choose_settings,
+    smooth,
+)
 
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 14))
 AIMS = Request(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)
@@ -18,7 +25,7 @@ class World:
         self.loss, self.tau, self.n, self.noise = loss, tau, n, noise
         self.calls: list[Setting] = []
 
-    def __call__(self, setting: Setting) -> tuple[np.ndarray, float, float]:
+    def __call__(self, setting: Setting) -> Evaluation:
         self.calls.append(setting)
         p_loss, p_gain = self.loss(setting.value) + 0.01, 0.01
         if self.noise is None:
@@ -26,15 +33,16 @@ class World:
         else:
             losses, gains, _ = self.noise.multinomial(self.n, [p_loss, p_gain, 1 - p_loss - p_gain])
         d = np.r_[np.ones(losses), -np.ones(gains), np.zeros(self.n - losses - gains)]
-        return d, self.tau(setting.value), setting.value / 4
+        return Evaluation(d, self.tau(setting.value), setting.value / 4, setting.value / 8)
 
 
-def test_answers_that_grow_too_much_are_not_chosen():
+def test_answers_that_grow_or_lose_too_much_are_not_chosen():
     def longest(request):
         settings = choose_settings(GRID, [{}], World(n=4000), request).settings
         return max(setting.value for setting in settings) / 4
 
     assert longest(replace(AIMS, growth=0.08)) <= 0.08 < longest(AIMS)
+    assert longest(replace(AIMS, fluency=0.04)) <= 0.08
 
 
 def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
@@ -106,7 +114,7 @@ def test_noise_between_neighbours_is_smoothed():
     curve = Curve(GRID, {}, AIMS)
     for index, losses in ((2, 1), (5, 12), (8, 4)):
         d = np.r_[np.ones(losses), np.zeros(400 - losses)]
-        curve.measure(index, lambda setting, d=d: (d, 5.0, 0.0))
+        curve.measure(index, lambda setting, d=d: Evaluation(d, 5.0, 0.0))
     assert [max(curve.kept(budget)) for budget in (0.03, 0.05)] == [2, 8]
 
 
@@ -135,8 +143,8 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
     class Graded(World):
         def __call__(self, setting):
-            differences, *others = super().__call__(setting)
-            return 0.99 * differences, *others
+            seen = super().__call__(setting)
+            return replace(seen, differences=0.99 * seen.differences)
 
     exact = choose_settings(GRID, [{}], World(), AIMS).settings[1].value
     assert choose_settings(GRID, [{}], Graded(), AIMS).settings[1].value < exact

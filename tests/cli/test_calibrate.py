@@ -126,7 +126,8 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(sums, fo
 def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, stop, score, kind):
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     linear_gate(target, draft).save("gate")
-    certify(sums(budget=0.4, gate="gate", prompts=60, stop=stop, score=score, rule=None, out=None))
+    options = {"budget": 0.4, "gate": "gate", "prompts": 60, "stop": stop, "score": score}
+    certify(sums(**options, fluency=0.9, rule=None, out=None))
     kept = read_certificate(Path("gate"))
     assert kept is not None and (kept.rule, kept.score) == ("autojudge", score)
     found = kept.operating_point()
@@ -140,10 +141,11 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(sums, folders, capsys, sto
         kind,
         "budget 40 %",
         f"{bound} {'points' if score == 'task' else '%'}",
+        f"nats less probable, at most {found.fluency_bound:.3f} (allowed: 0.9)",
     ):
         assert said in shown
     replace(kept, scope=kept.scope | {"task": "another"}).save("gate")
-    certify(sums(budget=0.4, gate="gate", prompts=60, stop=stop, score=score, rule=None, out=None))
+    certify(sums(**options, fluency=0.9, rule=None, out=None))
     assert read_certificate(Path("gate")).scope["task"] == kept.scope["task"]
     inspect(Path("gate"))
     assert (

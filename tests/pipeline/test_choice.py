@@ -47,6 +47,7 @@ def project(tmp_path: Path, monkeypatch) -> Params:
         ("world", {"skew": 0.0}),
         ("label", {"longest": 1.1}),
         ("calibrate", {"growth": 0.05}),
+        ("calibrate", {"fluency": 0.05}),
     ],
 )
 def test_what_changes_a_gate_or_a_text_is_another_choice(
