@@ -27,13 +27,21 @@ MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d"
 NUMBER = re.compile(r"-?(?:\d{1,3}(?:[,\u00a0\u202f' ]\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d+)?", re.I)
 FINAL = re.compile(r"####|\\boxed\{|\b(?:final\s+)?answer\b\s*(?:is|:|=)?", re.I)
 """Marks behind which an answer stands in a longer text."""
-BORDERLESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff]")
-"""Scripts that put no border between words: Thai, Lao, Burmese, Khmer, Chinese, Japanese."""
+BORDERLESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff]"
+)
+"""Scripts that put no border between words (Thai, Lao, Burmese, Khmer, Chinese, Japanese), or none
+before a particle (Korean).
+"""
+APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u201b", "'"))
+QUOTES = str.maketrans(dict.fromkeys("\u201c\u201d\u201e\u201f", '"'))
+SIGNS = MINUS | APOSTROPHES | QUOTES
+OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
 def plain(text: str) -> str:
-    """A text in one normal form and case, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """A text in one normal form and case, with single spaces, plain quotation marks and hyphens."""
+    return " ".join(unicodedata.normalize("NFKC", text).translate(SIGNS).casefold().split())
 
 
 class Scorer(ABC):
@@ -108,18 +116,20 @@ class Number(Scorer):
 
 
 class Choice(Scorer):
-    """The letter that the text chooses."""
+    """The letter, or which of yes and no or of true and false, that the text chooses."""
 
     id = "choice"
 
     def score(self, text: str, answer: Any) -> float:
+        if is_verdict(answer):
+            return float(verdict_of(text) == plain(answer).rstrip("."))
         return float(chosen_letter(text) == str(answer).strip(" ().").upper())
 
     def check(self, answer: Any) -> None:
-        if not is_letter(answer):
+        if not is_letter(answer) and not is_verdict(answer):
             raise UserError(
-                f"the answer {answer!r} is no letter from A to {LETTERS[-1]}, which the scorer"
-                " 'choice' reads"
+                f"the answer {answer!r} is no letter from A to {LETTERS[-1]}, yes, no, true or"
+                " false, which the scorer 'choice' reads"
             )
 
 
@@ -210,7 +220,7 @@ def scorer_named(name: str) -> Scorer:
 
 def strictest(answers: Sequence[Any]) -> Scorer:
     """The strictest scorer that fits all of these right answers."""
-    if all(is_letter(answer) for answer in answers):
+    if all(is_letter(answer) or is_verdict(answer) for answer in answers):
         return SCORERS["choice"]
     if all(expected_number(answer) is not None for answer in answers):
         return SCORERS["number"]
@@ -243,6 +253,25 @@ def chosen_letter(text: str) -> str | None:
         letters = re.findall(pattern, text, re.I if pattern is patterns[0] else 0)
         if letters:
             return str(letters[-1]).upper()
+    return None
+
+
+def is_verdict(answer: Any) -> bool:
+    """Whether an answer is yes, no, true or false alone."""
+    return isinstance(answer, str) and plain(answer).rstrip(".") in OPPOSITES
+
+
+def verdict_of(text: str) -> str | None:
+    """Which of yes, no, true and false a text answers with: the one behind its last mark, else the
+    one that it begins with, else its last; None where it has none.
+    """
+    text = plain(text)
+    marks = [mark.end() for mark in FINAL.finditer(text)]
+    behind = text[marks[-1] :] if marks else ""
+    word = rf"\b(not )?({'|'.join(OPPOSITES)})\b"
+    verdicts = re.findall(rf"^\W*{word}", text) or re.findall(word, text)[-1:]
+    for negation, verdict in re.findall(word, behind)[:1] or verdicts:
+        return OPPOSITES[verdict] if negation else verdict
     return None
 
 

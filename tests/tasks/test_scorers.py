@@ -18,6 +18,13 @@ from gistgate.tasks.scorers import SCORERS, scorer_named, strictest
             ["The answer is B, because it is a mammal.", "A mammal.", "I cannot say.", "B"],
         ),
         (
+            "choice",
+            "Yes",
+            ["yes.", "**Yes**", "Yes, no doubt.", "I have no doubt: yes", "No? The answer is yes."],
+            ["No, it is not. Some say yes.", "I cannot say.", "True", "The answer is no, not yes."],
+        ),
+        ("choice", "true", ["True", "It is true."], ["False; it is not true", "It is not true."]),
+        (
             "number",
             "1000",
             ["1,000", "It is so. #### 1000", "so $1,000.00", "1 000", "It is 1000.0 in all."],
@@ -29,6 +36,8 @@ from gistgate.tasks.scorers import SCORERS, scorer_named, strictest
         ("number", 1.0, ["1", "1.0", "１"], ["10"]),
         ("includes", "Müller", ["It is Mu\u0308ller.", "MÜLLER"], ["Müllers", "Muller"]),
         ("includes", "巴黎", ["法国的首都是巴黎。"], ["法国的首都是伦敦。"]),
+        ("includes", "서울", ["정답은 서울입니다."], ["정답은 부산입니다."]),
+        ("includes", "don't", ["I don\u2019t"], ["I do"]),
         ("includes", "4", ["2 + 2 is 4."], ["14", "4.5", "-4", "1,4"]),
         ("exact", "Oslo", ["oslo", " Oslo "], ["It is Oslo"]),
         ("match", "Oslo", ["It is Oslo.", "**Oslo**"], ["Oslo is it"]),
@@ -56,6 +65,7 @@ def test_f1_counts_shared_words() -> None:
     ("answers", "name"),
     [
         (["A", "(b)"], "choice"),
+        (["yes", "No."], "choice"),
         (["1,000", 4, "$5", "3 + 2\n#### 5"], "number"),
         ([{"a": 1}, '{"a": 2}', [1]], "json"),
         (["Oslo", "4"], "includes"),
