@@ -1,8 +1,11 @@
 """The answers of two endpoints to the same prompts."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from gistgate.tasks.task import Document, Task
 
@@ -36,6 +39,14 @@ class Served:
     """Whether it ended within the thought, so that there is no answer."""
     judge: Sequence[str] = ()
     """What a judge said of it beside the baseline's answer, in both orders."""
+    earlier: Sequence[Served] = ()
+    """The answers to earlier turns of a conversation."""
+
+    @classmethod
+    def read(cls, entries: Mapping[str, Any]) -> Served:
+        """An answer out of its entries in a file."""
+        earlier = tuple(map(cls.read, entries.get("earlier", ())))
+        return cls(**{**entries, "earlier": earlier})
 
     @property
     def tokens_of_thought(self) -> float | None:
@@ -44,6 +55,16 @@ class Served:
             return self.thought_tokens
         characters = self.thought + len(self.text)
         return self.tokens * self.thought / max(1, characters)
+
+    @property
+    def turns(self) -> list[Served]:
+        """The answers of a whole conversation."""
+        return [*self.earlier, self]
+
+    @property
+    def transcript(self) -> str:
+        """The texts of these answers as one."""
+        return transcript_of(self.turns)
 
 
 Pair = tuple[Served, Served]  # the strict and the loose answer to one prompt, of one seed
@@ -57,19 +78,44 @@ class Answered:
         self.doc = doc
         self.strict = [strict for strict, _ in pairs]
         self.loose = [loose for _, loose in pairs]
-        self.texts: list[list[str]] = []
-        """The strict and the loose texts as they are scored."""
+        self.answers: list[list[Served]] = []
+        """The answers of each side that count: of all samples and, in a conversation, turns."""
+        self.texts: list[list[list[str]]] = []
+        """Their texts as they are scored, by side and sample."""
         self.scores: list[float] = []
         """The mean score of each side; empty where the task does not judge."""
         for side in (self.strict, self.loose):
-            self.texts.append([task.cut(answer.text) for answer in side])
+            samples = [self.counted(answer) for answer in side]
+            texts = [[task.cut(answer.text) for answer in turns] for turns in samples]
+            self.answers.append([answer for turns in samples for answer in turns])
+            self.texts.append(texts)
             if task.judges:
-                self.scores.append(fmean(task.score(doc, text) for text in self.texts[-1]))
+                self.scores.append(fmean(task.score_turns(doc, turns) for turns in texts))
+
+    def counted(self, answer: Served) -> list[Served]:
+        """The answers of a conversation that are scored."""
+        return answer.turns if self.task.scores_turns else [answer]
+
+    def transcripts(self, side: int) -> list[str]:
+        """What people read of the strict (0) or the loose samples (1), a text for each."""
+        samples = (self.strict, self.loose)[side]
+        return [transcript_of(self.counted(answer)) for answer in samples]
+
+    def agrees(self, text: str, reference: str) -> bool:
+        """Whether two texts that are scored have one meaning."""
+        return text == reference or bool(self.task.same_meaning(self.doc, text, reference))
 
     @property
     def is_differing(self) -> bool:
         """Whether the texts of a pair differ, scored alike or not."""
-        return [answer.text for answer in self.strict] != [answer.text for answer in self.loose]
+        return self.transcripts(0) != self.transcripts(1)
+
+
+def transcript_of(answers: Sequence[Served]) -> str:
+    """The texts of answers as one, each behind the number of its turn."""
+    if len(answers) == 1:
+        return answers[0].text
+    return "\n\n".join(f"[{at}] {answer.text}" for at, answer in enumerate(answers, start=1))
 
 
 def mean_length(answers: Sequence[Served]) -> float | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -141,7 +142,7 @@ class Judged(Claim):
 
     def to_lose(self, answered: Sequence[Answered]) -> float:
         """The share of strict answers with a text."""
-        return fmean(bool(answer.text.strip()) for prompt in answered for answer in prompt.strict)
+        return share_of_texts(answered)
 
 
 class Tools(Claim):
@@ -162,14 +163,13 @@ class Agreement(Claim):
     is_scored = False
 
     def measured(self, prompt: Answered) -> tuple[float, float]:
-        """1, and 0 where the answers differ in their meaning, else 1."""
+        """1, and 0 where an answer differs in its meaning, else 1."""
         [strict], [loose] = prompt.texts
-        agrees = strict == loose or prompt.task.same_meaning(prompt.doc, loose, strict)
-        return 1.0, float(bool(agrees))
+        return 1.0, float(len(strict) == len(loose) and all(map(prompt.agrees, loose, strict)))
 
     def to_lose(self, answered: Sequence[Answered]) -> float:
         """The share of strict answers with a text."""
-        return fmean(bool(answer.text.strip()) for prompt in answered for answer in prompt.strict)
+        return share_of_texts(answered)
 
 
 class Length(Claim):
@@ -200,9 +200,9 @@ class Length(Claim):
     def measured(self, prompt: Answered) -> tuple[float, float]:
         """Both mean lengths, as shares of the longest answer."""
         limit = prompt.task.max_new_tokens
-        strict = self.mean_length(prompt.strict)
-        loose = self.mean_length(prompt.loose)
-        lengths = [self.length(answer) or 0 for answer in (*prompt.strict, *prompt.loose)]
+        strict = self.mean_length(prompt.answers[0])
+        loose = self.mean_length(prompt.answers[1])
+        lengths = [self.length(answer) or 0 for answer in chain(*prompt.answers)]
         if strict is None or loose is None or max(lengths) > limit:
             raise UserError(
                 f"The servers say {prompt.strict[0].tokens} and {prompt.loose[0].tokens} tokens, of"
@@ -257,6 +257,11 @@ class Length(Claim):
         )
         is_kept = refutes(d, self.aim, confidence)
         return decided(figures, self.budget, is_kept, refutes(-d, self.aim, confidence))
+
+
+def share_of_texts(answered: Sequence[Answered]) -> float:
+    """The share of strict answers with a text."""
+    return fmean(bool(text.strip()) for prompt in answered for text in prompt.transcripts(0))
 
 
 def decided(figures: Figures, budget: float, is_kept: bool, is_lost: bool) -> Figures:

@@ -22,24 +22,16 @@ from gistgate.certify.claims import Claim
 from gistgate.certify.endpoint import Endpoint, note
 from gistgate.certify.judge import MOST_UNREAD, Judge, preference
 from gistgate.certify.paired import Record
+from gistgate.certify.play import Request, played, request_of
 from gistgate.certify.store import AnswerStore
-from gistgate.certify.trouble import PromptError
 from gistgate.core.files import fingerprint
-from gistgate.core.utils import UserError
-from gistgate.tasks.task import Document, Messages, Task
+from gistgate.core.utils import PromptError, UserError
+from gistgate.tasks.task import Document, Task
 
 PILOT = 10  # prompts after which the seconds of the plan are said
 TICK = 0.5  # seconds between two lines about the progress, on a terminal
 SELDOM = 10.0  # the same elsewhere
 MOST = 0.5  # share of answers without an end above which they may be thoughts
-
-# Prompt, stops, longest answer in tokens, and further entries.
-Request = tuple[str | Messages, list[str], int, dict[str, Any]]
-
-
-def request_of(task: Task, doc: Document) -> Request:
-    """What both endpoints are asked about a document."""
-    return task.prompt(doc), list(task.stops), task.max_new_tokens, task.entries(doc)
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ class BothEndpoints:
 
     def mark(self, request: Request) -> str:
         """What tells the answers to a request from others."""
-        return fingerprint(request, self.temperature, self.samples, self.seed)
+        return fingerprint(request.identity, self.temperature, self.samples, self.seed)
 
     async def ask(self, request: Request) -> list[Pair]:
         """The answers of both endpoints, one pair for each sample; the seed of a request that is
@@ -88,22 +80,6 @@ class BothEndpoints:
             return await asyncio.gather(
                 played(self.strict, request, sampling), played(self.loose, request, sampling)
             )
-
-
-async def played(endpoint: Endpoint, request: Request, sampling: dict[str, Any]) -> Served:
-    """The last answer of an endpoint in a conversation: where two turns of the user follow each
-    other, its own answer to the first of them is put between.
-    """
-    prompt, stops, limit, entries = request
-    if isinstance(prompt, str):
-        return await endpoint.answer(*request, **sampling)
-    history: Messages = []
-    for message in prompt:
-        if history and history[-1]["role"] == message["role"] == "user":
-            served = await endpoint.answer(history, stops, limit, entries, **sampling)
-            history = [*history, {"role": "assistant", "content": served.text}]
-        history = [*history, message]
-    return await endpoint.answer(history, stops, limit, entries, **sampling)
 
 
 class Comparison:
@@ -198,7 +174,8 @@ class Comparison:
         if self.judge is None:
             return pairs
         async with self.endpoints.free:
-            return await asyncio.gather(*(self.judge.judged(request[0], pair) for pair in pairs))
+            prompt = request.prompt
+            return await asyncio.gather(*(self.judge.judged(prompt, pair) for pair in pairs))
 
     def pairs_of(self, doc: Document, request: asyncio.Task[list[Pair]]) -> list[Pair]:
         """The answers to a document; none if a server refused it and the user allows that."""
@@ -253,10 +230,11 @@ class Comparison:
     def record_of(self, prompt: Answered) -> Record:
         """What the file of records holds of a prompt."""
         baseline, candidate = self.claim.measured(prompt)
-        answers = [*prompt.strict, *prompt.loose]
+        strict, loose = prompt.answers
         texts = []
         if self.keeps_texts:
-            texts = [self.task.question(prompt.doc), *(answer.text for answer in answers)]
+            answers = [*prompt.transcripts(0), *prompt.transcripts(1)]
+            texts = [self.task.question(prompt.doc), *answers]
         return Record(
             task=self.task.name,
             id=place_of(self.task, prompt.doc),
@@ -264,8 +242,8 @@ class Comparison:
             baseline=baseline,
             candidate=candidate,
             differs=prompt.is_differing,
-            tokens=(mean_length(prompt.strict), mean_length(prompt.loose)),
-            finishes=tuple(finish_of(answer) for answer in answers),
+            tokens=(mean_length(strict), mean_length(loose)),
+            finishes=tuple(finish_of(answer) for answer in (*strict, *loose)),
             judge=tuple(words for answer in prompt.loose for words in answer.judge),
             texts=tuple(text.encode(errors="replace").decode() for text in texts),
         )
@@ -286,7 +264,7 @@ class Comparison:
         answers = []
         scores = []
         for prompt in self.answered:
-            answers += (prompt.strict, prompt.loose)[side]
+            answers += prompt.answers[side]
             scores += prompt.scores[side : side + 1]
         return means_of(answers, scores)
 
@@ -298,7 +276,7 @@ class Comparison:
         for side, endpoint in enumerate((self.endpoints.strict, self.endpoints.loose)):
             answers: list[Served] = []
             for prompt in self.answered:
-                answers += (prompt.strict, prompt.loose)[side]
+                answers += prompt.answers[side]
             share = fmean(answer.capped or answer.is_open for answer in answers)
             if share > MOST:
                 sentences.append(
@@ -339,7 +317,7 @@ class Comparison:
         if self.claim.to_lose(self.answered) > self.plan.budget:
             return
         means = self.means(0)
-        texts = [answer.text for prompt in self.answered for answer in prompt.strict]
+        texts = [answer.text for prompt in self.answered for answer in prompt.answers[0]]
         empty = sum(not text.strip() for text in texts)
         scored = "" if means["score"] is None else f"score {means['score']:.1%} on average, "
         raise UserError(

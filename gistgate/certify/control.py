@@ -10,7 +10,8 @@ import numpy as np
 
 from gistgate.certify.answers import Answered, Pair
 from gistgate.certify.claims import Claim
-from gistgate.certify.comparison import Comparison, played, request_of
+from gistgate.certify.comparison import Comparison
+from gistgate.certify.play import played, request_of
 from gistgate.core.utils import UserError
 
 ELSEWHERE = 4

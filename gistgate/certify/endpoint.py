@@ -26,8 +26,8 @@ from gistgate.certify.page import (
     tokens_in,
 )
 from gistgate.certify.thoughts import reply_in
-from gistgate.certify.trouble import NOT_HERE, PromptError, explained
-from gistgate.core.utils import UserError, first_line, printable
+from gistgate.certify.trouble import NOT_HERE, explained
+from gistgate.core.utils import PromptError, UserError, first_line, printable
 from gistgate.tasks.task import Messages
 from gistgate.tasks.tool_calls import calls_of, written
 
@@ -176,9 +176,9 @@ class Endpoint:
         path, body = self.request(prompt, stops, max_tokens, entries, **sampling)
         with explained(self):
             page = await self.patiently(partial(self.client.post, path, body=body, cast_to=object))
-        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        return self.whole(page, text, body.get("stop") or (), limit, "tools" in body)
+        stops = body.get("stop") or ()
+        return self.whole(page, continued_text(prompt), stops, limit, "tools" in body)
 
     def request(
         self,
@@ -298,6 +298,15 @@ def continued(messages: Messages) -> dict[str, bool]:
     if messages[-1]["role"] != "assistant":
         return {}
     return {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def continued_text(prompt: str | Messages) -> str:
+    """What an answer goes on from, which some servers repeat in front of it; nothing in most
+    chats.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return str(prompt[-1]["content"]) if prompt[-1]["role"] == "assistant" else ""
 
 
 async def with_model(endpoint: Endpoint) -> Endpoint:

@@ -63,10 +63,11 @@ class Judge:
         nothing where the answers are equal.
         """
         baseline, candidate = pair
-        if baseline.text == candidate.text:
+        texts = (baseline.transcript, candidate.transcript)
+        if texts[0] == texts[1]:
             return pair
         question = prompt if isinstance(prompt, str) else as_text(prompt)
-        orders = ((baseline.text, candidate.text), (candidate.text, baseline.text))
+        orders = (texts, texts[::-1])
         words = await asyncio.gather(*(self.ask(question, *order) for order in orders))
         return baseline, replace(candidate, judge=tuple(words))
 

@@ -46,8 +46,9 @@ class AnswerStore:
                     elif isinstance(entry, str):
                         self.refusals[mark] = entry
                     else:
-                        pairs = [(Served(**strict), Served(**loose)) for strict, loose in entry]
-                        self.pairs[mark] = pairs
+                        self.pairs[mark] = [
+                            (Served.read(strict), Served.read(loose)) for strict, loose in entry
+                        ]
 
     def begin(self) -> None:
         """Make the file if there is none; answers that are not used get a name of their own."""

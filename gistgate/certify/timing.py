@@ -11,11 +11,12 @@ from typing import Any
 
 import openai
 
-from gistgate.certify.comparison import BothEndpoints, Request
+from gistgate.certify.comparison import BothEndpoints
 from gistgate.certify.endpoint import Endpoint, note
 from gistgate.certify.page import first_choice, parsed_page, tokens_in
-from gistgate.certify.trouble import PromptError, explained
-from gistgate.core.utils import UserError
+from gistgate.certify.play import Request
+from gistgate.certify.trouble import explained
+from gistgate.core.utils import PromptError, UserError
 from gistgate.measure.statistics import ratio_of_pairs
 
 LEVEL = 0.95
@@ -82,8 +83,11 @@ class Clock:
             return await self.time(request, sampling)
 
     async def time(self, request: Request, sampling: Mapping[str, Any]) -> Timing:
-        """What an answer takes."""
-        path, body = self.endpoint.request(*request, **sampling)
+        """What an answer takes, in a conversation the first one."""
+        prompt, entries = next(request.turns())
+        path, body = self.endpoint.request(
+            prompt, request.stops, request.limit, entries, **sampling
+        )
         before = await self.steps()
         first = None
         begin = perf_counter()

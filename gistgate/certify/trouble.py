@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import openai
 
 from gistgate.certify.address import KEYS, Address
-from gistgate.core.utils import UserError, first_line
+from gistgate.core.utils import PromptError, UserError, first_line
 
 if TYPE_CHECKING:
     from gistgate.certify.endpoint import Endpoint
@@ -55,10 +55,6 @@ REMEDIES = {  # by a sign in the cause; the first counts
 
 OF_A_PROMPT = (400, 413, 422)
 """Statuses with which servers refuse a request for what it holds, such as a prompt too long."""
-
-
-class PromptError(UserError):
-    """A server refuses one prompt, or gives it no whole answer; others may go well."""
 
 
 def cause_of(error: Exception, url: str) -> str:

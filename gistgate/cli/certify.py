@@ -18,6 +18,7 @@ from gistgate.cli.settings_file import read_settings
 from gistgate.core.utils import UserError
 
 SIDES = "'--baseline' / '--candidate'"
+TURNS = ("last", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,10 @@ class Options(Promise):
         bool,
         plain_option("Send the assistant's turns of a conversation as they stand.", "--replay"),
     ] = False
+    turns: Annotated[
+        str,
+        plain_option("Answers of a conversation that are scored: the last, or all."),
+    ] = "last"
     scorer: Annotated[
         str | None,
         plain_option(
@@ -186,6 +191,13 @@ class Options(Promise):
         plain_option("Share of the prompts that --watch asks, drawn by chance.", min=0, max=1),
     ] = 1.0
 
+    @property
+    def scores_turns(self) -> bool:
+        """Whether all answers of a conversation are scored."""
+        if self.turns not in TURNS:
+            raise UserError(f"--turns {self.turns} says nothing. Use one of: {', '.join(TURNS)}.")
+        return self.turns == "all"
+
 
 SettingsFile = Annotated[
     Path | None,
@@ -209,7 +221,7 @@ GROUPS = {
     "The claim": ("claim", "scorer", "metric", "confidence", "joint"),
     "Prompts and the form of requests": (
         *("prompts", "system", "template", "num_fewshot", "temperature", "samples", "seed"),
-        *("replay", "task_data", "allow_code", "gate"),
+        *("replay", "turns", "task_data", "allow_code", "gate"),
     ),
     "Servers": (
         *("strict_model", "loose_model", "same_model", "strict_body", "loose_body"),

@@ -7,9 +7,10 @@ from time import monotonic
 
 from gistgate.certify.answers import Answered, means_of
 from gistgate.certify.card import in_words
-from gistgate.certify.comparison import BothEndpoints, place_of, request_of
+from gistgate.certify.comparison import BothEndpoints, place_of
 from gistgate.certify.control import figures
 from gistgate.certify.judge import Judge
+from gistgate.certify.play import request_of
 from gistgate.cli.certify import Options
 from gistgate.cli.servers import connected, judge_of, planned
 from gistgate.core.utils import printable
@@ -38,7 +39,7 @@ def quick(options: Options) -> str:
         f" {before.claim.unit}."
     )
     for place, side in enumerate(("baseline", "candidate")):
-        answers = [answer for prompt in prompts for answer in (prompt.strict, prompt.loose)[place]]
+        answers = [answer for prompt in prompts for answer in prompt.answers[place]]
         scores = [score for prompt in prompts for score in prompt.scores[place : place + 1]]
         print(f"  {side:10} {in_words(means_of(answers, scores))}")
     for prompt in [prompt for prompt in prompts if prompt.is_differing][:SHOWN]:
@@ -61,7 +62,7 @@ async def answered(
         request = request_of(task, doc)
         pairs = await endpoints.ask(request)
         if judge:
-            pairs = [await judge.judged(request[0], pair) for pair in pairs]
+            pairs = [await judge.judged(request.prompt, pair) for pair in pairs]
         return Answered(task, doc, pairs)
 
     return await asyncio.gather(*(ask(doc) for doc in docs))
@@ -71,7 +72,7 @@ def difference(prompt: Answered) -> str:
     """A prompt and both answers, as far as they are shown."""
     texts = {
         place_of(prompt.task, prompt.doc): prompt.task.question(prompt.doc)[-LONGEST:],
-        "  baseline": prompt.strict[0].text[:LONGEST],
-        "  candidate": prompt.loose[0].text[:LONGEST],
+        "  baseline": prompt.transcripts(0)[0][:LONGEST],
+        "  candidate": prompt.transcripts(1)[0][:LONGEST],
     }
     return "\n".join(printable(f"{name}: {' '.join(text.split())}") for name, text in texts.items())

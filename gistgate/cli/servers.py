@@ -19,11 +19,12 @@ from gistgate.certificates.planning import Plan, confidence_of_test
 from gistgate.certify.address import Address, headers_of, keys_of
 from gistgate.certify.card import Card
 from gistgate.certify.claims import CLAIMS, Claim
-from gistgate.certify.comparison import BothEndpoints, Comparison, request_of
+from gistgate.certify.comparison import BothEndpoints, Comparison
 from gistgate.certify.control import controlled
 from gistgate.certify.endpoint import Endpoint, note, with_model
 from gistgate.certify.joint import Design, judged
 from gistgate.certify.judge import PROMPT, Judge
+from gistgate.certify.play import request_of
 from gistgate.certify.records import write_card
 from gistgate.certify.store import AnswerStore
 from gistgate.certify.timing import timed
@@ -96,7 +97,10 @@ def compare(options: Options) -> tuple[Card, Path]:
         remedy = look.remedy
         if store.has_earlier:
             remedy = f"--resume repeats this look with the answers that are kept. {remedy}"
-        look = replace(look, tested=fingerprint(store.run, marks, asdict(design)), remedy=remedy)
+        tested = [store.run, marks, asdict(design)]
+        if claim.is_scored:
+            tested.append(task.metric)
+        look = replace(look, tested=fingerprint(*tested), remedy=remedy)
         before.ledger.check(look)
         store.begin()
         comparison = Comparison(
@@ -151,7 +155,12 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
         )
     if options.file:
         scorer = None if options.scorer == "judge" else options.scorer
-        file = PromptFile(rows_of(options.file), spec, scorer, options.replay)
+        file = PromptFile(rows_of(options.file), spec, scorer, options.replay, options.scores_turns)
+        if file.unscored:
+            print(
+                f"Right answers to earlier turns stand in {file.unscored} prompts and are not"
+                " scored. To score all turns, add --turns all."
+            )
         if file.shortened:
             print(
                 f"Answers of the assistant that stand in {file.shortened} prompts are not sent:"

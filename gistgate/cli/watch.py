@@ -21,13 +21,13 @@ import numpy as np
 from gistgate.certificates.bounds import Decision, SequentialTest
 from gistgate.certify.answers import Answered
 from gistgate.certify.claims import Claim
-from gistgate.certify.comparison import BothEndpoints, request_of
+from gistgate.certify.comparison import BothEndpoints
 from gistgate.certify.endpoint import note
-from gistgate.certify.trouble import PromptError
+from gistgate.certify.play import request_of
 from gistgate.cli.certify import Options
 from gistgate.cli.servers import claim_of, connected
 from gistgate.core.files import parsed
-from gistgate.core.utils import UserError
+from gistgate.core.utils import PromptError, UserError
 from gistgate.models.options import JSON, TABLES, entries_of
 from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.task import TaskSpec
@@ -98,7 +98,7 @@ def prompts_in(options: Options, spec: TaskSpec) -> Iterator[tuple[str, PromptFi
             continue
         try:
             rows = [(where, row() if callable(row) else row)]
-            task = PromptFile(rows, spec, options.scorer, options.replay)
+            task = PromptFile(rows, spec, options.scorer, options.replay, options.scores_turns)
             claim_of(options, task.judges, task.calls_tools)
         except UserError as error:
             note(f"{error} It is left out.")

@@ -33,6 +33,10 @@ class UserError(Exception):
     """Something the user can mend; the message says the cause, then the remedy."""
 
 
+class PromptError(UserError):
+    """One prompt gets no whole answer of a server; others may go well."""
+
+
 INTERRUPTED = 130  # status with which Typer ends a program after Ctrl-C
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from gistgate.core.utils import UserError, shown
 from gistgate.models.options import TEXTS, as_text, read_rows
 from gistgate.tasks.bfcl import from_bfcl, is_bfcl
 from gistgate.tasks.scorers import SCORERS, Scorer, plain, scorer_named, strictest
-from gistgate.tasks.task import Document, Messages, Task, TaskSpec
+from gistgate.tasks.task import Document, Messages, Task, TaskSpec, Turns
 from gistgate.tasks.tool_calls import ToolCalls, calls_of, equal, expected_calls, read, tools_of
+from gistgate.tasks.turns import conversation, references
 
 EXAMPLE = '{"prompt": "2 + 2?", "answer": "4"}, or with "messages" of a chat in place of a prompt'
 BESIDE = ("context", "passage", "choices", "options")
@@ -25,7 +27,8 @@ class PromptFile(Task):
 
     An entry may have a system text of its own (`system`), several right answers (a list), and a
     `scorer`; without one the strictest that fits all answers of the file is taken. An entry with
-    `tools` is scored by the calls of these, and may name the `calls` that are expected.
+    `tools` is scored by the calls of these, and may name the `calls` that are expected. So may each
+    of the `turns` of a conversation.
     """
 
     name = "own prompts"
@@ -36,11 +39,13 @@ class PromptFile(Task):
         spec: TaskSpec,
         scorer: str | None = None,
         replays: bool = False,  # whether answers that stand in a conversation are sent
+        scores_turns: bool = False,  # whether all turns of a conversation are scored
     ) -> None:
         """Read `rows`, each with its place in the file; UserError names the place of what cannot be
         used.
         """
         self.replays = replays
+        self.scores_turns = scores_turns
         if spec.data or spec.metric or spec.allow_code or spec.prompting.num_fewshot:
             raise UserError(
                 "--task-data, --metric, --allow-code and --num-fewshot belong to a task. Leave them"
@@ -49,6 +54,9 @@ class PromptFile(Task):
         self.docs = [document_of(place, row) for place, row in rows]
         if not self.docs:
             raise UserError(f"There is no prompt in the file. Write lines such as {EXAMPLE}.")
+        if scores_turns:
+            for doc in self.docs:
+                doc["earlier"] = doc["earlier"] or written_answers(doc)
         self.max_new_tokens = spec.max_new_tokens
         is_chat = spec.prompting.chat_template or any(
             "messages" in doc or "tools" in doc for doc in self.docs
@@ -58,33 +66,44 @@ class PromptFile(Task):
             for doc in self.docs:
                 if "system" in doc:
                     refuse(doc, "a system text needs a chat. Add --chat")
-        self.judges = any("answers" in doc for doc in self.docs)
+        self.judges = any(map(self.goals, self.docs))
         if self.judges:
             self.choose_scorers(scorer)
 
+    def goals(self, doc: Document) -> list[Document]:
+        """What is scored of an entry: the turns whose right answers are known, of which the last is
+        the entry itself.
+        """
+        turns = [*doc["earlier"], doc] if self.scores_turns else [doc]
+        return [turn for turn in turns if "answers" in turn]
+
     def choose_scorers(self, name: str | None) -> None:
-        """Give each entry its scorer, and refuse answers that cannot be compared."""
+        """Give each turn that is scored its scorer, and refuse answers that cannot be compared."""
         for doc in self.docs:
-            if "answers" not in doc:
+            if not self.goals(doc):
                 refuse(doc, "it has no answer, and other entries have. Add one to each, or none")
-        texts = [doc for doc in self.docs if "tools" not in doc]
+        goals = [goal for doc in self.docs for goal in self.goals(doc)]
+        texts = [goal for goal in goals if "tools" not in goal]
         usual = scorer_named(name) if name is not None else strictest(answers_in(texts))
         ids = set()
-        for doc in self.docs:
-            if doc.get("is_reference") and name is None:
-                scorer = scorer_of(doc, SCORERS[REFERENCE])
+        for goal in goals:
+            if goal.get("is_reference") and name is None:
+                scorer = scorer_of(goal, SCORERS[REFERENCE])
             else:
-                scorer = scorer_of(doc, usual)
-            doc["scorer"] = scorer.id
-            doc["compares"] = scorer
+                scorer = scorer_of(goal, usual)
+            goal["scorer"] = scorer.id
+            goal["compares"] = scorer
             ids.add(scorer.id)
-            check_answers(doc, scorer)
+            check_answers(goal, scorer)
             self.ternary = self.ternary and scorer.ternary
         self.metric = f"scorer {' and '.join(sorted(ids))}"
-        self.calls_tools = len(texts) < len(self.docs)
-        unknown = sum(doc["answers"] == [None] for doc in self.docs)
+        self.calls_tools = len(texts) < len(goals)
+        unknown = sum(goal["answers"] == [None] for goal in goals)
         if unknown:
-            self.metric += f" (validity alone in {unknown} of {len(self.docs)} entries)"
+            self.metric += f" (validity alone in {unknown} of {len(goals)} entries)"
+        if len(goals) > len(self.docs):
+            self.metric += ", mean over the turns of a conversation"
+            self.ternary = False
 
     metric = "no score"
 
@@ -115,6 +134,18 @@ class PromptFile(Task):
             return [{"role": "system", "content": system}, *messages]
         return list(messages)
 
+    def turns(self, doc: Document) -> Turns:
+        """The requests of an entry: one, or those of a conversation."""
+        if not self.prompting.chat_template:
+            return super().turns(doc)
+        asks_all = self.scores_turns and not self.shortens(doc)
+        return conversation(self.messages(doc), self.entries(doc), asks_all)
+
+    def setting(self, doc: Document) -> Any:
+        """Whether answers are asked for that stand in the conversation."""
+        is_written = any(turn["role"] == "assistant" for turn in self.messages(doc))
+        return "all turns" if self.scores_turns and is_written else None
+
     def shortens(self, doc: Document) -> bool:
         """Whether answers stand in the conversation that are not sent."""
         roles = {turn["role"] for turn in doc.get("messages") or ()}
@@ -125,6 +156,13 @@ class PromptFile(Task):
         """Entries with answers that are not sent."""
         return sum(map(self.shortens, self.docs))
 
+    @property
+    def unscored(self) -> int:
+        """Entries with right answers to earlier turns, which are not scored."""
+        if self.scores_turns:
+            return 0
+        return sum(any("answers" in turn for turn in doc["earlier"]) for doc in self.docs)
+
     def entries(self, doc: Document) -> dict[str, Any]:
         """The tools, and how they are chosen."""
         return {name: doc[name] for name in ("tools", "tool_choice") if name in doc}
@@ -133,6 +171,15 @@ class PromptFile(Task):
         """What an answer is worth: the best of what its right answers say."""
         scorer: Scorer = doc["compares"]
         return max(scorer.score(text, answer) for answer in doc["answers"])
+
+    def score_turns(self, doc: Document, texts: Sequence[str]) -> float:
+        """The mean of what the answers are worth whose right ones are known."""
+        turns = [*doc["earlier"], doc][-len(texts) :]
+        scores = []
+        for turn, text in zip(turns, texts, strict=True):
+            if "answers" in turn:
+                scores.append(self.score(turn, text))
+        return fmean(scores)
 
     def same_meaning(self, doc: Document, text: str, reference: str) -> bool:
         """Whether both texts have the same words, or make the same calls."""
@@ -151,28 +198,72 @@ def rows_of(place: str) -> list[tuple[str, Any]]:
 def document_of(place: str, row: Any) -> Document:
     """An entry of a file as a document: its prompt or messages, and its right answers."""
     doc: Document = {"place": place, **(row if isinstance(row, dict) else {"prompt": row})}
-    turns = doc.get("turns")
-    if "messages" not in doc and isinstance(turns, list) and len(turns) > 1:
-        doc["messages"] = [{"role": "user", "content": turn} for turn in turns]
+    doc["earlier"] = []
+    if "messages" not in doc and isinstance(doc.get("turns"), list):
+        take_turns(doc)
     if "messages" in doc:
         check_messages(doc)
     else:
-        texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
-        texts += turns if isinstance(turns, list) else []
-        if not texts:
-            names = shown(list(row))
-            refuse(doc, f"it holds {names} and no prompt. Write lines such as {EXAMPLE}")
-        doc["prompt"] = texts[0]
-        check_text(doc, texts[0], "prompt")
+        doc["prompt"] = text_of(doc)
+        check_text(doc, doc["prompt"], "prompt")
         check_whole(doc)
     if "system" in doc:
         check_text(doc, doc["system"], "system text")
     if "tools" in doc:
         doc["tools"] = tools_of(place, doc["tools"])
-        doc["answers"] = [expected_calls(place, doc.get("calls"))]
+    for turn in doc["earlier"]:
+        if "tools" in doc:
+            turn["tools"] = doc["tools"]
+        take_answers(turn)
+    take_answers(doc)
+    return doc
+
+
+def text_of(doc: Document) -> Any:
+    """The prompt of an entry or a turn, whatever its name."""
+    texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
+    if not texts:
+        refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
+    return texts[0]
+
+
+def take_turns(doc: Document) -> None:
+    """Put the `turns` of an entry, texts or objects such as an entry, into its messages; the last
+    one is the entry itself.
+    """
+    turns = []
+    for at, turn in enumerate(doc["turns"], start=1):
+        entries = turn if isinstance(turn, dict) else {"prompt": turn}
+        turns.append({**entries, "place": f"{doc['place']} turn {at},"})
+    if len(turns) > 1:
+        doc["messages"] = [{"role": "user", "content": text_of(turn)} for turn in turns]
+    for name, entry in turns.pop().items() if turns else ():
+        doc.setdefault(name, entry)
+    doc["earlier"] = turns
+
+
+def take_answers(doc: Document) -> None:
+    """Bring the right answers of an entry or a turn into one form, if it has some."""
+    if "tools" in doc:
+        doc["answers"] = [expected_calls(doc["place"], doc.get("calls"))]
     elif "answer" in doc or "answers" in doc:
         doc["answers"] = answers_of(doc)
-    return doc
+
+
+def written_answers(doc: Document) -> list[Document]:
+    """The turns of a conversation but its last, with the answers that stand in it as the right
+    ones.
+    """
+    turns = []
+    for at, message in enumerate(references(doc.get("messages", [])), start=1):
+        turn: Document = {"place": f"{doc['place']} turn {at},", "is_reference": True}
+        if "tools" in doc:
+            turn |= {"tools": doc["tools"], "calls": calls_of(message) if message else None}
+        elif isinstance(message.get("content"), str) and message["content"].strip():
+            turn["answer"] = message["content"]
+        take_answers(turn)
+        turns.append(turn)
+    return turns
 
 
 def check_messages(doc: Document) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Document = dict[str, Any]
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Turns = Generator[tuple[str | Messages, dict[str, Any]], str, None]
+"""Requests for the answers of a conversation, each a prompt with further entries; answers are sent
+back, but for the last one."""
 TASKS = Path("data/tasks")  # the folder of tasks in the folder of a project
 
 
@@ -66,6 +69,8 @@ class Task(ABC):
     """Whether answers may call tools."""
     ternary = True
     """Whether scores are 0 or 1, unless answers show otherwise."""
+    scores_turns = False
+    """Whether all answers of a conversation are scored, or its last one alone."""
     examples = 0
     """Solved examples in front of a question."""
     files: Sequence[Path] = ()
@@ -108,6 +113,20 @@ class Task(ABC):
     def prompt(self, doc: Document) -> str | Messages:
         """What a server is asked: a text to continue, or the messages of a chat."""
         return self.messages(doc) if self.prompting.chat_template else self.context(doc, None)
+
+    def turns(self, doc: Document) -> Turns:
+        """The requests of a document: one, or those of a conversation."""
+        yield self.prompt(doc), self.entries(doc)
+
+    def setting(self, doc: Document) -> Any:
+        """What tells the answers to a document from others to its prompt; None where nothing
+        does.
+        """
+        return None
+
+    def score_turns(self, doc: Document, texts: Sequence[str]) -> float:
+        """What the answers of a conversation are worth, in [0, 1]: those that are scored."""
+        return self.score(doc, texts[-1])
 
     def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """The prompts of the first `limit` test documents."""

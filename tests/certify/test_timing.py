@@ -8,10 +8,13 @@ import pytest
 from gistgate.certify.address import Address
 from gistgate.certify.comparison import BothEndpoints
 from gistgate.certify.endpoint import Endpoint
+from gistgate.certify.play import request_of
 from gistgate.certify.timing import STEPS, Timing, summary, timed
+from gistgate.tasks.prompt_file import PromptFile
+from gistgate.tasks.task import TaskSpec
 from tests.certify.scripted import Script, serving
 
-CHAT = [{"role": "user", "content": "9 + 1?"}]
+CHAT = [{"role": "user", "content": text} for text in ("9 + 1?", "10 + 1?")]
 
 
 def time(baseline: Script, candidate: Script, count: int = 4) -> dict[str, Any]:
@@ -19,9 +22,11 @@ def time(baseline: Script, candidate: Script, count: int = 4) -> dict[str, Any]:
 
     async def measured(*urls: str) -> dict[str, Any]:
         sides = [Endpoint(Address.parse(url), "adder") for url in urls]
-        requests: Any = [(f"{n} + 1?", [], 12) for n in range(count)]
+        file = PromptFile([("line", f"{n} + 1?") for n in range(count)], TaskSpec("own"))
+        requests = [request_of(file, doc) for doc in file.docs]
         both = BothEndpoints(sides[0], sides[1], 0.0, 1, 0, 1)
-        return await timed(both, requests, (CHAT, [], 12))
+        chat = PromptFile([("line", {"messages": CHAT})], TaskSpec("own"))
+        return await timed(both, requests, request_of(chat, chat.docs[0]))
 
     with serving(baseline) as first, serving(candidate) as second:
         return asyncio.run(measured(first, second))
