@@ -139,10 +139,7 @@ class Comparison:
                 if self.is_hopeless():
                     break
         except (KeyboardInterrupt, UserError):
-            note(
-                f"The answers to {self.done} prompts are kept. --resume goes on if no"
-                " server is changed."
-            )
+            self.tell_kept()
             raise
         finally:
             for request in requests:
@@ -150,6 +147,13 @@ class Comparison:
             loop.remove_signal_handler(signal.SIGINT)
             seconds = monotonic() - self.began
             note(f"{len(self.answered)} prompts answered by both in {seconds:.0f} s")
+
+    def tell_kept(self) -> None:
+        """Say that what was paid for is not lost."""
+        note(
+            f"The answers to {self.done} prompts are kept. --resume goes on if no server is"
+            " changed."
+        )
 
     async def ask(self, doc: Document) -> list[Pair]:
         """The answers of both endpoints to a document; what is known is not asked again."""

@@ -288,7 +288,8 @@ def note(text: str, stays: bool = True) -> None:
     is_terminal = sys.stderr.isatty()
     start = "\r\033[K" if is_terminal else ""
     end = "\n" if stays or not is_terminal else ""
-    print(f"{start}{printable(text)}", end=end, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk
+        print(f"{start}{printable(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def continued(messages: Messages) -> dict[str, bool]:

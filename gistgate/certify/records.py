@@ -35,14 +35,19 @@ def write_card(card: Card, records: Sequence[Record], folder: Path) -> Path:
 
 
 def write_files(card: Card, records: Sequence[Record], path: Path) -> None:
-    """Write a card to `path`, and beside it as Markdown and HTML and its records."""
+    """Write a card to `path`, and beside it as Markdown and HTML and its records; all or none."""
     from gistgate.certify.html import html_of
 
-    write_json_lines(path.with_suffix(RECORDS), [record.entries for record in records])
-    write_text(path.with_suffix(".md"), card.page)
-    write_text(path.with_suffix(".html"), html_of(card, records))
     entries = asdict(card)
-    write_json(path, {**entries, "checksum": checksum(entries)})
+    try:
+        write_json_lines(path.with_suffix(RECORDS), [record.entries for record in records])
+        write_text(path.with_suffix(".md"), card.page)
+        write_text(path.with_suffix(".html"), html_of(card, records))
+        write_json(path, {**entries, "checksum": checksum(entries)})
+    except UserError:
+        for end in ENDS:
+            path.with_suffix(end).unlink(missing_ok=True)
+        raise
 
 
 def free_name(folder: Path, kind: str) -> Path:

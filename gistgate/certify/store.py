@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from gistgate.certify.answers import Pair, Served
 from gistgate.certify.endpoint import note
+from gistgate.core.utils import UserError
 
 
 class AnswerStore:
@@ -77,5 +78,11 @@ class AnswerStore:
 
     def write(self, entry: dict[str, Any]) -> None:
         """Add a line, behind one that an interruption cut."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps(entry))
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" + json.dumps(entry))
+        except OSError as error:
+            raise UserError(
+                f"{self.path} takes no further answers ({error.strerror}). Free some space or check"
+                " the permissions, and repeat with --resume."
+            ) from error

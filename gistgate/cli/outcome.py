@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,27 +34,33 @@ def conclude(make: Callable[[], str]) -> None:
         if isinstance(error, BrokenPipeError):
             silence()
             sentence = "The output was closed before there was a verdict."
-        typer.echo(printable(sentence), err=True)
+        elif isinstance(error, OSError):
+            sentence += ". Mend that, and repeat."
+        with suppress(OSError):  # a full disk
+            typer.echo(printable(sentence), err=True)
         raise typer.Exit(CANNOT) from error
     raise typer.Exit(STATUSES[verdict])
 
 
 def carded(make: Callable[[], tuple[Card, Path]], as_json: bool, junit: Path | None) -> str:
-    """Make a card, write the report of tests if one is wanted, and show it; returns the verdict."""
+    """Make a card, show it, and write the report of tests if one is wanted; returns the verdict."""
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan is no JSON
         card, path = make()
-    if junit:
-        with needing("endpoints"):
-            from gistgate.certify.records import write_junit
-        write_junit(junit, card)
     text = f"{card.text}\ncard: {path}"
     if as_json:
         text = json.dumps({"path": str(path), "certificate": asdict(card)})
     try:
         typer.echo(text)
-    except BrokenPipeError:
+    except OSError as error:  # nobody reads it any more, or a full disk
         silence()
-        typer.echo(f"The output was closed early. {card.sentence} (card {path})", err=True)
+        cause = "closed early" if isinstance(error, BrokenPipeError) else error.strerror
+        typer.echo(
+            f"The output could not be written ({cause}). {card.sentence} (card {path})", err=True
+        )
+    if junit:
+        with needing("endpoints"):
+            from gistgate.certify.records import write_junit
+        write_junit(junit, card)
     return card.verdict
 
 

@@ -121,13 +121,17 @@ def compare(options: Options) -> tuple[Card, Path]:
         comparison.check_something_to_lose()
         comparison.check_finished()
         comparison.check_judge()
-        before.ledger.record(look)
-        further = further_entries(options, comparison, draw, runner)
-        for side in sides:  # again, so that a change is said
-            with suppress(Exception):
-                runner.run(side.survey())
-    card = card_of(comparison, design, before.ledger.looks_at(look.marks), further)
-    return card, write_card(card, comparison.records, folder)
+        try:
+            before.ledger.record(look)
+            further = further_entries(options, comparison, draw, runner)
+            for side in sides:  # again, so that a change is said
+                with suppress(Exception):
+                    runner.run(side.survey())
+            card = card_of(comparison, design, before.ledger.looks_at(look.marks), further)
+            return card, write_card(card, comparison.records, folder)
+        except (OSError, UserError):
+            comparison.tell_kept()
+            raise
 
 
 def further_entries(
