@@ -86,11 +86,15 @@ class Answered:
         """The mean score of each side; empty where the task does not judge."""
         for side in (self.strict, self.loose):
             samples = [self.counted(answer) for answer in side]
-            texts = [[task.cut(answer.text) for answer in turns] for turns in samples]
+            texts = [self.texts_of(turns) for turns in samples]
             self.answers.append([answer for turns in samples for answer in turns])
             self.texts.append(texts)
             if task.judges:
                 self.scores.append(fmean(task.score_turns(doc, turns) for turns in texts))
+
+    def texts_of(self, answers: Sequence[Served]) -> list[str]:
+        """The texts of answers as they are scored."""
+        return [self.task.cut(answer.text) for answer in answers]
 
     def counted(self, answer: Served) -> list[Served]:
         """The answers of a conversation that are scored."""

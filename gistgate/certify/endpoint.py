@@ -226,7 +226,7 @@ class Endpoint:
         reply = reply_in(message, is_capped)
         text = reply.answer
         calls = calls_of(message) if may_call else []
-        instead = instead_of(message, reply)
+        instead = instead_of(message, reply, may_call)
         if instead and not calls:
             raise PromptError(
                 f"{self.url} ended an answer with {instead} in place of a text. Switch tools off"

@@ -41,12 +41,16 @@ def beginning_of(page: Any) -> str:
     return first_line(ValueError(text))[:80] or "an empty page"
 
 
-def instead_of(message: Mapping[str, Any], reply: Reply) -> str:
-    """What stands in place of an answer; nothing if there is one, or a thought that has no end."""
+def instead_of(message: Mapping[str, Any], reply: Reply, may_call: bool) -> str:
+    """What stands in place of an answer; nothing if there is one, or a thought that has no end. One
+    that may call tools and does not may have no text.
+    """
     if reply.answer.strip() or reply.is_open:
         return ""
     if message.get("refusal"):
         return "a refusal"
+    if may_call:
+        return ""
     if message.get("tool_calls") or message.get("function_call"):
         return "the call of a tool"
     content = message.get("content", message.get("text"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from gistgate.certify.answers import Served
@@ -41,7 +42,7 @@ def request_of(task: Task, doc: Document) -> Request:
         task.max_new_tokens,
         task.entries(doc),
         task.setting(doc),
-        lambda: task.turns(doc),
+        partial(task.turns, doc),
     )
 
 

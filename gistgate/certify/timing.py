@@ -118,7 +118,7 @@ class Clock:
         async for page in stream:
             choice = first_choice(page) or {}
             said = choice.get("delta") or choice
-            words = ("content", "text", "reasoning_content", "reasoning")
+            words = ("content", "text", "reasoning_content", "reasoning", "tool_calls")
             if first is None and any(said.get(word) for word in words):
                 first = perf_counter()
             whole |= {name: entry for name, entry in page.items() if entry is not None}

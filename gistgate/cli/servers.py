@@ -33,7 +33,10 @@ from gistgate.core.files import check_folder, fingerprint, read_text
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
 from gistgate.lm_eval.task import load_task
-from gistgate.tasks.prompt_file import PromptFile, rows_of
+from gistgate.models.options import read_rows
+from gistgate.tasks.bfcl import from_bfcl, is_bfcl
+from gistgate.tasks.bfcl_turns import BfclTurns, is_conversation
+from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_problems
 from gistgate.tasks.task import TASKS, Document, Prompting, Task, TaskSpec
 
@@ -157,21 +160,30 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
             "Name what both servers are asked: a task (--task), or a file of your own prompts"
             " (--file)."
         )
-    if options.file:
-        scorer = None if options.scorer == "judge" else options.scorer
-        file = PromptFile(rows_of(options.file), spec, scorer, options.replay, options.scores_turns)
-        if file.unscored:
-            print(
-                f"Right answers to earlier turns stand in {file.unscored} prompts and are not"
-                " scored. To score all turns, add --turns all."
-            )
-        if file.shortened:
-            print(
-                f"Answers of the assistant that stand in {file.shortened} prompts are not sent:"
-                " each server writes its own. If they are examples, add --replay."
-            )
-        return file
-    return load_task(spec, TASKS)
+    return file_of(options, options.file, spec) if options.file else load_task(spec, TASKS)
+
+
+def file_of(options: Options, place: str, spec: TaskSpec) -> Task:
+    """The file of prompts, of which it is said what is not sent and not scored."""
+    rows = read_rows(place)
+    first = rows[0][1] if rows else None
+    if is_conversation(first):
+        return BfclTurns(rows, place, spec)
+    if is_bfcl(first):
+        rows = from_bfcl(rows, place)
+    scorer = None if options.scorer == "judge" else options.scorer
+    file = PromptFile(rows, spec, scorer, options.replay, options.scores_turns)
+    if file.unscored:
+        print(
+            f"Right answers to earlier turns stand in {file.unscored} prompts and are not scored."
+            " To score all turns, add --turns all."
+        )
+    if file.shortened:
+        print(
+            f"Answers of the assistant that stand in {file.shortened} prompts are not sent: each"
+            " server writes its own. If they are examples, add --replay."
+        )
+    return file
 
 
 def card_of(

@@ -230,6 +230,8 @@ def prompt_of(where: str, row: Any) -> EncodedPrompt:
     turns = entry.get("turns")
     if text is None and isinstance(turns, list):
         text = next((turn for turn in turns if turn is not None), None)
+    if isinstance(text, dict):  # a turn with its right answer
+        return prompt_of(where, {**entry, **text, "turns": None})
     ids = entry.get("ids") or []
     if not isinstance(text, str) or not is_ids(ids):
         raise UserError(f"{where} holds no prompt. {FORM}")

@@ -36,7 +36,9 @@ TYPES = {
 
 def is_bfcl(row: Any) -> bool:
     """Whether an entry of a file has the form of BFCL."""
-    return isinstance(row, dict) and {"id", "question", "function"} <= row.keys()
+    if not isinstance(row, dict) or not {"id", "question"} <= row.keys():
+        return False
+    return "function" in row or "involved_classes" in row
 
 
 def from_bfcl(rows: Sequence[tuple[str, Any]], place: str) -> list[tuple[str, Any]]:
@@ -48,6 +50,11 @@ def from_bfcl(rows: Sequence[tuple[str, Any]], place: str) -> list[tuple[str, An
     for where, row in rows:
         if not is_bfcl(row):
             raise UserError(f"{where} is no entry of BFCL as the first one is. Leave it out.")
+        if "function" not in row:
+            raise UserError(
+                f"{where} is an entry of BFCL's agents, which need a memory or a search of the web."
+                " Take another category."
+            )
         question = row["question"]
         if isinstance(question, str):
             question = [{"role": "user", "content": question}]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Messages = list[dict[str, Any]]
 Turns = Generator[tuple[str | Messages, dict[str, Any]], str, None]
-"""Requests for the answers of a conversation, each a prompt with further entries; answers are sent
-back, but for the last one."""
+"""Requests for the answers of a conversation, each a prompt with further entries; each answer is
+sent back."""
 TASKS = Path("data/tasks")  # the folder of tasks in the folder of a project
 
 

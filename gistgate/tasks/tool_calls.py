@@ -17,7 +17,7 @@ from typing import Any
 
 from gistgate.core.utils import UserError
 from gistgate.tasks.bfcl import ANY, permits
-from gistgate.tasks.scorers import Scorer, plain
+from gistgate.tasks.scorers import Scorer, json_in, plain
 
 UNREAD = re.compile(
     r"</?tool_calls?>|<\|?tool▁calls?|<｜tool▁calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<function[=_]"
@@ -41,9 +41,12 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if message.get("function_call"):
         calls = [{"function": message["function_call"]}]
     functions = []
-    for call in calls if isinstance(calls, list) else []:
+    for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function") or call if isinstance(call, dict) else {}
-        functions.append({name: function.get(name) for name in ("name", "arguments")})
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict):  # as some versions of llama.cpp and Ollama send them
+            arguments = json.dumps(arguments)
+        functions.append({"name": function.get("name"), "arguments": arguments})
     return functions
 
 
@@ -84,7 +87,7 @@ class ToolCalls(Scorer):
         where nothing is expected, and validity alone counts.
         """
         calls = read(text)
-        if not calls and UNREAD.search(text):
+        if not calls and self.is_left_in(text):
             return 0.0
         if answer == []:
             return float(not calls)
@@ -102,6 +105,22 @@ class ToolCalls(Scorer):
 
     def check(self, answer: Any) -> None:
         """Expected calls are checked where they are read."""
+
+    def is_left_in(self, text: str) -> bool:
+        """Whether a server left a call in a text: behind a mark, or as JSON or Python that names a
+        tool.
+        """
+        if UNREAD.search(text):
+            return True
+        python = re.match(r"\s*\[?\s*(\w+)\(", text)
+        if python and python[1] in self.schemas:
+            return True
+        value = json_in(text)
+        for call in value if isinstance(value, list) else [value]:
+            function = call.get("function") or call if isinstance(call, dict) else {}
+            if isinstance(function, dict) and function.get("name") in self.schemas:
+                return bool(function.keys() & {"arguments", "parameters"})
+        return False
 
     def fits(self, call: Mapping[str, Any]) -> bool:
         """Whether the arguments of a call are those that its tool takes."""
@@ -142,6 +161,14 @@ class ToolCalls(Scorer):
         return equal({**defaults, **call["arguments"]}, {**defaults, **wanted["arguments"]})
 
 
+def says_the_same(text: str, reference: str) -> bool:
+    """Whether two answers have the same words, or make the same calls."""
+    calls = read(reference)
+    if calls or read(text):
+        return equal(read(text), calls)
+    return plain(text) == plain(reference)
+
+
 def equal(value: Any, expected: Any) -> bool:
     """Whether two values of JSON are equal, texts in one case and form."""
     if isinstance(value, str) and isinstance(expected, str):
@@ -161,8 +188,10 @@ def tools_of(where: str, tools: Any) -> list[dict[str, Any]]:
     """
     from jsonschema import Draft202012Validator, SchemaError
 
+    tools = value_of(tools)
     if not isinstance(tools, list) or not tools:
         raise UserError(f"{where} cannot be used: its tools are no list. {FORM}")
+    tools = [wrapped(tool) for tool in tools]
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -181,6 +210,14 @@ def tools_of(where: str, tools: Any) -> list[dict[str, Any]]:
                 " document. Write them into the line."
             )
     return tools
+
+
+def wrapped(tool: Any) -> Any:
+    """A tool in OpenAI's form, also if its function stands alone."""
+    if isinstance(tool, dict) and "function" not in tool and "name" in tool:
+        function = {name: entry for name, entry in tool.items() if name != "type"}
+        return {"type": "function", "function": function}
+    return tool
 
 
 def expected_calls(where: str, calls: Any) -> Any:

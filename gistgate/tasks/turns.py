@@ -9,6 +9,9 @@ from gistgate.core.utils import PromptError
 from gistgate.tasks.task import Messages, Turns
 from gistgate.tasks.tool_calls import read
 
+ASKING = ("user", "tool", "function")
+"""Roles of messages that the assistant answers; the last is what `tool` was called earlier."""
+
 
 def conversation(messages: Messages, entries: dict[str, Any], asks_all: bool) -> Turns:
     """The requests of a conversation: where two turns of the user follow each other, the server's
@@ -34,7 +37,7 @@ def is_unanswered(history: Sequence[dict[str, Any]], message: dict[str, Any]) ->
 
 def is_answer(history: Sequence[dict[str, Any]], message: dict[str, Any]) -> bool:
     """Whether a message answers the user or a tool."""
-    is_asked = bool(history) and history[-1]["role"] in ("user", "tool")
+    is_asked = bool(history) and history[-1]["role"] in ASKING
     return is_asked and message["role"] == "assistant"
 
 

@@ -1,6 +1,7 @@
 """Two endpoints in turn, one request at a time: what is timed, and what is said of it."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -48,6 +49,15 @@ def test_a_server_that_is_slower_between_tokens_takes_longer_and_is_told_so():
         "interval": pytest.approx([3.0, 3.0]),
     }
     assert speed["verdict"] in speed["sentence"] and "per answer" in speed["verdict"]
+
+
+def test_the_first_call_of_a_tool_is_the_first_token():
+    function = {"name": "add", "arguments": '{"n": 1}'}
+    delta = {"role": "assistant", "tool_calls": [{"index": 0, "function": function}]}
+    page = {"model": "adder", "choices": [{"index": 0, "delta": delta, "text": ""}]}
+    stream = f"data: {json.dumps(page)}\n\ndata: [DONE]\n\n"
+    called = Script(pages=dict.fromkeys(range(10), stream))
+    assert "first token" in time(called, called)
 
 
 def test_servers_take_turns_in_alternating_order_behind_an_answer_that_does_not_count():

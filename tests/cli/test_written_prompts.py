@@ -152,7 +152,7 @@ LINES = '{"context": "Tom has 3"}\n\n  \n{"prompt": "Ann"}\n'
         ("A.JSONL", LINES),
         ("a.ndjson", f"\ufeff{LINES}"),
         ("a", LINES.replace("\n", "\r\n")),
-        ("a.jsonl", '"Tom has 3"\n{"turns": ["Ann", "Bob"]}'),
+        ("a.jsonl", '"Tom has 3"\n{"turns": [{"prompt": "Ann", "answer": "1"}, "Bob"]}'),
         ("a.txt", "\ufeffTom has 3\r\n\r\n \nAnn"),
         ("a.csv", 'prompt,answer\n"Tom has 3",4\nAnn,\n'),
         ("a.tsv", "answer\tquestion\n4\tTom has 3\n\tAnn\n"),
