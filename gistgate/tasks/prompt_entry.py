@@ -124,10 +124,16 @@ def message_of(turn: dict[str, Any]) -> dict[str, Any]:
     }
     parts = turn.get("content")
     if isinstance(parts, list) and parts:
-        texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-        if all(isinstance(text, str) for text in texts):
-            message["content"] = "\n".join(texts)
+        texts = [text_in(part) for part in parts]
+        if None not in texts:
+            message["content"] = "\n".join(filter(None, texts))
     return message
+
+
+def text_in(part: Any) -> str | None:
+    """The text of a part of a message; None for a part that holds none, such as an image."""
+    text = part.get("text") if isinstance(part, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def check_whole(doc: Document) -> None:

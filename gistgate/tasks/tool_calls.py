@@ -191,8 +191,8 @@ def tools_of(where: str, tools: Any) -> list[dict[str, Any]]:
     tools = value_of(tools)
     if not isinstance(tools, list) or not tools:
         raise UserError(f"{where} cannot be used: its tools are no list. {FORM}")
-    tools = [wrapped(tool) for tool in tools]
-    for tool in tools:
+    checked: list[dict[str, Any]] = [wrapped(tool) for tool in tools]
+    for tool in checked:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{where} cannot be used: a tool of it has no function with a name.")
@@ -209,7 +209,7 @@ def tools_of(where: str, tools: Any) -> list[dict[str, Any]]:
                 f"{where} cannot be used: the parameters of '{function['name']}' refer to another"
                 " document. Write them into the line."
             )
-    return tools
+    return checked
 
 
 def wrapped(tool: Any) -> Any:
