@@ -257,15 +257,15 @@ def messages_of(where: str, entry: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def as_text(turn: Any) -> Any:
-    """A message whose content is a list of texts, as the OpenAI protocol allows, with one text;
-    others, such as those with images, as they are.
+    """A message whose content is a list of texts, as the OpenAI protocol allows, with one text of so many
+    lines, as servers read it; others, such as those with images, as they are.
     """
     parts = turn.get("content") if isinstance(turn, dict) else None
     if not isinstance(parts, list):
         return turn
     texts = [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
     is_text = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
-    return {**turn, "content": "".join(texts)} if is_text else turn
+    return {**turn, "content": "\n".join(texts)} if is_text else turn
 
 
 def is_turn(turn: Any) -> bool:

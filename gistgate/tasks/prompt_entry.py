@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistgate.core.utils import UserError
-from gistgate.models.options import TEXTS
+from gistgate.core.utils import UserError, shown
+from gistgate.models.options import TEXTS, as_text
 from gistgate.tasks.scorers import plain
 from gistgate.tasks.task import Document
 from gistgate.tasks.tool_calls import calls_of, expected_calls, tools_of
@@ -46,7 +46,8 @@ def text_of(doc: Document) -> Any:
     """The prompt of an entry or a turn, whatever its name."""
     texts = [doc[name] for name in TEXTS if doc.get(name) is not None]
     if not texts:
-        refuse(doc, f"it holds something else than a prompt. Write lines such as {EXAMPLE}")
+        held = [name for name in doc if name not in ("place", "earlier")]
+        refuse(doc, f"it holds {shown(held)} and no prompt. Write lines such as {EXAMPLE}")
     return texts[0]
 
 
@@ -119,21 +120,12 @@ def message_of(turn: dict[str, Any]) -> dict[str, Any]:
     """A message as servers take it: without empty entries, which clients write beside the others,
     and with parts of text as one text.
     """
-    message = {
-        name: entry for name, entry in turn.items() if name == "content" or entry not in (None, [])
+    entries = as_text(turn)
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if name == "content" or entry not in (None, [])
     }
-    parts = turn.get("content")
-    if isinstance(parts, list) and parts:
-        texts = [text_in(part) for part in parts]
-        if None not in texts:
-            message["content"] = "\n".join(filter(None, texts))
-    return message
-
-
-def text_in(part: Any) -> str | None:
-    """The text of a part of a message; None for a part that holds none, such as an image."""
-    text = part.get("text") if isinstance(part, dict) else None
-    return text if isinstance(text, str) else None
 
 
 def check_whole(doc: Document) -> None:

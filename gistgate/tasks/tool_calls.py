@@ -82,9 +82,6 @@ class ToolCalls(Scorer):
         functions = [tool["function"] for tool in self.tools]
         return {function["name"]: function.get("parameters") or {} for function in functions}
 
-    def check(self, answer: Any) -> None:
-        """Nothing: expected calls were checked when their entry was read."""
-
     def score(self, text: str, answer: Any) -> float:
         """What the calls in `text` are worth; `answer` has the expected calls, is ANY, or None
         where nothing is expected, and validity alone counts.
