@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -192,9 +192,9 @@ def separator_of(text: str, usual: str) -> str:
 def cells_of(place: str, text: str, sign: str) -> list[tuple[str, Any]]:
     """The rows of a table by their columns, without empty cells; lists and objects are JSON."""
     csv.field_size_limit(len(text) + 1)
-    table = csv.DictReader(io.StringIO(text), delimiter=sign)
+    table = csv.DictReader(io.StringIO(text), delimiter=sign, strict=True)
     rows = []
-    for row in table:
+    for row in whole_rows(place, table):
         if None in row:
             raise UserError(
                 f"{place}, line {table.line_num}, has more cells than the first line has names. Put"
@@ -209,6 +209,17 @@ def cells_of(place: str, text: str, sign: str) -> list[tuple[str, Any]]:
                         entry[name] = json.loads(cell)
         rows.append((f"{place}, line {table.line_num},", entry))
     return rows
+
+
+def whole_rows(place: str, table: csv.DictReader[str]) -> Iterator[dict[str | Any, Any]]:
+    """The rows of a table, refused where a quotation mark is left open."""
+    try:
+        yield from table
+    except csv.Error as error:
+        raise UserError(
+            f"{place}, line {table.line_num + 1}, begins no row of a table ({error}). Close"
+            " quotation marks, and double those within a text."
+        ) from error
 
 
 def read_prompts(place: str) -> list[EncodedPrompt]:
@@ -257,8 +268,8 @@ def messages_of(where: str, entry: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def as_text(turn: Any) -> Any:
-    """A message whose content is a list of texts, as the OpenAI protocol allows, with one text of so many
-    lines, as servers read it; others, such as those with images, as they are.
+    """A message whose content is a list of texts, as the OpenAI protocol allows, with one text of
+    so many lines, as servers read it; others, such as those with images, as they are.
     """
     parts = turn.get("content") if isinstance(turn, dict) else None
     if not isinstance(parts, list):

@@ -159,6 +159,7 @@ def test_files_of_other_formats_are_named(tmp_path, content, word):
     ("id,score\na,1\na,1\n", "'a' twice"),
     ("id,score\n", "no row"),
     ("id,score\na,1,b\n", "line 2, has more cells"),
+    ('id,score\n"a,1\nb,1\n', "line 2, begins no row .* Close quotation marks"),
 ])  # fmt: skip
 def test_tables_that_hold_no_scores_are_refused(tmp_path, text, word):
     path = tmp_path / "t.csv"
