@@ -101,12 +101,7 @@ def check_messages(doc: Document) -> None:
     if not is_list or not all(isinstance(turn, dict) and "role" in turn for turn in messages):
         refuse(doc, "its messages are no list of turns with role and content")
     if messages[-1]["role"] == "assistant":
-        doc["messages"] = messages[:-1]
-        if "tools" in doc:
-            doc.setdefault("calls", calls_of(messages[-1]))
-        elif "answer" not in doc:
-            doc["answer"] = messages[-1].get("content")
-            doc["is_reference"] = True
+        take_reference(doc)
     doc["messages"] = [message_of(turn) for turn in doc["messages"]]
     for turn in doc["messages"]:
         has_parts = isinstance(turn.get("content"), list) and turn["content"]  # such as an image
@@ -114,6 +109,16 @@ def check_messages(doc: Document) -> None:
             check_text(doc, turn.get("content"), "message")
     if not doc["messages"] or doc["messages"][-1]["role"] not in ASKING:
         refuse(doc, "its messages do not end with a turn of the user")
+
+
+def take_reference(doc: Document) -> None:
+    """Make the last message of an entry, which is the assistant's, its right answer."""
+    *doc["messages"], last = doc["messages"]
+    if "tools" in doc:
+        doc.setdefault("calls", calls_of(last))
+    elif "answer" not in doc:
+        doc["answer"] = last.get("content")
+        doc["is_reference"] = True
 
 
 def message_of(turn: dict[str, Any]) -> dict[str, Any]:

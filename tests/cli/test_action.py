@@ -114,7 +114,7 @@ def test_a_server_that_is_not_there_is_named_behind_the_plan(tmp_path, servers):
 
 
 def test_the_example_of_the_documentation_uses_the_action_as_it_is():
-    page = (ROOT / "docs/certificates.md").read_text()
+    page = (ROOT / "docs/certify.md").read_text()
     [text] = [part for part in page.split("```") if part.startswith("yaml\n# .github/workflows")]
     [job] = yaml.safe_load(text.removeprefix("yaml"))["jobs"].values()
     steps: list[dict[str, Any]] = [

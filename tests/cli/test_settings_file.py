@@ -77,7 +77,7 @@ def test_entries_may_be_mappings_lists_or_one_of_several(folder, monkeypatch):
 def test_the_example_of_the_documentation_is_read(folder, monkeypatch):
     taken: list[Options] = []
     monkeypatch.setattr("gistgate.cli.certify.verdict_of", lambda o, _: taken.append(o) or "PASS")
-    page = (Path(__file__).parents[2] / "docs/certificates.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/certify.md").read_text()
     [text] = [part for part in page.split("```") if part.startswith("yaml\n# certify.yaml")]
     status, said = certify(**yaml.safe_load(text.removeprefix("yaml")))
     assert status == 0, said
