@@ -1,5 +1,5 @@
 """Renew what the pages show, behind a run of `make repro`: python docs/outputs.py [PAGE ...], or
---pictures.
+--pictures, or --tables [PAGE ...] for the tables alone (docs/tables.py).
 
 Commands of a `console` block behind the line `<!-- run -->` are run, all those of a page in one
 shell, and their output is pasted under them; a line `...` goes on standing for what it stood for.
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tables import renewed_tables
 
 from gistgate.certify.card import Card
 from gistgate.certify.html import html_of
@@ -109,10 +111,13 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--pictures"]:
         take_pictures()
         return
-    pages = arguments or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for page in map(Path, pages):
+    only_tables = arguments[:1] == ["--tables"]
+    named = arguments[1:] if only_tables else arguments
+    for page in map(Path, named or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]):
         text = page.read_text()
-        new = renewed(text)
+        new = renewed_tables(text)
+        if not only_tables:
+            new = renewed(new)
         if new != text:
             page.write_text(new)
             print(f"renewed: {page}")
