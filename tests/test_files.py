@@ -136,7 +136,7 @@ def test_a_missing_file_names_its_path_and_the_remedy_and_a_folder_is_no_file(
 @pytest.mark.parametrize(
     "kind, content, sentence",
     [
-        ("text", b"\xff\xfe\xfa", "cannot be read as text"),
+        ("text", b"\xfa\xff\xfe", "cannot be read as text"),
         ("json", b'{"a": ', "is not valid JSON"),
         ("lines", b'{"a": 1}\n{"a": \n{"a": 3}\n', "line 2, is not valid JSON"),
         ("t", b"", "is damaged"),
