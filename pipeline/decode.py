@@ -114,7 +114,7 @@ def surroundings(pair: Pair) -> tuple[Any, ...]:
 
 
 def decode_split(
-    decoder: Decoder,
+    decoder: Any,
     pair: Pair,
     prompts: Sequence[dict[str, Any]],
     params: Params,
@@ -123,13 +123,18 @@ def decode_split(
     first: int = 0,
     batch_size: int | None = None,
 ) -> list[Generation]:
-    """Answers to prompts of a split, `batch_size` rows at a time (None: as in params.yaml); the
-    place `first` of the first one decides the seeds.
+    """Answers of a `Decoder`, or of a `pipeline.served.ServedDecoder`, to prompts of a split,
+    `batch_size` rows at a time (None: as in params.yaml); the place `first` of the first one
+    decides the seeds.
     """
     rows = batch_size or params.decoding.batch_size
     texts = [prompt["ids"] for prompt in prompts]
-    request = request_of(prompts, pair) | {"seeds": seeds_of(params, prompts, first)}
+    request = request_of(prompts, pair)
     with bar(title=title, unit="prompt", total=len(prompts)) as progress:
+        if not isinstance(decoder, Decoder):
+            served: list[Generation] = decoder.answers(texts, progress.update, **request)
+            return served
+        request["seeds"] = seeds_of(params, prompts, first)
         if rows == 1:
             return single_requests(decoder, texts, progress.update, **request)
         job = {"batch_size": rows, "progress": progress.update, "memory": memory}

@@ -29,17 +29,11 @@ from gistgate.coverage.choose import Choice
 from gistgate.lm_eval.files import files_of
 from gistgate.tasks.prompts import Prompt, hashes_of
 from gistgate.tasks.task import Task
-from pipeline.decode import (
-    KNOWN,
-    asks_draft,
-    decode_split,
-    load_gate,
-    make_decoder,
-    surroundings,
-)
-from pipeline.pair.pair import Pair, load_pair
+from pipeline.decode import KNOWN, asks_draft, decode_split, load_gate, surroundings
+from pipeline.pair.pair import Pair
 from pipeline.params import EAGER, FORMER, Params, recorded
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
+from pipeline.served import answering_decoder, load_answering
 from pipeline.task import load_task, read_prompts
 
 TOGETHER = 2  # batches that calibration decodes between two looks at whether a setting is lost
@@ -69,7 +63,7 @@ class Setup:
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        self.pair = load_pair(params)
+        self.pair = load_answering(params)
         self.task = load_task(params)
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.memory = PromptCache(params.decoding.prompt_memory_mb)
@@ -109,7 +103,7 @@ class Setup:
             start: int,
         ) -> list[Answer]:
             choice = Choice(method.rule, settings, method.block, method.drafter)
-            decoder = make_decoder(self.pair, choice, gate, engine=engine)
+            decoder = answering_decoder(self.pair, choice, gate, engine)
             values = ", ".join(f"{key} {value}" for key, value in settings.items())
             job = (decoder, self.pair, prompts, params, f"{name} {values}", memory, start)
             return [answer_of(answer) for answer in decode_split(*job, rows)]
@@ -150,12 +144,13 @@ def method_of(params: Params, name: str) -> Method:
 
 
 def maker_of(pair: Pair) -> str:
-    """Fingerprint of all of a pair that decides an answer: weights and forms of its models, and how
-    texts are read.
+    """Fingerprint of all of a pair that decides an answer: weights and forms of its models, how
+    texts are read, and an engine that is not this library's.
     """
     models = [model_scope(identify_model(model)) for model in (pair.target, pair.draft) if model]
     encoding = tokenizer_scope(pair.tokenizer, ("encoding",))
-    return fingerprint(models, encoding, eos_ids(pair.target, pair.tokenizer))
+    engine = [] if pair.server is None else [pair.server.scope]
+    return fingerprint(models, encoding, eos_ids(pair.target, pair.tokenizer), *engine)
 
 
 def mark(maker: str, ids: Sequence[int]) -> str:
@@ -178,8 +173,8 @@ def read_reference(
     if [row["mark"] for row in rows] != [mark(maker, prompt["ids"]) for prompt in prompts]:
         raise UserError(
             f"{reference_of(split)} answers other prompts than {prompts_of(split)}, or was made"
-            " with other weights or another tokenizer. Run `dvc repro --force --single-item"
-            " reference`, then go on."
+            " with other weights, another tokenizer or engine. Run `dvc repro --force"
+            " --single-item reference`, then go on."
         )
     return rows
 
@@ -200,6 +195,8 @@ def scope_of(
     data = KNOWN.get(method.drafter, ())
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
     decoding["engine"] = params.engine_of(name)
+    if pair.server is not None:
+        decoding |= pair.server.scope
     return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gistgate.core.features import needs_q, split_id
+from gistgate.core.features import layers_needed, needs_q, split_id
 from gistgate.core.heads import HEADS
 from gistgate.core.utils import UserError, nearest
 from pipeline.methods import (
@@ -114,6 +114,7 @@ class DecodingParams:
 
 @block
 class EngineParams:
+    answers: Literal["own", "vllm"]
     rollouts: Literal["own", "vllm"]
     arguments: dict[str, Any]
 
@@ -243,15 +244,16 @@ class AdversarialParams:
     prompts: Count
 
 
-LATER = {
-    LabelParams: ("longest", "price"),
-    PromptingParams: ("arguments",),
-    PromptsParams: ("draft",),
-    CalibrateParams: ("growth", "fluency"),
-    MethodParams: ("batch_size", "engine"),
+LATER: dict[Any, dict[str, Any]] = {
+    LabelParams: {"longest": None, "price": None},
+    PromptingParams: {"arguments": {}},
+    PromptsParams: {"draft": 0},
+    CalibrateParams: {"growth": None, "fluency": None},
+    EngineParams: {"answers": "own"},
+    MethodParams: {"batch_size": None, "engine": None},
 }
-"""Keys that came after prompts were judged: where they say nothing they are not recorded, so that
-gates keep their bytes, and looks their fingerprints.
+"""Keys that came after prompts were judged: at these values they are not recorded, so that gates
+keep their bytes, and looks their fingerprints.
 """
 
 
@@ -278,8 +280,10 @@ recorded still, for the same reason.
 
 def recorded(block: Any) -> dict[str, Any]:
     """The parameters of a block by name, as gates and fingerprints of looks have them."""
-    later = LATER.get(type(block), ())
-    values = {name: value for name, value in asdict(block).items() if value or name not in later}
+    values = asdict(block)
+    for name, silent in LATER.get(type(block), {}).items():
+        if values[name] == silent:
+            del values[name]
     return FORMER.get(type(block), {}) | values
 
 
@@ -348,7 +352,11 @@ def read_params(path: Path = PARAMS) -> Params:
     file = PAIRS / f"{params.pair}.yaml"
     content = read_yaml(file) if file.is_file() else {}  # a missing file the stage `pair` refuses
     drafter = content.get("drafter", MODEL) if isinstance(content, dict) else MODEL
-    return params if drafter == MODEL else with_drafter(params, drafter)
+    if drafter != MODEL:
+        params = with_drafter(params, drafter)
+    if params.engine.answers == "vllm":
+        check_served(params)
+    return params
 
 
 def parse_params(content: Any) -> Params:
@@ -377,6 +385,39 @@ def check_names(train: TrainParams) -> None:
     for kind in map(kind_of, train.heads):
         if kind not in kinds:
             raise UserError(f"params.yaml: 'train.heads' names '{kind}'. {nearest(kind, kinds)}")
+
+
+def check_served(params: Params) -> None:
+    """Refuse what vLLM with the plug-in cannot do, before anything is computed."""
+    from gistgate.vllm.policy import SERVED_RULES
+
+    if params.decoding.batch_size == 1:
+        raise UserError(
+            "params.yaml: decoding.batch_size 1 times single requests, and engine.answers is vllm,"
+            " which answers them together. Raise it, or set engine.answers to own."
+        )
+    if params.calibrate.fluency is not None:
+        raise UserError(
+            "params.yaml: calibrate.fluency reads answers with the target in memory, and"
+            " engine.answers is vllm. Set it to null, or engine.answers to own."
+        )
+    hindrances = []
+    for name, method in params.methods.items():
+        rule = kind_of_rule(method.rule).id
+        features = params.train.features_of(method.head) if method.head else ()
+        if method.engine or method.batch_size:
+            hindrances.append(f"'{name}' (an engine or batch_size of its own)")
+        elif method.drafter not in (MODEL, "lookup"):
+            hindrances.append(f"'{name}' (drafter {method.drafter})")
+        elif rule not in ("exact", *SERVED_RULES):
+            hindrances.append(f"'{name}' (rule {rule})")
+        elif needs_q(features) or layers_needed(features) - {"post"}:
+            hindrances.append(f"'{name}' (its gate reads {', '.join(features)})")
+    if hindrances:
+        raise UserError(
+            f"params.yaml: engine.answers is vllm, which cannot run {', '.join(hindrances)}. Remove"
+            " these methods, or set engine.answers to own."
+        )
 
 
 def with_drafter(params: Params, drafter: str) -> Params:

@@ -26,6 +26,7 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.ask import Settings, stops_of
 from gistgate.coverage.certificate import Certificate, OperatingPoint
+from gistgate.coverage.setup import is_server
 from gistgate.tasks.task import Task
 
 
@@ -199,6 +200,8 @@ def hypothesis(
         sequence.append(f"fluency {request.fluency}")
     decoding = {name: scope.get(name) for name in DECIDING}
     decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
+    if is_server(scope.get("engine")):
+        decoding["engine"] = scope["engine"]
     return digest([digest(sequence)[:16], decoding])[:16]
 
 

@@ -118,12 +118,12 @@ def portable_name(name: str) -> str:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str | None:
-    """A hash of a few values of every parameter, the same in every floating dtype; None if some are
-    not in memory.
+    """A hash of a few values of every parameter, the same in every floating dtype. Where some are
+    not in memory it is what the model says of its files, or None.
     """
     parameters = [parameter.detach() for _, parameter in sorted(model.named_parameters())]
     if any(parameter.device.type == "meta" for parameter in parameters):
-        return None
+        return getattr(model, "fingerprint", None)
     return hash_of(parameters)
 
 

@@ -12,7 +12,7 @@ from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError
 from gistgate.coverage.ask import UNKNOWN, Ask
 from gistgate.coverage.certificate import Certificate
-from gistgate.coverage.setup import Setup, known_fields
+from gistgate.coverage.setup import LIBRARY, Setup, is_server, known_fields
 from gistgate.rules import complete
 
 SENTENCES = {
@@ -90,6 +90,8 @@ def differing_fields(certified: Setup | Ask, here: Setup | Ask) -> list[Differen
             continue
         if name in ("target", "draft"):
             differs = bool(differing_entries(expected[name], value))
+        elif value == LIBRARY:
+            differs = is_server(expected[name])
         else:
             differs = value != expected[name]
         if differs:

@@ -14,6 +14,14 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.coverage.ask import UNKNOWN, Ask, Settings
 
+LIBRARY = "this library's"
+"""Any engine of this library, of which some give the same ids."""
+
+
+def is_server(engine: Any) -> bool:
+    """Whether a certificate names an engine that serves models rather than one of this library."""
+    return str(engine).startswith("vllm ")
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -45,9 +53,12 @@ class Setup:
         gate: Any = None,
         **values: Any,
     ) -> Setup:
-        """The setup of loaded parts; those that are left out are unknown."""
+        """The setup of loaded parts; those that are left out are unknown. Where the target is
+        loaded this library decodes.
+        """
         if target is not None:
             values["target"] = model_scope(identify_model(target))
+            values.setdefault("engine", LIBRARY)
         if draft is not None:
             values["draft"] = model_scope(identify_model(draft))
         if tokenizer is not None:

@@ -94,6 +94,11 @@ class VllmJudge:
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
         self.requests = Requests(policy, slots, self._forget, tokenizer)
 
+    def follow(self, policy: Policy) -> None:
+        """Judge requests that are met from now on by another policy."""
+        self.policy = policy
+        self.requests.policy = policy
+
     def _forget(self, slot: int) -> None:
         self.counters.slots_SC[slot] = 0
         if self.guard is not None:

@@ -61,7 +61,15 @@ def install(worker: Any, config: Any, value: Any) -> None:
         requests = {name: total(entry.slot) for name, entry in entries.items()}
         return {"totals": total(), "requests": requests}
 
+    def judge_by(value: Any) -> None:
+        """Judge later requests by another configuration;
+        `LLM.collective_rpc("gistgate_judge_by", args=(value,))` calls it between requests.
+        """
+        with torch.inference_mode(False):
+            judge.follow(make_policy(read_settings(value), served))
+
     worker.gistgate_counts = counts
+    worker.gistgate_judge_by = judge_by
     is_first = tensor_parallel_group().rank_in_group == 0  # one rank counts for its group
     announce(policy, kind, judge if is_first else None)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from gistgate.coverage.ask import UNKNOWN
 from gistgate.coverage.certificate import Certificate, OperatingPoint, load_certificate
 from gistgate.coverage.choose import GATED
 from gistgate.coverage.covers import covers, joined, refusal, refuse
-from gistgate.coverage.setup import Setup, files_behind
+from gistgate.coverage.setup import Setup, files_behind, is_server
 from gistgate.drafters.text import PromptLookup
 from gistgate.gate import Gate
 from gistgate.models.places import weight_files
@@ -193,6 +194,8 @@ class Served:
         )
         if certificate.setup.rule_data is not UNKNOWN:
             setup = replace(setup, rule_data=files_behind(point.settings))
+        if is_server(certificate.setup.engine):
+            setup = replace(setup, engine=engine_id())
         if self.draft is not None:
             # vLLM chooses the draft model's dtype and rounds nothing, so only weights count.
             setup = replace(setup, draft={"fingerprint": folder_fingerprint(self.draft)})
@@ -253,6 +256,11 @@ def read_served(config: Any) -> Served:
             num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()
         ),
     )
+
+
+def engine_id() -> str:
+    """What the scope of a certificate calls this engine."""
+    return f"vllm {import_module('vllm').__version__}"
 
 
 def is_rounded(config: Any) -> bool:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.block import Sampling
 from gistgate.core.request import Row
-from gistgate.core.utils import UserError
+from pipeline.engine import check_source, folder_of, start, vllm_version
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.pair.pair import ModelSource
 
@@ -94,27 +94,11 @@ class VllmEngine:
 
     def __init__(self, source: ModelSource, arguments: Mapping[str, Any]) -> None:
         """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype."""
-        remedy = "or set engine.rollouts to own in params.yaml."
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            raise UserError(
-                "engine.rollouts is vllm, but vLLM is not installed here. Install the extra `vllm`"
-                f" into this environment, {remedy}"
-            ) from error
-        if source.gguf_file:
-            raise UserError(
-                f"{source.model} is a GGUF file, which vLLM is not given. Name a folder of"
-                f" safetensors, {remedy}"
-            )
-        self.llm = LLM(
-            model=source.model,
-            dtype=source.dtype,
-            revision=source.revision,
-            skip_tokenizer_init=True,
-            enable_prefix_caching=True,
-            **arguments,
-        )
+        vllm_version()
+        check_source("target", source)
+        options = {"skip_tokenizer_init": True, "enable_prefix_caching": True, **arguments}
+        options.pop("speculative_config", None)  # of answers
+        self.llm = start(folder_of(source), source.dtype, options)
 
     def __call__(
         self,

@@ -287,6 +287,8 @@ class Pair:
     """Id of the drafter that stands for the pair wherever a method says "model"."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What gates call `target`, `draft` and `tokenizer`."""
+    server: Any = None
+    """A `pipeline.served.VllmServer` that makes answers; None: this library's decoder does."""
 
     @property
     def draft_model(self) -> PreTrainedModel:

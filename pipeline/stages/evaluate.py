@@ -10,15 +10,17 @@ from typing import Any
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
+from gistgate.lm_eval.answered import AnsweredLM
 from gistgate.lm_eval.model import GatedLM
 from gistgate.lm_eval.task import HarnessTask
-from pipeline.decode import decoder_at
-from pipeline.operating import operating_point
+from pipeline.decode import decode_split, decoder_at, load_gate
+from pipeline.operating import Operating, operating_point
 from pipeline.outcomes import scope_of
-from pipeline.pair.pair import load_pair, read_pair
-from pipeline.params import read_params
+from pipeline.pair.pair import Pair, read_pair
+from pipeline.params import Params, read_params
 from pipeline.paths import calibration_file, evaluation_folder
 from pipeline.run import run
+from pipeline.served import answering_decoder, load_answering
 from pipeline.task import context_length, load_task, read_prompts
 
 
@@ -26,7 +28,7 @@ def main(name: str) -> None:
     # It warns of every loaded model.
     logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)
     params = read_params()
-    pair = load_pair(params)
+    pair = load_answering(params)
     task = load_task(params)
     point = operating_point(params, name)
     if point.knob is not None:  # its certificate may be of other models, prompts or settings
@@ -38,16 +40,20 @@ def main(name: str) -> None:
                 f"Method '{name}': its certificate was made with another"
                 f" {', '.join(sorted(changed))}. Run the stage calibrate again."
             )
-    lm = GatedLM(
-        pair.target,
-        decoder=decoder_at(pair, point, engine=point.engine),
-        tokenizer=pair.tokenizer,
-        batch_size=point.batch_size or params.decoding.batch_size,
-        max_length=context_length(read_pair(params.pair)),
-        seed=params.seed,
-        chat_template_args=params.prompting.arguments,
-    )
-    samples, counted = judge(lm, task, read_prompts("test"))
+    prompts = read_prompts("test")
+    if pair.server is None:
+        lm = GatedLM(
+            pair.target,
+            decoder=decoder_at(pair, point, engine=point.engine),
+            tokenizer=pair.tokenizer,
+            batch_size=point.batch_size or params.decoding.batch_size,
+            max_length=context_length(read_pair(params.pair)),
+            seed=params.seed,
+            chat_template_args=params.prompting.arguments,
+        )
+    else:
+        lm = answered(params, pair, task, point, prompts)
+    samples, counted = judge(lm, task, prompts)
     num = len(samples)
     accuracy = float(sum(sample["correct"] for sample in samples) / num)
     cut = sum(sample["cut"] for sample in samples)
@@ -70,8 +76,18 @@ def main(name: str) -> None:
     )
 
 
+def answered(
+    params: Params, pair: Pair, task: HarnessTask, point: Operating, prompts: list[dict[str, Any]]
+) -> AnsweredLM:
+    """An lm-eval model that gives the answers of the pair's server to `prompts`."""
+    decoder = answering_decoder(pair, point.choice, load_gate(point, pair))
+    decoded = decode_split(decoder, pair, prompts, params, f"test, {point.method}")
+    answers = {tuple(prompt["ids"]): answer for prompt, answer in zip(prompts, decoded)}
+    return AnsweredLM(task, pair.tokenizer, answers)
+
+
 def judge(
-    lm: GatedLM, task: HarnessTask, prompts: list[dict[str, Any]]
+    lm: GatedLM | AnsweredLM, task: HarnessTask, prompts: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], Statistics]:
     """lm-eval's verdict on the documents of `prompts`, in their order, and the sum of their
     statistics.

@@ -13,14 +13,16 @@ import torch
 from gistgate.certificates.outcomes import Answer, cached
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
+from gistgate.coverage.choose import Choice
 from gistgate.tasks.prompts import Prompt
-from pipeline.decode import decode_split, strict_decoder, surroundings
+from pipeline.decode import decode_split, surroundings
+from pipeline.methods import MODEL
 from pipeline.outcomes import answer_of, maker_of, mark, piece_of
-from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import SCRATCH, reference_of
 from pipeline.plan import announce
 from pipeline.run import run, side_by_side
+from pipeline.served import answering_decoder, load_answering
 from pipeline.task import load_task, read_prompts, request_of
 
 SPLITS = ("calibration", "train", "development")
@@ -30,17 +32,19 @@ KEPT = SCRATCH / "reference"
 
 def main() -> None:
     params = read_params()
-    side_by_side(referring, params, SPLITS, params.decoding.workers, "reference", "split")
+    # Each worker would start a vLLM of its own.
+    workers = 1 if params.engine.answers == "vllm" else params.decoding.workers
+    side_by_side(referring, params, SPLITS, workers, "reference", "split")
     shutil.rmtree(KEPT, ignore_errors=True)
 
 
 def referring(params: Params) -> Callable[[str], None]:
     """Decodes one split after another."""
-    pair = load_pair(params)
+    pair = load_answering(params)
     task = load_task(params)
-    decoder = strict_decoder(pair, params.decoding.block)
+    decoder = answering_decoder(pair, Choice("exact", {}, params.decoding.block, MODEL), None)
     maker = maker_of(pair)
-    if params.decoding.workers == 1:
+    if params.decoding.workers == 1 and pair.server is None:
         training = read_prompts("train")
         announce(params, decoder, training, **request_of(training, pair))
 
@@ -58,7 +62,8 @@ def referring(params: Params) -> Callable[[str], None]:
             job = (decoder, pair, piece, params, f"strict, {split}", memory, start, batch_size)
             return [answer_of(answer) for answer in decode_split(*job)]
 
-        kept = cached(decode, KEPT, split, maker, decoder.block, batch_size, *surroundings(pair))
+        block = params.decoding.block
+        kept = cached(decode, KEPT, split, maker, block, batch_size, *surroundings(pair))
         rows = []
         for start in range(0, len(prompts), size):
             piece = prompts[start : start + size]
@@ -73,7 +78,7 @@ def referring(params: Params) -> Callable[[str], None]:
                     "statistics": answer.statistics.as_dict(timed=False),
                     "mark": mark(maker, prompt["ids"]),  # DVC does not see weights that change
                 }
-                if batch_size == 1:
+                if "answer" in answer.statistics.seconds:
                     row["seconds"] = answer.statistics.seconds["answer"]
                 rows.append(row)
         write_json_lines(reference_of(split), rows)

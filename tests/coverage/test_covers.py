@@ -103,6 +103,15 @@ def test_every_part_of_an_ask_counts(changes: dict[str, Any], words: str) -> Non
     assert words in difference.sentence
 
 
+def test_a_certificate_of_vllm_does_not_hold_for_this_library() -> None:
+    served = replace(proof(), scope={**proof().scope, "engine": "vllm 0.32.0"})
+    (difference,) = covers(served, Setup.of(TARGET))
+    assert difference.sentence == "the engine is this library's, but vllm 0.32.0 was certified"
+    assert covers(served, replace(CERTIFIED, engine="vllm 0.32.0")) == []
+    compiled = replace(proof(), scope={**proof().scope, "engine": "compiled"})
+    assert covers(compiled, Setup.of(TARGET)) == []
+
+
 def test_there_is_a_sentence_for_each_kind_of_difference() -> None:
     fields = {*vars(CERTIFIED), *vars(ASKED)} - {"settings"}
     assert SENTENCES.keys() == fields | {"setting", "knob"}

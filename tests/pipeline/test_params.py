@@ -9,8 +9,8 @@ import yaml
 
 from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
-from pipeline.params import Params, parse_params, read_params
-from tests.pipeline.parameters import content, parameters
+from pipeline.params import Params, parse_params, read_params, recorded
+from tests.pipeline.parameters import block, content, parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +18,41 @@ ROOT = Path(__file__).parents[2]
 def test_the_projects_own_file_reads():
     params = read_params(ROOT / "params.yaml")
     assert params.method("autojudge").head == "logistic" and params.method("fly").head is None
+
+
+def test_methods_that_vllm_cannot_run_are_refused_by_name(tmp_path):
+    """At once, and not hours later by the stage that meets the first of them."""
+    values = content()
+    values["methods"] = yaml.safe_load((ROOT / "params.yaml").read_text())["methods"]
+    values["engine"]["answers"] = "vllm"
+    gated = {"rule": "autojudge", "after": "models/heads/logistic+draft"}
+    values["methods"]["seen"] = {**gated, "knob": "risk", "grid": [0.1]}
+    values["methods"]["built"] = {"rule": "exact", "engine": "compiled"}
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(values))
+    refused = (
+        r"cannot run 'built' \(an engine or batch_size of its own\), 'seen' \(its gate reads"
+        r" .*draft\), 'segments' \(drafter segment\), 'sense' \(drafter sen\)\. Remove"
+    )
+    with pytest.raises(UserError, match=refused):
+        read_params(file)
+    for name in ("sense", "segments", "seen", "built"):
+        del values["methods"][name]
+    file.write_text(yaml.safe_dump(values))
+    assert {"exact", "fly", "autojudge"} <= read_params(file).methods.keys()
+    for name, key, value in (("decoding", "batch_size", 1), ("calibrate", "fluency", 0.1)):
+        further = content(engine={"answers": "vllm"}, **{name: {key: value}})
+        file.write_text(yaml.safe_dump(further))
+        with pytest.raises(UserError, match=f"params.yaml: {name}.{key} .* engine.answers is vllm"):
+            read_params(file)
+
+
+def test_keys_that_came_later_are_recorded_where_they_say_something():
+    """So that the gates that were trained before keep their bytes."""
+    assert "answers" not in recorded(block("engine"))
+    assert recorded(block("engine", answers="vllm"))["answers"] == "vllm"
+    assert "longest" not in recorded(block("label"))
+    assert recorded(block("label", longest=1.5))["longest"] == 1.5
 
 
 def test_yaml_reads_1e_3_as_text_and_we_do_not():

@@ -21,7 +21,9 @@ from tests.tiny import byte_tokenizer, save_pair
 from tests.vllm.rules import BLOCK, BUDGET, RULES, scope_of
 
 collect_ignore = (
-    [] if find_spec("vllm") else ["test_engines.py", "test_pipeline.py", "test_server.py"]
+    []
+    if find_spec("vllm")
+    else ["test_answers.py", "test_engines.py", "test_pipeline.py", "test_server.py"]
 )
 """Tests that need vLLM; `make test-vllm` builds the environment."""
 

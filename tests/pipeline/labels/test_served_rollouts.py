@@ -120,12 +120,12 @@ def test_an_engine_needs_one_worker():
 @pytest.mark.parametrize(
     "source, sentence",
     [
-        (ModelSource("some/model"), r"the extra `vllm`.*set engine.rollouts to own"),
+        (ModelSource("some/model"), r"the extra `vllm`.*engine.rollouts to own"),
         (ModelSource("some/model", gguf_file="m.gguf"), "is a GGUF file"),
     ],
 )
 def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, source, sentence):
-    stand_in = SimpleNamespace(LLM=None) if source.gguf_file else None
+    stand_in = SimpleNamespace(__version__="0.32.0") if source.gguf_file else None
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     with pytest.raises(UserError, match=sentence):
         VllmEngine(source, {})

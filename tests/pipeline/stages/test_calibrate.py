@@ -104,12 +104,13 @@ def world(tmp_path, monkeypatch):
         draft=None,
         models=[None, None],
         tokenizer=None,
+        server=None,
     )
     for module, name, stand_in in (
         (outcomes, "maker_of", lambda _pair: "maker"),
-        (outcomes, "load_pair", lambda params: pair),
+        (outcomes, "load_answering", lambda params: pair),
         (outcomes, "load_task", lambda params: task),
-        (outcomes, "make_decoder", lambda _pair, choice, _gate, **_parts: choice),
+        (outcomes, "answering_decoder", lambda _pair, choice, _gate, _engine: choice),
         (outcomes, "decode_split", decode_split),
         (scope, "identify_model", lambda model: identity),
         (scope, "eos_ids", lambda target, tokenizer: [2]),

@@ -182,7 +182,7 @@ def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_promp
             read_reference("calibration", others, setup.pair)
     with torch.no_grad():
         setup.pair.target.lm_head.weight += 1
-    with pytest.raises(UserError, match="was made with other weights or another tokenizer"):
+    with pytest.raises(UserError, match="was made with other weights, another tokenizer or engine"):
         read_reference("calibration", asked, setup.pair)
 
 
