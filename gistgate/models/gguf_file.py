@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,14 @@ def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     lacking = set(dict(model.named_parameters()))
     if any(len(tensor.shape) > 2 for tensor in reader.tensors):
         raise NotImplementedError("experts lie in one tensor")
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        tasks = []
-        for tensor in reader.tensors:
-            name = names.get(tensor.name)
-            if name is not None:
-                tasks.append(pool.submit(fill, model, name, tensor, processor))
-                lacking.discard(name)
-        for task in tasks:
-            task.result()
+    tensors = [tensor for tensor in reader.tensors if tensor.name in names]
+    lacking -= {names[tensor.name] for tensor in tensors}
+    place = partial(fill, model, names, processor)
+    # Packed layers take the biases over that stand in the model, which therefore come first.
+    for is_packed in (False, True):
+        group = [tensor for tensor in tensors if is_packed == (kind_of(tensor) not in PLAIN)]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(place, group))
     if config.tie_word_embeddings:
         tie(model)
         lacking.discard("lm_head.weight")
@@ -103,11 +102,19 @@ def packed_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     return model.requires_grad_(False)
 
 
-def fill(model: PreTrainedModel, name: str, tensor: Any, processor: TensorProcessor) -> None:
+def kind_of(tensor: Any) -> str:
+    """How a tensor of a GGUF file is packed, such as Q4_K."""
+    return str(tensor.tensor_type.name)
+
+
+def fill(
+    model: PreTrainedModel, names: dict[str, str], processor: TensorProcessor, tensor: Any
+) -> None:
     """Put a tensor of a GGUF file in the place of a parameter."""
+    name = names[tensor.name]
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
-    kind = tensor.tensor_type.name
+    kind = kind_of(tensor)
     dtype = module.get_parameter(attribute).dtype
     is_weight = attribute == "weight"
     if is_weight and type(module) is nn.Linear and kind not in PLAIN:

@@ -87,7 +87,8 @@ class PromptFile(Task):
                 refuse(doc, "it has no answer, and other entries have. Add one to each, or none")
         goals = [goal for doc in self.docs for goal in self.goals(doc)]
         texts = [goal for goal in goals if "tools" not in goal]
-        usual = scorer_named(name) if name is not None else strictest(answers_in(texts))
+        answers = answers_in(texts)
+        usual = scorer_named(name) if name is not None else strictest(answers, len(texts))
         ids = set()
         for goal in goals:
             if goal.get("is_reference") and name is None:

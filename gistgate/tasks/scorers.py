@@ -79,15 +79,41 @@ class Includes(Scorer):
     id = "includes"
 
     def score(self, text: str, answer: Any) -> float:
-        text = plain(text)
-        answer = plain(str(answer))
-        at = text.find(answer)
-        while at >= 0:
-            end = at + len(answer)
-            if is_border(text[:at], answer) and is_border(answer, text[end:]):
-                return 1.0
-            at = text.find(answer, at + 1)
-        return 0.0
+        return float(bool(places_of(plain(str(answer)), plain(text))))
+
+
+@dataclass(frozen=True)
+class Label(Scorer):
+    """The text names the answer and no other label of the file. Longer labels are looked for first,
+    so that "not guilty" does not name "guilty".
+    """
+
+    labels: tuple[str, ...]
+
+    id = "label"
+
+    def score(self, text: str, answer: Any) -> float:
+        rest = plain(text)
+        is_named = False
+        for label in sorted(self.labels, key=len, reverse=True):
+            places = places_of(label, rest)
+            if places and label != plain(str(answer)):
+                return 0.0
+            is_named = is_named or bool(places)
+            for at in places:
+                rest = rest[:at] + " " * len(label) + rest[at + len(label) :]
+        return float(is_named)
+
+
+def places_of(answer: str, text: str) -> list[int]:
+    """Where an answer stands in a text, as whole words where its script has such."""
+    places = []
+    at = text.find(answer)
+    while at >= 0:
+        if is_border(text[:at], answer) and is_border(answer, text[at + len(answer) :]):
+            places.append(at)
+        at = text.find(answer, at + 1)
+    return places
 
 
 class Match(Scorer):
@@ -218,8 +244,13 @@ def scorer_named(name: str) -> Scorer:
         ) from error
 
 
-def strictest(answers: Sequence[Any]) -> Scorer:
-    """The strictest scorer that fits all of these right answers."""
+FEW = 4
+MOST = 20
+"""Answers of which each comes FEW times on average, and at most MOST different ones, are labels."""
+
+
+def strictest(answers: Sequence[Any], entries: int) -> Scorer:
+    """The strictest scorer that fits all of these right answers of so many entries."""
     if all(is_letter(answer) or is_verdict(answer) for answer in answers):
         return SCORERS["choice"]
     if all(expected_number(answer) is not None for answer in answers):
@@ -228,6 +259,10 @@ def strictest(answers: Sequence[Any]) -> Scorer:
         return SCORERS["json"]
     if any(len(str(answer).split()) > LONG for answer in answers):
         return SCORERS["f1"]
+    labels = {plain(str(answer)) for answer in answers}
+    has_single = len(answers) == entries
+    if has_single and len(labels) <= min(entries / FEW, MOST):
+        return Label(tuple(sorted(labels)))
     return SCORERS["includes"]
 
 

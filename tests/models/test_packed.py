@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,9 +16,10 @@ from torch import nn
 
 from gistgate.core.identity import check_identity, identify_model, model_scope
 from gistgate.core.utils import UserError
-from gistgate.models.gguf_file import levels_of, packed_model
+from gistgate.models import gguf_file
+from gistgate.models.gguf_file import levels_of, linear_of, packed_model
 from gistgate.models.loading import load_target
-from gistgate.models.packed import GROUP, SLAB, Int4Linear, Int8Linear, quantise
+from gistgate.models.packed import GROUP, SLAB, Int4Linear, Int8Linear, Packed, quantise
 from tests.architectures import pair
 from tests.gguf_file import write_gguf
 
@@ -216,6 +218,22 @@ def test_a_packed_file_computes_what_its_unpacked_weights_do(
         difference = (packed(ids).logits - whole(ids).logits).float()
         spread = whole(ids).logits.float().std()
     assert difference.std() < 0.03 * spread
+
+
+def test_biases_stand_in_their_layers_before_the_layers_are_packed(tmp_path, monkeypatch):
+    """Two threads fill a model: a layer that is packed first would take a bias over that was never
+    read.
+    """
+    biases = []
+
+    def packed(data: Any, kind: str, layer: nn.Linear, dtype: torch.dtype) -> Packed:
+        biases.append(layer.bias)
+        return linear_of(data, kind, layer, dtype)
+
+    monkeypatch.setattr(gguf_file, "linear_of", packed)
+    packed_model(write_gguf(tmp_path / "model.gguf"))
+    assert sum(bias is not None for bias in biases) == 3
+    assert all(bias is None or bool((bias == 1).all()) for bias in biases)
 
 
 def test_a_file_without_some_weights_and_another_dtype_are_refused(tmp_path):

@@ -73,7 +73,18 @@ def test_f1_counts_shared_words() -> None:
     ],
 )
 def test_the_strictest_that_fits_is_taken(answers: list[Any], name: str) -> None:
-    assert strictest(answers).id == name
+    assert strictest(answers, len(answers)).id == name
+
+
+def test_a_label_that_stands_within_another_is_not_taken_for_it() -> None:
+    scorer = strictest(["guilty", "not guilty"] * 4, 8)
+    assert scorer.id == "label"
+    assert scorer.score("He is not guilty.", "not guilty") == 1
+    assert scorer.score("He is not guilty.", "guilty") == 0
+    assert scorer.score("The verdict: Guilty!", "guilty") == 1
+    several = ["Oslo", "Kristiania"] * 4
+    assert strictest(several, 4).id == "includes"  # either is right
+    assert strictest(["Oslo", "Bergen", "Hamar"], 3).id == "includes"  # no labels, each comes once
 
 
 def test_names_of_scorers_and_answers_that_do_not_fit_are_refused() -> None:
