@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 CLIP = 5.0
 MOST_LOST = 1.0  # nats per token; an answer that loses or gains more counts as much
 WORSE = -1e4  # stands for the log-probability of no token at all
-READ_TOGETHER = (
-    4  # finished answers in one read, whose logits take a gigabyte in large vocabularies
-)
+READ_TOGETHER = 4
+"""Finished answers in one read, whose logits take a gigabyte in large vocabularies."""
 CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 Prompt = dict[str, Any]
