@@ -1,4 +1,4 @@
-"""The rule of docs/rules.md is complete: it keeps every promise once it is registered."""
+"""The rule of CONTRIBUTING.md is complete: it keeps every promise once it is registered."""
 
 import math
 import re
@@ -11,7 +11,7 @@ import pytest
 from gistgate.rules import RULES
 from tests.rules import extremes, test_contract, test_lossless
 
-PAGE = Path(__file__).parents[2] / "docs/rules.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture
