@@ -1,10 +1,11 @@
 """Linear layers and embeddings with weights of 8 or 4 bits, for processors: a step of a model waits
 for its weights, and these are fewer bytes.
 
-The products are PyTorch's own (`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are
-fast in bfloat16 alone. Axis letters: O outputs of a layer, I inputs, G groups of inputs, g inputs
-of a group, R rows, N blocks of outputs in packed order, b outputs of a block, h outputs of half a
-block, n blocks and o outputs of a portion.
+The products are those of `gistgate.models.products` where these run, and elsewhere PyTorch's own
+(`_weight_int4pack_mm_for_cpu`, `_weight_int8pack_mm`), which are fast in bfloat16 alone. Axis
+letters: O outputs of a layer, I inputs, G groups of inputs, g inputs of a group, R rows, N blocks
+of outputs in packed order, b outputs of a block, h outputs of half a block, n blocks and o outputs
+of a portion.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from gistgate.core.identity import sampled
 from gistgate.core.utils import UserError
+from gistgate.models import products
 
 GGUF = "gguf"
 KINDS = ("none", "int8", "int4", GGUF)
@@ -84,7 +86,9 @@ class Int8Linear(Packed):
         return cls(*int8_levels(layer.weight.detach(), layer.weight.dtype), layer.bias)
 
     def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
+        own = torch.ops.gistgate.int8_product
+        product = own if products.take(rows) else torch.ops.aten._weight_int8pack_mm
+        y: Tensor = product(rows, self.weight, self.scale)
         return y
 
     def wide(self, rows: Tensor) -> Tensor:
@@ -142,9 +146,12 @@ class Int4Linear(Packed):
         return cls(levels_OI, scale_OG, middle_OG, layer.bias)
 
     def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows, self.packed, GROUP, self.scale_and_middle
-        )
+        y: Tensor
+        if products.take(rows):
+            y = torch.ops.gistgate.int4_product(rows, self.packed, self.scale_and_middle)
+        else:
+            numbers = self.scale_and_middle
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, numbers)
         return y
 
     def wide(self, rows: Tensor) -> Tensor:
