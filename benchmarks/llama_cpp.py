@@ -33,9 +33,9 @@ RESULT = Path("benchmarks/results/llama_cpp.json")
 Answer = Callable[[str, int], None]  # a prompt, and how many tokens are written
 
 
-def library(file: Path, options: DecodeOptions) -> Answer:
-    """Requests to a decoder of ours."""
-    target = load_target(str(file))
+def library(file: Path, options: DecodeOptions, weights: str | None = None) -> Answer:
+    """Requests to a decoder of ours, with the weights as in the file or as `weights` says."""
+    target = load_target(str(file), quantise=weights)
     decoder = build(target.model, target.tokenizer, options).decoder
 
     def answer(prompt: str, tokens: int) -> None:
@@ -93,6 +93,12 @@ WAYS: dict[str, Callable[[Path, Path, int], Answer]] = {
         target, DecodeOptions(draft=str(draft), block=block)
     ),
     "llama.cpp, draft": llama_cpp,
+    "library, w8a8, plain": lambda target, draft, block: library(
+        target, DecodeOptions(drafter="none"), "w8a8"
+    ),
+    "library, w8a8, draft": lambda target, draft, block: library(
+        target, DecodeOptions(draft=str(draft), block=block), "w8a8"
+    ),
 }
 
 
@@ -116,13 +122,13 @@ def timed(
     return {"first": first, "further": further}
 
 
-def taken(target: Path, threads: int) -> dict[str, Any]:
+def taken(target: Path, threads: int, weights: str | None) -> dict[str, Any]:
     """Seconds to load the file, memory of the model as a multiple of it, and seconds of a forward
     of the target by its rows.
     """
     torch.set_num_threads(threads)
     begin = perf_counter()
-    loaded = load_target(str(target))
+    loaded = load_target(str(target), quantise=weights)
     seconds = perf_counter() - begin
     forwards = {}
     for rows in (1, 9, 17):
@@ -141,8 +147,10 @@ def taken(target: Path, threads: int) -> dict[str, Any]:
 def main(
     target: Path, draft: Path, prompts: int = 8, tokens: int = 40, block: int = 4, threads: int = 2
 ) -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        loading = pool.submit(taken, target, threads).result()
+    loading = {}
+    for weights in (None, "w8a8"):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            loading[weights or "packed"] = pool.submit(taken, target, threads, weights).result()
     print(loading, flush=True)
     seconds = {}
     for name in WAYS:  # in a process of its own: idle threads of llama.cpp slow others down

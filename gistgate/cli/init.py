@@ -61,10 +61,10 @@ class Project:
         str | None, plain_option("GGUF file in the draft's folder or repository.")
     ] = None
     quantise: Annotated[
-        str, plain_option("Weights of the target: none, int8, int4 or gguf (as in its file).")
+        str, plain_option("Weights of the target: none, int8, int4, w8a8 or gguf (as in its file).")
     ] = "none"
     quantise_draft: Annotated[
-        str, plain_option("Bits of the draft's weights: none, int8 or int4.")
+        str, plain_option("Bits of the draft's weights: none, int8, int4 or w8a8.")
     ] = "none"
     train_draft: Annotated[
         bool,

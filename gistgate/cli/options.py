@@ -44,7 +44,7 @@ Gguf = Annotated[
 Quantise = Annotated[
     str | None,
     plain_option(
-        "Weights of the target on a processor: none, int8, int4 or gguf (as a GGUF file has them);"
+        "Weights of the target on a processor: none, int8, int4, w8a8 (activations in 8 bits, too) or gguf (as a GGUF file has them);"
         " default: gguf for such a file, else none."
     ),
 ]

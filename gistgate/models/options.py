@@ -34,7 +34,7 @@ class DecodeOptions:
     draft_revision: Annotated[str, "Revision of the draft model on the hub."] = "main"
     draft_gguf: Annotated[str | None, "GGUF file in the draft's folder or repository."] = None
     quantise_draft: Annotated[
-        str | None, "Weights of the draft: int8, int4 or none (on processors)."
+        str | None, "Weights of the draft: int8, int4, w8a8 or none (on processors)."
     ] = None
     stop_drafting: Annotated[str | None, "File of fit-draft, which says when drafts end."] = None
     draft_vocabulary: Annotated[

@@ -19,7 +19,15 @@ from gistgate.core.utils import UserError
 from gistgate.models import gguf_file
 from gistgate.models.gguf_file import levels_of, linear_of, packed_model
 from gistgate.models.loading import load_target
-from gistgate.models.packed import GROUP, SLAB, Int4Linear, Int8Linear, Packed, quantise
+from gistgate.models.packed import (
+    GROUP,
+    SLAB,
+    Int4Linear,
+    Int8Linear,
+    Packed,
+    W8A8Linear,
+    quantise,
+)
 from tests.architectures import pair
 from tests.gguf_file import write_gguf
 
@@ -68,6 +76,40 @@ def test_few_and_many_rows_give_the_same(kind):
     x = torch.randn(2, packed.most_rows, 2 * GROUP, generator=torch.Generator().manual_seed(0))
     row_by_row = torch.cat([packed(row[None]) for row in x.flatten(0, 1)])
     torch.testing.assert_close(packed(x).flatten(0, 1), row_by_row, atol=1e-5, rtol=1e-4)
+
+
+needs_vnni = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="this processor lacks VNNI instructions"
+)
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_of_8_bits_give_nearly_the_products_and_the_same_for_any_rows(dtype):
+    whole = layer(bias=True, dtype=dtype)
+    packed = W8A8Linear.rounded(whole)
+    rows = torch.randn(9, 2 * GROUP, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[3] *= 1000.0  # which must not move the other rows
+    together = packed(rows)
+    size = (rows.float().norm(dim=-1, keepdim=True) * whole.weight.float().norm(dim=-1)).clamp(1.0)
+    error = (together.float() - whole(rows).float()).abs() / size
+    assert 0 < error.max() < 0.02
+    assert together.equal(torch.cat([packed(row[None]) for row in rows]))
+    assert packed(torch.zeros(1, 2 * GROUP, dtype=dtype)).equal(whole.bias[None])
+
+
+@needs_vnni
+def test_compiled_programs_call_layers_with_activations_of_8_bits():
+    packed = W8A8Linear.rounded(layer(bias=False))
+    rows = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(packed, fullgraph=True)
+    torch.testing.assert_close(compiled(rows), packed(rows))
+
+
+def test_activations_of_8_bits_need_a_processor_that_has_them(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    with pytest.raises(UserError, match="need a processor with VNNI instructions"):
+        lighter("w8a8")
 
 
 def lighter(kind: str):
@@ -136,7 +178,7 @@ def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
 
 
 def test_what_cannot_be_quantised_is_refused():
-    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
+    with pytest.raises(UserError, match="Use one of: none, int8, int4, w8a8"):
         quantise(pair("llama")[1], "int3")
     with pytest.raises(UserError, match="quantised already"):
         quantise(lighter("int8"), "int4")
