@@ -44,8 +44,8 @@ Gguf = Annotated[
 Quantise = Annotated[
     str | None,
     plain_option(
-        "Weights of the target on a processor: none, int8, int4, w8a8 (activations in 8 bits, too) or gguf (as a GGUF file has them);"
-        " default: gguf for such a file, else none."
+        "Weights of the target on a processor: none, int8, int4, w8a8 (int8 with activations of 8"
+        " bits) or gguf (as a GGUF file has them); default: gguf for such a file, else none."
     ),
 ]
 Chat = Annotated[bool, plain_option("Wrap the prompt in the chat template.", "--chat")]

@@ -38,7 +38,7 @@ class ModelIdentity:
     dtype: str  # dtype the states were computed in; another one moves them a little
     fingerprint: str | None  # hash of sampled weights; None where some weights were not in memory
     quantisation: str | None = (
-        None  # how weights are kept: "int8", "int4", "w8a8", or "gguf" as in such a file; None: as they are
+        None  # how weights are kept, one of `gistgate.models.packed.KINDS`; None: as they are
     )
     draft_vocabulary: str | None = None  # hash of the token ids that a draft may propose; None: all
 

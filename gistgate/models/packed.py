@@ -108,10 +108,12 @@ class W8A8Linear(Packed):
     """
 
     most_rows = sys.maxsize
+    packed: Tensor
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
+        packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
+        self.register_buffer("packed", packed, persistent=False)
         self.zeros = torch.zeros(len(levels_OI), dtype=torch.int32)
         self.some_levels = frozen(sampled(levels_OI))  # which the fingerprint reads
         self.scale = frozen(scale_O.float())

@@ -40,7 +40,7 @@ class ModelSource:
     """As of from_pretrained, such as `auto`; None puts the whole model on `device`."""
     device: str | None = None  # without a device_map; None takes the GPU where there is one
     quantise: str = "none"
-    """How weights are kept on a processor: int8, int4, w8a8, gguf (as the GGUF file has them) or none."""
+    """How weights are kept on a processor, one of `gistgate.models.packed.KINDS`."""
 
     def __post_init__(self) -> None:
         if self.model.startswith("~"):

@@ -111,7 +111,7 @@ def test_a_drafter_stands_in_for_a_draft_model(models):
         ({"draft": {"model": "models/none/target"}}, "folder .* is missing. Run `dvc repro pair`"),
         ({"draft": {"model": "nobody/nothing"}}, "could not be loaded .* HF_HUB_OFFLINE=0"),
         ({"draft": {"dtype": "brainfloat"}}, "dtype 'brainfloat'"),
-        ({"target": {"quantise": "int3"}}, "Use one of: none, int8, int4, gguf"),
+        ({"target": {"quantise": "int3"}}, "Use one of: none, int8, int4, w8a8, gguf"),
         ({"drafter": "lookup"}, "needs one source of drafts"),
     ],
 )
