@@ -116,14 +116,15 @@ class W8A8Linear(Packed):
         self.register_buffer("packed", packed, persistent=False)
         self.zeros = torch.zeros(len(levels_OI), dtype=torch.int32)
         self.some_levels = frozen(sampled(levels_OI))  # which the fingerprint reads
-        self.scale = frozen(scale_O.float())
+        self.scale = frozen(scale_O)  # in the type of the model, which is read off its parameters
+        self.float_scale = scale_O.float()
         self.bias = bias
         self.number = next(NUMBERS)
         W8A8_LAYERS[self.number] = self
 
     @classmethod
     def rounded(cls, layer: nn.Linear) -> Self:
-        return cls(*int8_levels(layer.weight.detach(), torch.float32), layer.bias)
+        return cls(*int8_levels(layer.weight.detach(), layer.weight.dtype), layer.bias)
 
     def narrow(self, rows: Tensor) -> Tensor:
         rows_RI = rows.float()
@@ -139,7 +140,7 @@ class W8A8Linear(Packed):
             1.0,
             MIDDLE,
             self.packed,
-            self.scale,
+            self.float_scale,
             self.zeros,
             None,  # bias
             1.0,
