@@ -35,7 +35,7 @@ Answer = Callable[[str, int], None]  # a prompt, and how many tokens are written
 
 def library(file: Path, options: DecodeOptions, weights: str | None = None) -> Answer:
     """Requests to a decoder of ours, with the weights as in the file or as `weights` says."""
-    target = load_target(str(file), quantise=weights)
+    target = load_target(str(file), "bfloat16", quantise=weights)
     decoder = build(target.model, target.tokenizer, options).decoder
 
     def answer(prompt: str, tokens: int) -> None:
@@ -128,7 +128,7 @@ def taken(target: Path, threads: int, weights: str | None) -> dict[str, Any]:
     """
     torch.set_num_threads(threads)
     begin = perf_counter()
-    loaded = load_target(str(target), quantise=weights)
+    loaded = load_target(str(target), "bfloat16", quantise=weights)
     seconds = perf_counter() - begin
     forwards = {}
     for rows in (1, 9, 17):
