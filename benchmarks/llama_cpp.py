@@ -1,7 +1,9 @@
 """The library beside llama.cpp (package `xllamacpp`): seconds per token from the same GGUF files,
 with the same threads and prompts, with a draft model and without.
 
-python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf [--prompts 8] [--tokens 40] [--block 4]
+python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf TRAINED [--prompts 8] [--tokens 40]
+
+TRAINED is the folder models/draft of a run for this target and the task `letters`.
 
 Prompts are requests of the task `letters`. Every request is made twice, for one token and for
 `--tokens` tokens; their difference counts, so that reading the prompt stands apart.
@@ -10,7 +12,7 @@ Prompts are requests of the task `letters`. Every request is made twice, for one
 import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +31,7 @@ from gistgate.models.loading import load_target, weight_bytes
 from gistgate.models.options import DecodeOptions
 from gistgate.tasks.free_text import letters
 
+BLOCK = 4  # K, draft tokens per forward of the target
 RESULT = Path("benchmarks/results/llama_cpp.json")
 Answer = Callable[[str, int], None]  # a prompt, and how many tokens are written
 
@@ -45,7 +48,7 @@ def library(file: Path, options: DecodeOptions, weights: str | None = None) -> A
     return answer
 
 
-def llama_cpp(target: Path, draft: Path | None, block: int) -> Answer:
+def llama_cpp(target: Path, draft: Path | None) -> Answer:
     """Requests to llama.cpp in this process."""
     import xllamacpp
 
@@ -59,7 +62,7 @@ def llama_cpp(target: Path, draft: Path | None, block: int) -> Answer:
         kinds = xllamacpp.common_speculative_type
         settings.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         settings.speculative.draft.mparams.path = str(draft)
-        settings.speculative.draft.n_max = block
+        settings.speculative.draft.n_max = BLOCK
         for processors in (
             settings.speculative.draft.cpuparams,
             settings.speculative.draft.cpuparams_batch,
@@ -83,31 +86,49 @@ def llama_cpp(target: Path, draft: Path | None, block: int) -> Answer:
     return answer
 
 
-WAYS: dict[str, Callable[[Path, Path, int], Answer]] = {
-    "library, plain": lambda target, draft, block: library(target, DecodeOptions(drafter="none")),
-    "llama.cpp, plain": lambda target, draft, block: llama_cpp(target, None, block),
-    "library, compiled, plain": lambda target, draft, block: library(
-        target, DecodeOptions(drafter="none", engine="compiled")
+@dataclass(frozen=True)
+class Files:
+    """The models of a run."""
+
+    target: Path
+    draft: Path
+    trained: Path  # what the stage `draft` wrote for this target
+
+    def options(self, block: int) -> DecodeOptions:
+        """Decoding with the trained draft."""
+        return DecodeOptions(
+            draft=str(self.trained),
+            draft_vocabulary=str(self.trained / "vocabulary.json"),
+            quantise_draft="int4",
+            engine="compiled",
+            block=block,
+        )
+
+
+PLAIN = DecodeOptions(drafter="none")
+COMPILED = DecodeOptions(drafter="none", engine="compiled")
+WAYS: dict[str, Callable[[Files], Answer]] = {
+    "llama.cpp, plain": lambda files: llama_cpp(files.target, None),
+    "library, plain": lambda files: library(files.target, PLAIN),
+    "library, compiled, plain": lambda files: library(files.target, COMPILED),
+    "library, w8a8, compiled, plain": lambda files: library(files.target, COMPILED, "w8a8"),
+    "llama.cpp, draft of 0.5B, K = 4": lambda files: llama_cpp(files.target, files.draft),
+    "library, draft of 0.5B, K = 4": lambda files: library(
+        files.target, DecodeOptions(draft=str(files.draft), block=BLOCK)
     ),
-    "library, draft": lambda target, draft, block: library(
-        target, DecodeOptions(draft=str(draft), block=block)
-    ),
-    "llama.cpp, draft": llama_cpp,
-    "library, w8a8, plain": lambda target, draft, block: library(
-        target, DecodeOptions(drafter="none"), "w8a8"
-    ),
-    "library, w8a8, draft": lambda target, draft, block: library(
-        target, DecodeOptions(draft=str(draft), block=block), "w8a8"
+    "library, trained draft, K = 4": lambda files: library(files.target, files.options(BLOCK)),
+    "library, w8a8, trained draft, K = 8": lambda files: library(
+        files.target, files.options(2 * BLOCK), "w8a8"
     ),
 }
 
 
 def timed(
-    name: str, target: Path, draft: Path, prompts: int, tokens: int, block: int, threads: int
+    name: str, files: Files, prompts: int, tokens: int, threads: int
 ) -> dict[str, list[float]]:
     """Seconds to the first token, and for each further one, of every prompt."""
     torch.set_num_threads(threads)
-    answer = WAYS[name](target, draft, block)
+    answer = WAYS[name](files)
     requests = [document["request"] for document in islice(letters()["test"], prompts + 1)]
     answer(requests[0], tokens)  # builds programs and fills caches
     first = []
@@ -145,8 +166,9 @@ def taken(target: Path, threads: int, weights: str | None) -> dict[str, Any]:
 
 
 def main(
-    target: Path, draft: Path, prompts: int = 8, tokens: int = 40, block: int = 4, threads: int = 2
+    target: Path, draft: Path, trained: Path, prompts: int = 8, tokens: int = 40, threads: int = 2
 ) -> None:
+    files = Files(target, draft, trained)
     loading = {}
     for weights in (None, "w8a8"):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -155,10 +177,10 @@ def main(
     seconds = {}
     for name in WAYS:  # in a process of its own: idle threads of llama.cpp slow others down
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            work = pool.submit(timed, name, target, draft, prompts, tokens, block, threads)
+            work = pool.submit(timed, name, files, prompts, tokens, threads)
             seconds[name] = work.result()
-        print(row_of(name, seconds) if "llama.cpp, plain" in seconds else name, flush=True)
-    settings = {"prompts": prompts, "tokens": tokens, "block": block, "threads": threads}
+        print(row_of(name, seconds), flush=True)
+    settings = {"prompts": prompts, "tokens": tokens, "threads": threads}
     rows = [row_of(name, seconds) for name in WAYS]
     about = {**machine(), "instructions": torch.backends.cpu.get_cpu_capability()}
     entries = {"loading": loading, "rows": rows, "seconds": seconds}
