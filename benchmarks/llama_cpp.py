@@ -1,9 +1,9 @@
 """The library beside llama.cpp (package `xllamacpp`): seconds per token from the same GGUF files,
 with the same threads and prompts, with a draft model and without.
 
-python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf TRAINED [--prompts 8] [--tokens 40]
+python -m benchmarks.llama_cpp TARGET.gguf DRAFT.gguf [--trained models/draft] [--prompts 8]
 
-TRAINED is the folder models/draft of a run for this target and the task `letters`.
+`--trained` names what the stage `draft` wrote for this target and the task `letters`.
 
 Prompts are requests of the task `letters`. Every request is made twice, for one token and for
 `--tokens` tokens; their difference counts, so that reading the prompt stands apart.
@@ -92,17 +92,22 @@ class Files:
 
     target: Path
     draft: Path
-    trained: Path  # what the stage `draft` wrote for this target
+    trained: Path | None  # what the stage `draft` wrote for this target
 
-    def options(self, block: int) -> DecodeOptions:
+    def options(self) -> DecodeOptions:
         """Decoding with the trained draft."""
+        assert self.trained is not None
         return DecodeOptions(
             draft=str(self.trained),
             draft_vocabulary=str(self.trained / "vocabulary.json"),
             quantise_draft="int4",
             engine="compiled",
-            block=block,
+            block=2 * BLOCK,
         )
+
+    def lacks(self, name: str) -> bool:
+        """Whether a row needs the trained draft where there is none."""
+        return "trained" in name and self.trained is None
 
 
 PLAIN = DecodeOptions(drafter="none")
@@ -113,12 +118,14 @@ WAYS: dict[str, Callable[[Files], Answer]] = {
     "library, compiled, plain": lambda files: library(files.target, COMPILED),
     "library, w8a8, compiled, plain": lambda files: library(files.target, COMPILED, "w8a8"),
     "llama.cpp, draft of 0.5B, K = 4": lambda files: llama_cpp(files.target, files.draft),
-    "library, draft of 0.5B, K = 4": lambda files: library(
-        files.target, DecodeOptions(draft=str(files.draft), block=BLOCK)
+    "library, compiled, draft of 0.5B, K = 4": lambda files: library(
+        files.target, DecodeOptions(draft=str(files.draft), engine="compiled", block=BLOCK)
     ),
-    "library, trained draft, K = 4": lambda files: library(files.target, files.options(BLOCK)),
-    "library, w8a8, trained draft, K = 8": lambda files: library(
-        files.target, files.options(2 * BLOCK), "w8a8"
+    "library, w8a8, compiled, draft of 0.5B, K = 4": lambda files: library(
+        files.target, DecodeOptions(draft=str(files.draft), engine="compiled", block=BLOCK), "w8a8"
+    ),
+    "library, w8a8, compiled, trained draft, K = 8": lambda files: library(
+        files.target, files.options(), "w8a8"
     ),
 }
 
@@ -166,7 +173,12 @@ def taken(target: Path, threads: int, weights: str | None) -> dict[str, Any]:
 
 
 def main(
-    target: Path, draft: Path, trained: Path, prompts: int = 8, tokens: int = 40, threads: int = 2
+    target: Path,
+    draft: Path,
+    trained: Path | None = None,
+    prompts: int = 8,
+    tokens: int = 40,
+    threads: int = 2,
 ) -> None:
     files = Files(target, draft, trained)
     loading = {}
@@ -174,14 +186,16 @@ def main(
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             loading[weights or "packed"] = pool.submit(taken, target, threads, weights).result()
     print(loading, flush=True)
-    seconds = {}
-    for name in WAYS:  # in a process of its own: idle threads of llama.cpp slow others down
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for name in (
+        name for name in WAYS if not files.lacks(name)
+    ):  # in a process of its own: idle threads of llama.cpp slow others down
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = pool.submit(timed, name, files, prompts, tokens, threads)
             seconds[name] = work.result()
         print(row_of(name, seconds), flush=True)
     settings = {"prompts": prompts, "tokens": tokens, "threads": threads}
-    rows = [row_of(name, seconds) for name in WAYS]
+    rows = [row_of(name, seconds) for name in seconds]
     about = {**machine(), "instructions": torch.backends.cpu.get_cpu_capability()}
     entries = {"loading": loading, "rows": rows, "seconds": seconds}
     write_json(RESULT, {"machine": about, **settings, **entries})

@@ -130,7 +130,7 @@ class W8A8Linear(Packed):
         rows_RI = rows.float()
         scale_R1 = scale_of(rows_RI.abs().amax(-1, keepdim=True), 127, torch.float32)
         levels_RI = ((rows_RI / scale_R1).round() + MIDDLE).to(torch.uint8)
-        sums_RO = torch.ops.gistgate.w8a8_sums(levels_RI, self.number, len(self.zeros))
+        sums_RO: Tensor = torch.ops.gistgate.w8a8_sums(levels_RI, self.number, len(self.zeros))
         return (sums_RO * scale_R1).to(rows.dtype)
 
     def sums(self, levels_RI: Tensor) -> Tensor:
