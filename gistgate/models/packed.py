@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from gistgate.core.identity import sampled
 from gistgate.core.utils import UserError
-from gistgate.models import products
+from gistgate.models.products import take
 
 GGUF = "gguf"
 W8A8 = "w8a8"
@@ -91,9 +91,11 @@ class Int8Linear(Packed):
         return cls(*int8_levels(layer.weight.detach(), layer.weight.dtype), layer.bias)
 
     def narrow(self, rows: Tensor) -> Tensor:
-        own = torch.ops.gistgate.int8_product
-        product = own if products.take(rows) else torch.ops.aten._weight_int8pack_mm
-        y: Tensor = product(rows, self.weight, self.scale)
+        y: Tensor
+        if take(rows):
+            y = torch.ops.gistgate.int8_product(rows, self.weight, self.scale)
+        else:
+            y = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
         return y
 
     def wide(self, rows: Tensor) -> Tensor:
@@ -130,8 +132,9 @@ class W8A8Linear(Packed):
         rows_RI = rows.float()
         scale_R1 = scale_of(rows_RI.abs().amax(-1, keepdim=True), 127, torch.float32)
         levels_RI = ((rows_RI / scale_R1).round() + MIDDLE).to(torch.uint8)
-        sums_RO: Tensor = torch.ops.gistgate.w8a8_sums(levels_RI, self.number, len(self.zeros))
-        return (sums_RO * scale_R1).to(rows.dtype)
+        sums_RO = w8a8_sums(levels_RI, self.number, len(self.zeros))
+        y: Tensor = (sums_RO * scale_R1).to(rows.dtype)
+        return y
 
     def sums(self, levels_RI: Tensor) -> Tensor:
         """Scaled sums [R, O] over levels of activations, which are `MIDDLE` for 0."""
@@ -160,7 +163,8 @@ W8A8_LAYERS: WeakValueDictionary[int, W8A8Linear] = WeakValueDictionary()
 """Layers by number: compiled programs take no weights that oneDNN has packed, but a number."""
 
 
-@torch.library.custom_op("gistgate::w8a8_sums", mutates_args=())
+# An exported gate has a copy of this module, with layers and an operator of its own.
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::w8a8_sums", mutates_args=())
 def w8a8_sums(levels_RI: Tensor, number: int, outputs: int) -> Tensor:
     """The sums of the layer with a number."""
     return W8A8_LAYERS[number].sums(levels_RI)
@@ -223,7 +227,7 @@ class Int4Linear(Packed):
 
     def narrow(self, rows: Tensor) -> Tensor:
         y: Tensor
-        if products.take(rows):
+        if take(rows):
             y = torch.ops.gistgate.int4_product(rows, self.packed, self.scale_and_middle)
         else:
             numbers = self.scale_and_middle

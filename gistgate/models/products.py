@@ -16,13 +16,20 @@ SPAN = 64
 """Inputs that are read together: layers with a number of inputs that it does not divide are left
 to PyTorch."""
 
-_operators = torch.library.Library("gistgate", "DEF")
-_operators.define("int4_product(Tensor rows, Tensor packed, Tensor scale_and_middle) -> Tensor")
-_operators.define("int8_product(Tensor rows, Tensor levels, Tensor scale) -> Tensor")
+
+@cache
+def define() -> torch.library.Library:
+    """The operators, without what they do. A copy of this module in an exported gate comes without
+    the C++ code and never defines them.
+    """
+    library = torch.library.Library("gistgate", "FRAGMENT")
+    library.define("int4_product(Tensor rows, Tensor packed, Tensor scale_and_middle) -> Tensor")
+    library.define("int8_product(Tensor rows, Tensor levels, Tensor scale) -> Tensor")
+    for name in ("int4_product", "int8_product"):
+        torch.library.register_fake(f"gistgate::{name}", products_like, lib=library)
+    return library
 
 
-@torch.library.register_fake("gistgate::int4_product")
-@torch.library.register_fake("gistgate::int8_product")
 def products_like(rows: Tensor, weights: Tensor, _numbers: Tensor) -> Tensor:
     """Products [R, O] without values of rows [R, I] with weights, whose first axis is O."""
     return rows.new_empty(len(rows), len(weights))
@@ -44,7 +51,9 @@ def are_compiled() -> bool:
 
     flags = [f"-m{name.replace('_', '')}" for name in INSTRUCTIONS]
     try:
-        CppCodeCache.load(SOURCE.read_text(), extra_flags=flags)
+        code = SOURCE.read_text()
+        define()
+        CppCodeCache.load(code, extra_flags=flags)
     except Exception:  # of the many ways in which a compiler is missing, or is too old
         return False
     return True
