@@ -187,9 +187,10 @@ def main(
             loading[weights or "packed"] = pool.submit(taken, target, threads, weights).result()
     print(loading, flush=True)
     seconds: dict[str, dict[str, list[float]]] = {}
-    for name in (
-        name for name in WAYS if not files.lacks(name)
-    ):  # in a process of its own: idle threads of llama.cpp slow others down
+    for name in WAYS:
+        if files.lacks(name):
+            continue
+        # In a process of its own: idle threads of llama.cpp slow others down.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = pool.submit(timed, name, files, prompts, tokens, threads)
             seconds[name] = work.result()
