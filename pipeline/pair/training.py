@@ -210,8 +210,8 @@ def make_model(
 @cache
 def has_fast_bfloat16() -> bool:
     """Whether products in bfloat16 are clearly faster than in float32 here. On processors it is
-    measured, because instructions do not tell: a Xeon with AVX512-BF16 and without AMX takes 1.6
-    times as long in bfloat16.
+    measured, because instructions do not tell: a Xeon with AVX512-BF16 and without AMX takes
+    longer in bfloat16.
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
