@@ -27,7 +27,6 @@ CARDS = {
     "qwen2.5-coder-0.5b-prefix-caching-orders": "vLLM, 0.5B: prefix caching and n-gram drafts",
     "qwen2.5-coder-1.5b-w8a8-fly-6-orders": "vLLM, 1.5B in 8 bits: FLy with window 6, orders",
     "qwen2.5-coder-1.5b-w8a8-fly-6-bills": "vLLM, 1.5B in 8 bits: FLy with window 6, bills",
-    "qwen2.5-coder-1.5b-w8a8-fly-2-orders": "vLLM, 1.5B in 8 bits: FLy with window 2, orders",
     "qwen2.5-coder-1.5b-w8a8-fly-2-bills": "vLLM, 1.5B in 8 bits: FLy with window 2, bills",
     "qwen2.5-coder-1.5b-fly-6-gsm8k": "vLLM, 1.5B: FLy with window 6, GSM8K",
     "qwen2.5-coder-1.5b-fly-2-gsm8k": "vLLM, 1.5B: FLy with window 2, GSM8K",
