@@ -16,6 +16,7 @@ from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import fingerprint
+from gistgate.core.progress import bar
 from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import Choice
@@ -27,7 +28,6 @@ from pipeline.operating import Operating
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.paths import DATASTORE, SEGMENTS, prompts_of, reference_of
-from pipeline.run import bar
 from pipeline.task import request_of, seeds_of
 
 KNOWN = {

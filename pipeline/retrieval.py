@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from gistgate.core.features import tap
 from gistgate.core.files import read_json_lines
 from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.progress import bar
 from gistgate.core.reader import contiguous_rows
 from gistgate.core.utils import UserError
 from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
@@ -27,7 +28,7 @@ from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.paths import DATASTORE, prompts_of, reference_of
-from pipeline.run import bar, run
+from pipeline.run import run
 
 PROMPTS = prompts_of("train")
 ANSWERS = reference_of("train")

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import typer
-from tqdm import tqdm
 
 from gistgate import __version__
 from gistgate.core.files import fingerprint, save_tensors, write_atomic, write_json
+from gistgate.core.progress import bar
 from gistgate.core.utils import INTERRUPTED, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
@@ -50,27 +50,6 @@ def run(main: Callable[..., object]) -> None:
         if left.code == INTERRUPTED:
             print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
         raise
-
-
-LOG: dict[str, Any] = {
-    "delay": 60,
-    "mininterval": 60,
-    "miniters": 1,
-    "bar_format": "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n",
-}
-"""How a progress bar is written into a log: a line a minute."""
-
-
-def bar(
-    pieces: Any = None,
-    *,
-    title: str,
-    unit: str,
-    total: int | None = None,
-) -> Any:
-    """A progress bar on a terminal; lines in a log."""
-    style = {} if sys.stderr.isatty() else LOG
-    return tqdm(pieces, desc=title, unit=unit, total=total, **style)
 
 
 def wait() -> None:

@@ -27,10 +27,10 @@ from gistgate.core.utils import UserError, nearest
 from gistgate.coverage.certificate import OTHERS, Certificate
 from gistgate.export.write import FOLDER, write_code
 from gistgate.gate import Gate
-from gistgate.lm_eval.task import load_task
+from gistgate.lm_eval.task import load_named
 from gistgate.models.loading import load_target
 from gistgate.tasks.prompts import USED, Prompt, fresh_prompts, used_problems
-from gistgate.tasks.task import TASKS, Task
+from gistgate.tasks.task import Task
 
 SCRATCH = Path(".scratch/certificates")  # where decoded answers wait
 
@@ -46,7 +46,7 @@ def certify(options: Options) -> tuple[Certificate, Path]:
             " (--target)."
         )
     parts = load_parts(options.target, options.gguf, options.quantise, options.decoding)
-    task = load_task(options.spec(parts.gate), TASKS)
+    task = load_named(options.spec(parts.gate))
     scorer = make_scorer(options, parts, task)
     plan = replace(plan, ternary=scorer.ternary)
     ledger = Ledger(options.ledger)

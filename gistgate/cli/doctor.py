@@ -134,9 +134,8 @@ def check(prompts: str, task: str | None, options: DecodeOptions) -> None:
 def judge_of(promise: Promise) -> Task:
     """The task whose documents are asked."""
     with needing("calibrate"):
-        from gistgate.lm_eval.task import load_task
-        from gistgate.tasks.task import TASKS
-    return load_task(promise.spec(None), TASKS)
+        from gistgate.lm_eval.task import load_named
+    return load_named(promise.spec(None))
 
 
 def documents_of(

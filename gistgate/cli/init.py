@@ -27,7 +27,11 @@ METHODS = ("exact", "prob-ratio", "autojudge")
 """Methods of a new project; its params.yaml has the others as comments."""
 LESSONS = 1000  # prompts whose answers a trained draft learns
 TOKENS = 8192  # that such a draft may propose
-SAMPLE = {"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}
+SAMPLES = {
+    "train": {"question": "Tom has 5 apples and buys 4 more. How many has he?", "answer": "9"},
+    "test": {"question": "Ann has 8 pears and eats 2 of them. How many are left?", "answer": "6"},
+}
+"""By split: a document that shows its form."""
 HERE = Path(__file__).parent
 SHARED = HERE / "shared"
 """Links to the repository's own graph, parameters and tasks."""
@@ -61,11 +65,15 @@ class Project:
         str | None, plain_option("GGUF file in the draft's folder or repository.")
     ] = None
     quantise: Annotated[
-        str, plain_option("Weights of the target: none, int8, int4, w8a8 or gguf (as in its file).")
-    ] = "none"
+        str | None,
+        plain_option(
+            "Weights of the target: none, int8, int4, w8a8 or gguf (as in its file); default: gguf"
+            " for a GGUF file where there is no GPU, else none."
+        ),
+    ] = None
     quantise_draft: Annotated[
-        str, plain_option("Bits of the draft's weights: none, int8, int4 or w8a8.")
-    ] = "none"
+        str | None, plain_option("Weights of the draft, with the same default.")
+    ] = None
     train_draft: Annotated[
         bool,
         plain_option("Cut the draft, or without one the target, and train it on the answers."),
@@ -110,9 +118,9 @@ class Project:
             raise UserError(
                 f"There is no dtype '{self.dtype}'. Use one of: {', '.join(DTYPES[1:])}."
             )
-        check_kind(self.quantise)
-        check_kind(self.quantise_draft)
-        if self.quantise_draft != "none" and not has_model:
+        check_kind(self.quantise or "none")
+        check_kind(self.quantise_draft or "none")
+        if self.quantise_draft not in (None, "none") and not has_model:
             raise UserError(
                 "--quantise-draft rounds the weights of a draft model. Name one with --draft, or"
                 " leave it out."
@@ -127,8 +135,7 @@ class Project:
         import yaml
 
         target = self.model_of(self.target, self.target_revision, self.target_gguf)
-        if self.quantise != "none":
-            target["quantise"] = self.quantise
+        target |= self.kept(target, self.quantise)
         models: dict[str, Any] = {"target": target}
         if self.drafter:
             models["drafter"] = self.drafter
@@ -140,14 +147,27 @@ class Project:
     def draft_entries(self, target: dict[str, str]) -> dict[str, Any]:
         """The draft in the pair's file; one that is trained keeps a third of the layers."""
         draft: dict[str, Any] = {"dtype": self.dtype}
+        kind = self.quantise_draft
         if self.draft:
             draft = self.model_of(self.draft, self.draft_revision, self.draft_gguf)
         if self.train_draft:
             draft |= {"of": "draft" if self.draft else "target"}
             draft |= cut_of(draft if self.draft else target)
-        if self.quantise_draft != "none":
-            draft["quantise"] = self.quantise_draft
-        return draft
+            kind = kind or "none"  # no file holds the weights of a trained draft
+        return draft | self.kept(draft, kind)
+
+    def kept(self, model: dict[str, str], kind: str | None) -> dict[str, str]:
+        """How the weights of a model are kept; where the user leaves it open, as other commands
+        keep them.
+        """
+        import torch
+
+        from gistgate.models.packed import GGUF
+
+        is_packed = "gguf_file" in model and self.dtype == "bfloat16" and not self.device_map
+        if kind is None and is_packed and not torch.cuda.is_available():
+            kind = GGUF
+        return {} if kind in (None, "none") else {"quantise": kind}
 
     def model_of(self, model: str, revision: str | None, gguf: str | None) -> dict[str, str]:
         """A model in the pair's file; a local folder by its absolute path, since stages run in the
@@ -291,12 +311,10 @@ def task_files(task: str) -> dict[str, str | Path]:
     DVC wants the folder.
     """
     if task == OWN_TASK:
-        sample = json.dumps(SAMPLE) + "\n"
-        return {
-            f"{TASKS}/{task}.yaml": filled("task.yaml", task=task),
-            f"{TASKS}/documents/train.jsonl": sample,
-            f"{TASKS}/documents/test.jsonl": sample,
-        }
+        files: dict[str, str | Path] = {f"{TASKS}/{task}.yaml": filled("task.yaml", task=task)}
+        for split, sample in SAMPLES.items():
+            files[f"{TASKS}/documents/{split}.jsonl"] = json.dumps(sample) + "\n"
+        return files
     is_file = task.endswith((".yaml", ".yml"))
     path = Path(task) if is_file else SHARED / f"tasks/{task}.yaml"
     if is_file or path.exists():

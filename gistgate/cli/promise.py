@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gistgate.certificates.planning import Plan
     from gistgate.gate import Gate
 
-TASK = "Task that asks and scores: any lm-eval task, or a file in data/tasks."
+TASK = "Task that asks and scores: any lm-eval task, a name in data/tasks, or a YAML file."
 ENDS = (
     "When a test ends early: planned (never), lost (once the budget is lost), clear (once it is"
     " lost or kept)."

@@ -32,13 +32,13 @@ from gistgate.cli.certify import Options
 from gistgate.core.files import check_folder, fingerprint, read_text
 from gistgate.core.utils import UserError, nearest
 from gistgate.gate import Gate
-from gistgate.lm_eval.task import load_task
+from gistgate.lm_eval.task import load_named
 from gistgate.models.options import read_rows
 from gistgate.tasks.bfcl import from_bfcl, is_bfcl
 from gistgate.tasks.bfcl_turns import BfclTurns, is_conversation
 from gistgate.tasks.prompt_file import PromptFile
 from gistgate.tasks.prompts import USED, distinct_documents, hashes_of, used_problems
-from gistgate.tasks.task import TASKS, Document, Prompting, Task, TaskSpec
+from gistgate.tasks.task import Document, Prompting, Task, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def task_of(options: Options, spec: TaskSpec) -> Task:
             "Name what both servers are asked: a task (--task), or a file of your own prompts"
             " (--file)."
         )
-    return file_of(options, options.file, spec) if options.file else load_task(spec, TASKS)
+    return file_of(options, options.file, spec) if options.file else load_named(spec)
 
 
 def file_of(options: Options, place: str, spec: TaskSpec) -> Task:

@@ -27,6 +27,7 @@ NO_TEXT = "The task '{}' is not an ordinary `generate_until` task. Choose one th
 NO_TRAINING = "The task '{}' has no training split. Choose one that names a `training_split`."
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
+YAML = (".yaml", ".yml")  # endings of a task's file
 FORMATS = ("json", "csv", "text", "parquet", "arrow", "pandas", "xml")
 """Values of `dataset_path` whose `data_files` lie here; those of a data set lie on the hub."""
 WILD = re.compile(r"[*?\[]")  # in a path that stands for several
@@ -59,7 +60,7 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
 def hint_for(name: str, folder: Path, tasks: list[str]) -> str:
     """What to do where there is no task of this name."""
     file = Path(name)
-    if file.suffix in (".yaml", ".yml"):
+    if file.suffix in YAML:
         is_away = file.is_file() and file.parent.resolve() != folder.resolve()
         copied = f"copy the file to {folder} and " if is_away else ""
         return f"Tasks are named without folder and ending: {copied}write '{file.stem}'."

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
@@ -30,6 +31,7 @@ from gistgate.core.utils import UserError, first_line, replaced
 from gistgate.lm_eval.files import (
     NO_TEXT,
     NO_TRAINING,
+    YAML,
     checking_documents,
     entry_of,
     files_of,
@@ -37,13 +39,21 @@ from gistgate.lm_eval.files import (
 )
 from gistgate.models.tokenizers import rendered
 from gistgate.tasks.code import EXPANDED, check_allowed, own_code_eval
-from gistgate.tasks.task import Document, Messages, Task, TaskSpec
+from gistgate.tasks.task import TASKS, Document, Messages, Task, TaskSpec
 
 log = logging.getLogger(__name__)
 
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names under which a task may limit its answers, in lm-eval's order of priority."""
+
+
+def load_named(spec: TaskSpec) -> HarnessTask:
+    """The task that a command names: a name, or the path of the task's YAML file."""
+    file = Path(spec.name)
+    if file.suffix in YAML:
+        return load_task(replace(spec, name=file.stem), file.parent)
+    return load_task(spec, TASKS)
 
 
 def load_task(spec: TaskSpec, folder: Path) -> HarnessTask:

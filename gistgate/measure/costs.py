@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gistgate.core.decoder import Decoder
+from gistgate.core.progress import bar
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
@@ -45,14 +46,16 @@ def measure(
         ways[block] = decoder.strict(block)
     longest = min(max_new_tokens, LONGEST)
     turns: list[Turn] = []
-    while True:
+    estimates: list[Costs] = []
+    for number in bar(range(1, MAX_TURNS + 1), title="Turns to time", unit="turn"):
         turns.append(take_turn(ways, prompts[:TIMED], longest, request))
-        if len(turns) < TURNS or len(turns) % 2:
+        if number < TURNS or number % 2:
             continue
         parts = (turns, turns[::2], turns[1::2])
         estimates = [costs_of(part, blocks, longest) for part in parts]
-        if len(turns) >= MAX_TURNS or all(is_stable(estimates, block) for block in blocks):
-            return estimates
+        if all(is_stable(estimates, block) for block in blocks):
+            break
+    return estimates
 
 
 def machine_of(device: torch.device) -> str:

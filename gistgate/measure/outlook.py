@@ -12,12 +12,12 @@ from operator import attrgetter, gt, lt, ne
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.parts import Observer
+from gistgate.core.progress import bar
 from gistgate.core.request import Generation, Row, total
 from gistgate.core.utils import UserError
 from gistgate.coverage.choose import BLOCK
@@ -236,9 +236,10 @@ def examine(
     ways: dict[float, Decoder] = {1: decoder.strict(BLOCKS[-1]).watched_by(mismatches)}
     for r in RATIOS:
         ways[r] = decoder.strict(BLOCK).having(rule=make_rule("prob-ratio", r=r))
-    with tqdm(total=len(prompts) * len(ways), desc="Answers", unit="answer", disable=None) as bar:
+    number = len(prompts) * len(ways)
+    with bar(total=number, title="Answers", unit="answer") as answered:
         runs = {
-            r: decode_all(way, prompts, batch_size=AT_ONCE, progress=bar.update, **request)
+            r: decode_all(way, prompts, batch_size=AT_ONCE, progress=answered.update, **request)
             for r, way in ways.items()
         }
     strict = runs[1]

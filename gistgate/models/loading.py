@@ -24,7 +24,7 @@ from gistgate.core.attention import keep_freed_memory
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models.lighter import Subset
-from gistgate.models.packed import GGUF, check_kind, lacks_bfloat16, quantise
+from gistgate.models.packed import GGUF, check_kind, check_processor, lacks_bfloat16, quantise
 from gistgate.models.places import or_refuse, placed
 from gistgate.models.tokenizers import (
     check_draft_tokenizer,
@@ -63,8 +63,9 @@ def stored_model(name: str, kind: str | None, device: Any, **options: Any) -> Pr
             "Weights stay packed as in a GGUF file on processors alone, from such a file and in"
             " bfloat16. Leave the quantisation out."
         )
-    if packs and kind in (None, GGUF):
-        return packed_or_whole(name, **options)
+    check_processor(kind)
+    if packs and kind != "none":
+        return packed_or_whole(name, kind or GGUF, **options)
     return quantise(whole_model(name, **options), kind)
 
 
@@ -91,19 +92,22 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def packed_or_whole(name: str, **options: Any) -> PreTrainedModel:
-    """A model of a GGUF file with its weights packed, or unpacked where it holds experts or other
-    weights that are not those of linear layers.
+def packed_or_whole(name: str, kind: str, **options: Any) -> PreTrainedModel:
+    """A model of a GGUF file with its weights kept as `kind` says. Where the file holds experts or
+    other weights that are not those of linear layers, the weights are unpacked first.
     """
     from gistgate.models.gguf_file import packed_model
 
     path = cached_file(name, options["gguf_file"], revision=options.get("revision"))
     with suppress(NotImplementedError):
-        model = packed_model(Path(str(path)))
+        model = packed_model(Path(str(path)), kind)
         check_finite(model)
         return model
+    whole = whole_model(name, **options | {"dtype": torch.bfloat16})
+    if kind != GGUF:
+        return quantise(whole, kind)
     warnings.warn(f"The weights of {path} are unpacked to bfloat16.", stacklevel=2)
-    return whole_model(name, **options | {"dtype": torch.bfloat16})
+    return whole
 
 
 def check_finite(model: PreTrainedModel) -> None:
@@ -259,8 +263,7 @@ def load_draft(
     if isinstance(draft, str | Path):
         name, place = placed(str(draft), gguf)
         place["revision"] = revision
-        # Whatever rounds or cuts weights needs them unpacked.
-        kind = quantised if subset is None and quantised in (None, GGUF) else "none"
+        kind = quantised if subset is None else "none"  # a vocabulary is cut from whole weights
         draft = load_model("draft", name, target.device, kind, dtype=target.dtype, **place)
         check_smaller(target, draft)
     check_draft_tokenizer(target, draft, tokenizer, revision)

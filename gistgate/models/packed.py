@@ -323,16 +323,21 @@ def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
             "Weights are packed as in a GGUF file where a model comes from one. Name such a file,"
             " or take int4."
         )
-    if kind == W8A8 and not torch.cpu._is_vnni_supported():
-        raise UserError(
-            "Activations of 8 bits (w8a8) need a processor with VNNI instructions, which this one"
-            " lacks. Take int8 or int4."
-        )
+    check_processor(kind)
     for name, layer in list(model.named_modules()):
         if type(layer) is nn.Linear:
             model.set_submodule(name, packed_linear(layer, str(kind)))
     model.quantised = kind
     return model
+
+
+def check_processor(kind: str | None) -> None:
+    """Refuse (UserError) what this processor has no instructions for."""
+    if kind == W8A8 and not torch.cpu._is_vnni_supported():
+        raise UserError(
+            "Activations of 8 bits (w8a8) need a processor with VNNI instructions, which this one"
+            " lacks. Take int8 or int4."
+        )
 
 
 def check_kind(kind: Any) -> None:

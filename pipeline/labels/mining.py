@@ -19,6 +19,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.cache import RowCache
 from gistgate.core.decoder import Decoder
 from gistgate.core.parts import Observer
+from gistgate.core.progress import bar
 from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from gistgate.coverage.choose import Choice
@@ -32,7 +33,6 @@ from pipeline.labels.verdicts import AnswerJudge
 from pipeline.methods import MODEL
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.run import bar
 from pipeline.task import request_of
 
 FAR_ENOUGH = "far enough"

@@ -18,9 +18,9 @@ from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json
 from gistgate.core.parts import Terms
+from gistgate.core.progress import bar
 from gistgate.core.request import PrefixState, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
-from pipeline.run import bar
 
 REJOINED = "rejoined"
 """Finish of a rollout that came back to the words of its reference."""

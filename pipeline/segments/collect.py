@@ -14,6 +14,7 @@ from gistgate.certificates.calibration import task_hash
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.files import read_json_lines, write_json_lines
+from gistgate.core.progress import bar
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from gistgate.tasks.prompts import Prompt
 from gistgate.tasks.task import Task
@@ -21,7 +22,7 @@ from pipeline.decode import strict_decoder
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
 from pipeline.paths import prompts_of, reference_of
-from pipeline.run import Shards, bar
+from pipeline.run import Shards
 from pipeline.segments.judges import Sample, groups_of
 from pipeline.task import read_prompts, request_of
 

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from gistgate.lm_eval.task import load_task
+from gistgate.lm_eval.task import load_named
 from gistgate.tasks.task import TaskSpec
 from tests.gguf_file import write_gguf
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
@@ -69,15 +70,29 @@ def test_the_graph_is_the_repositorys_without_its_code(made):
         assert deps == ["requirements.txt", *(dep for dep in before if not is_code(dep))]
 
 
-def test_local_models_and_gguf_files_are_named_by_their_whole_path(made, tmp_path):
+def test_local_models_and_gguf_files_are_named_by_their_whole_path(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     folder = tmp_path / "models"
     folder.mkdir()
     write_gguf(folder / "target.gguf")
     project = made(models=f"--target {folder}/target.gguf --drafter lookup")
     pair = read(project, "models/pairs/my-gate.yaml")
     assert pair["target"]["model"] == str(folder) and pair["target"]["gguf_file"] == "target.gguf"
+    assert pair["target"]["quantise"] == "gguf"
     assert pair["drafter"] == "lookup" and "draft" not in pair
     assert (project / "requirements.txt").read_text().startswith("gistgate[pipeline,gguf]==")
+
+
+@pytest.mark.parametrize(
+    "option, has_gpu", [("--quantise none", False), ("--dtype float32", False), ("", True)]
+)
+def test_weights_of_a_gguf_file_are_unpacked_where_they_cannot_stay_packed(
+    made, tmp_path, monkeypatch, option, has_gpu
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    write_gguf(tmp_path / "target.gguf")
+    project = made(option, f"--target {tmp_path}/target.gguf --drafter lookup")
+    assert "quantise" not in read(project, "models/pairs/my-gate.yaml")["target"]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +114,9 @@ def test_a_draft_that_is_trained_keeps_a_part_of_a_model(made, tmp_path, models,
 
 def test_an_own_task_can_be_filled_in_and_knows_a_right_answer(made, monkeypatch):
     monkeypatch.chdir(made())
-    task = load_task(TaskSpec("own"), Path("data/tasks"))
+    task = load_named(TaskSpec("data/tasks/own.yaml"))
     doc = task.documents("train")[0]
+    assert task.name == "own" and task.documents("test")[0] != doc
     assert doc.keys() == {"question", "answer"}
     assert task.score(doc, "5 + 4 = 9.") == 1 and task.score(doc, "5 + 4 = 8.") == 0
 

@@ -14,7 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from gistgate.core.identity import check_identity, identify_model, model_scope
+from gistgate.core.identity import (
+    check_identity,
+    identify_model,
+    model_scope,
+    weights_fingerprint,
+)
 from gistgate.core.utils import UserError
 from gistgate.models import gguf_file
 from gistgate.models.gguf_file import levels_of, linear_of, packed_model
@@ -277,6 +282,17 @@ def test_biases_stand_in_their_layers_before_the_layers_are_packed(tmp_path, mon
     packed_model(write_gguf(tmp_path / "model.gguf"))
     assert sum(bias is not None for bias in biases) == 3
     assert all(bias is None or bool((bias == 1).all()) for bias in biases)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_file_that_is_rounded_while_it_is_read_gives_the_weights_of_the_unpacked_one(
+    tmp_path, kind
+):
+    file = write_gguf(tmp_path / "model.gguf")
+    whole = load_target(str(file), "bfloat16", "cpu", quantise="none").model
+    while_read = load_target(str(file), "bfloat16", "cpu", quantise=kind).model
+    assert while_read.quantised == kind
+    assert weights_fingerprint(while_read) == weights_fingerprint(quantise(whole, kind))
 
 
 def test_a_file_without_some_weights_and_another_dtype_are_refused(tmp_path):
